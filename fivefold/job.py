@@ -30,6 +30,7 @@ def norm_programs(rows: int, width: int) -> int:
     return max(1, min(NORM_PROGRAMS, ceil_div(rows, tile_rows(rows, width))))
 
 
+Offloaded = Literal["optimizer", "activations"]
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
 # Elements that share one fp32 scale (of blocks, one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128); OCP MX
 # (1x32); NVFP4 (1x16, and an fp32 scale of the whole matrix: arXiv:2509.25149).
@@ -274,7 +275,7 @@ class Job(Record):
     # fp8, fp4 and tf32 where there is no kernel for them: operands are cast as for one and multiplied in fp32
     emulate: bool = False
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert rank over the even share
-    offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
+    offload: tuple[Offloaded, ...] = ()  # kept in host memory, under every layout
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()
     ramp: Ramp | None = None  # how the batch grows to ``global_batch``, which is all that is planned

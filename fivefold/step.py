@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from fivefold.record import Record
 from fivefold.shown import Shown
 from fivefold.units import show_bytes, show_seconds
 
 Kind = Literal["predicted", "rehearsed", "measured"]
+Verdict = Literal["fits", "tight", "does not fit"]
+FITS_RISK = 0.05  # probability of running out of memory up to which a layout fits
+TIGHT_RISK = 0.5  # up to which it is tight; beyond, it is more likely than not to run out
+
+
+def judge(risk: float) -> Verdict:
+    """Return the verdict on a probability of running out of memory."""
+    return "fits" if risk <= FITS_RISK else "tight" if risk <= TIGHT_RISK else "does not fit"
 
 
 class StageMemory(Record):
@@ -54,15 +62,33 @@ class Interval(Record):
 class Memory(Record):
     """Memory of the fullest rank. ``reserved_bytes``: all that the allocator (on CPU: the process) holds.
 
-    ``driver_bytes``: as nvidia-smi shows, with the CUDA context and NCCL's buffers.
+    ``driver_bytes``: as nvidia-smi shows, with the CUDA context and NCCL's buffers. ``verdict`` and ``fits`` follow
+    from ``risk``; a record that has ``fits`` alone, as all had once, gets its verdict from it.
     """
 
     peak_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt | None = None
     driver_bytes: NonNegativeInt | None = None
-    fits: bool | None = None
+    capacity_bytes: NonNegativeInt | None = None  # of the device: ``Chip.memory_bytes``
+    risk: float | None = Field(None, ge=0, le=1)  # probability of running out of memory
+    verdict: Verdict | None = None  # of ``risk``
+    fits: bool | None = None  # whether the verdict is "fits"
+    host_bytes: NonNegativeInt | None = None  # of each node, by what is offloaded
     interval: Interval | None = None  # of ``peak_bytes``
     stages: tuple[StageMemory, ...]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _judge(cls, values: object) -> object:
+        """Fill in the verdict, and whether it is that the layout fits."""
+        if not isinstance(values, dict):
+            return values
+        risk, verdict, fits = values.get("risk"), values.get("verdict"), values.get("fits")
+        if isinstance(risk, int | float):
+            verdict = judge(risk)
+        elif verdict is None and isinstance(fits, bool):
+            verdict = "fits" if fits else "does not fit"
+        return values if verdict is None else {**values, "verdict": verdict, "fits": verdict == "fits"}
 
 
 class Work(Record):

@@ -27,6 +27,13 @@ def byte_unit(largest: float) -> tuple[int, str]:
     return (GIB, "GiB") if largest >= GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
 
 
+def show_risk(probability: float) -> str:
+    """Return a probability in per cent: ``< 1 %``, ``22 %``, ``> 99 %``."""
+    if probability < 0.01:
+        return "< 1 %"
+    return "> 99 %" if probability > 0.99 else f"{probability * 100:.0f} %"
+
+
 def show_count(count: float) -> str:
     """Format a count of parameters, FLOPs or tokens: ``8_030_261_248`` → ``"8.03 G"``."""
     size = float(count)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fivefold.api.job_fields import JobWords, job_of
 from fivefold.asked.extras import told
 from fivefold.record import Mistake, Remark
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.asked.answers import Question
@@ -54,13 +55,14 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
 def search(
     model: str | Model, machine: str | Machine, *, by: Aim = "time", top: int = 10, also: Sequence[str] = (),
     where: str = "", memory: str | None = None, within: float | None = None, exact: bool = False, front: int = 1,
-    measure: int = 0, two: bool = False, **job: Unpack[JobWords],
+    measure: int = 0, two: bool = False, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> SearchResult:  # fmt: skip
     """The best of all legal layouts that fit, and why the others lost. Its ``proposal`` is the simplest of the best.
 
-    ``where``: only such layouts (``"tp<=8 zero<=1"``); ``memory``: most of a rank's peak (``"72GiB"``); ``also``: other
-    precisions to try; ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the
-    best are alike; ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
+    ``where``: only such layouts (``"tp<=8 zero<=1"``); ``memory``: plan for GPUs of so much (``"72GiB"``); ``risk``:
+    the probability of running out of memory up to which layouts are proposed; ``also``: other precisions to try;
+    ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the best are alike;
+    ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
     """
     from fivefold.asked.search import ALIKE, MOST_SHOWN, found_layouts, limited
     from fivefold.layout.where import Where as Constraint
@@ -71,26 +73,26 @@ def search(
     return found_layouts(
         _model(model), limited(_machine(machine), memory), job_of(job), also=also, measure=measure, by=by, top=top,
         levels=front, within=None if exact else ALIKE if within is None else within, where=Constraint.parse(where),
-        two_dimensional=two,
+        two_dimensional=two, risk=risk,
     )  # fmt: skip
 
 
 def playbook(
     model: str | Model, machine: str | Machine, *, tokens: float = 1e12, batch: Batch = "advised", where: str = "",
-    price: Sequence[str] = (), assume: Sequence[str] = (), **job: Unpack[JobWords],
+    price: Sequence[str] = (), assume: Sequence[str] = (), risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Playbook:  # fmt: skip
     """The playbook's procedure, step by step; its ``run_file`` is the TOML that ``train`` takes."""
     from fivefold.asked.across import priced
     from fivefold.asked.playbook import playbook as run
 
     (ranks,) = priced([_machine(machine)], price)
-    return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume)
+    return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk)
 
 
 def across(
     model: str | Model, machines: Sequence[str | Machine], *, by: Goal = "time", tokens: float | None = None,
     price: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
-    where: str = "", within: float | None = None, **job: Unpack[JobWords],
+    where: str = "", within: float | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Offers:  # fmt: skip
     """One run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
 
@@ -103,13 +105,13 @@ def across(
     return offers(
         _model(model), [_machine(each) for each in machines], job_of(job), by=by, where=Constraint.parse(where),
         within=ALIKE if within is None else within, tokens=tokens, prices=price, deadline=deadline, ranks=ranks,
-        assume=assume,
+        assume=assume, risk=risk,
     )  # fmt: skip
 
 
 def walk(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, by: By = "time", where: str = "",
-    memory: str | None = None, **job: Unpack[JobWords],
+    memory: str | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Walk:  # fmt: skip
     """One change at a time from ``layout``: ``search --keep``."""
     from fivefold.asked.search import limited
@@ -118,13 +120,15 @@ def walk(
     from fivefold.plan.search.neighbours import walk as run
 
     machines = limited(_machine(machine), memory)
-    return run(planner(_model(model), machines, job_of(job)), _layout(layout), by=by, where=Constraint.parse(where))
+    return run(
+        planner(_model(model), machines, job_of(job), risk), _layout(layout), by=by, where=Constraint.parse(where)
+    )
 
 
 def ask(
     question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
     tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), noise: str | None = None,
-    **job: Unpack[JobWords],
+    risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:  # fmt: skip
     """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
     ``"changes"``.
@@ -142,7 +146,7 @@ def ask(
     (ranks,) = priced([_machine(machine)], price)
     found = answers(
         question, _model(model), ranks, chosen, job=job_of(job), tokens=tokens, site=assumed(assume),
-        noise=noise_of(noise), counted=not isinstance(machine, str) or is_counted(machine),
+        noise=noise_of(noise), risk=risk, counted=not isinstance(machine, str) or is_counted(machine),
     )  # fmt: skip
     _warn(found[0].remarks if found else ())
     return Rows(found)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -37,7 +38,7 @@ def is_asked(by: str, others: Sequence[str] | None, *words: object) -> bool:
 def offers(
     model: Model, machines: Sequence[Machine], job: Job, *, by: str, where: Where, within: float, tokens: float | None,
     prices: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
-    done: Callable[[str], None] = lambda _: None,
+    risk: float = FITS_RISK, done: Callable[[str], None] = lambda _: None,
 ) -> Offers:  # fmt: skip
     """The run on each machine, by the words of the command line."""
     from fivefold.machine.site import assumed
@@ -57,7 +58,7 @@ def offers(
     return across(
         model=model, choices=choices, job=job, tokens=TOKENS if tokens is None else tokens, site=assumed(assume),
         by=goal[by], within=within, where=where, deadline=None if deadline is None else _deadline(deadline),
-        done=done,
+        risk=risk, done=done,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fivefold.asked.search import ALIKE
 from fivefold.asked.words import tokens_of
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "
 
 def answers(
     question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
-    noise: float | None = None, counted: bool = True,
+    noise: float | None = None, counted: bool = True, risk: float = FITS_RISK,
 ) -> list[Any]:  # fmt: skip
     """The answers to one question; without a layout, of the fastest that fits.
 
@@ -42,27 +43,32 @@ def answers(
 
     if question == "gpus":
         most = machine if counted else with_ranks(machine, MOST_GPUS)
-        return [questions.fewest_gpus(model=model, machine=most, job=job)]
+        return [questions.fewest_gpus(model=model, machine=most, job=job, risk=risk)]
     if question == "model":
-        return [questions.largest_model(model=model, machine=machine, job=job)[0]]
-    chosen = layout or fastest(model, machine, job)
+        return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
+    chosen = layout or fastest(model, machine, job, risk=risk)
     run_of = partial(whole_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     asked: dict[str, Callable[[], list[Any]]] = {
-        "micro-batch": lambda: [questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen)],
+        "micro-batch": lambda: [
+            questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen, risk=risk)
+        ],
         "sequence": lambda: [
             lengths(
                 model=model,
                 machine=machine,
                 job=job,
                 layout=chosen,
-                search=lambda longer: searched(model=model, machine=machine, job=longer, top=1, within=ALIKE),
+                search=lambda longer: searched(
+                    model=model, machine=machine, job=longer, top=1, within=ALIKE, risk=risk
+                ),
+                risk=risk,
             )
         ],
         "batch": lambda: questions.sound_batches(
             job=job, layout=chosen, tokens=tokens, model=model, noise=noise, machine=machine
         ),
         "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen, job=job))],
-        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen),
+        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen, risk=risk),
     }
     if question not in asked:
         raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
@@ -70,12 +76,12 @@ def answers(
     return [each.replace(remarks=remarks) for each in asked[question]()] if remarks else asked[question]()
 
 
-def fastest(model: Model, machine: Machine, job: Job) -> Layout:
+def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
     """The layout that ``search`` puts first."""
     from fivefold.layout.spec import Layout
     from fivefold.plan.search import search as run
 
-    found = run(model=model, machine=machine, job=job, top=1)
+    found = run(model=model, machine=machine, job=job, top=1, risk=risk)
     if not found.best:
         if not found.misses:
             raise Mistake(f"no layout of {model.name} fits, nor comes near")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fivefold.asked.search import ALIKE, found_layouts
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ OTHERS = ("torchtitan", "megatron-core")  # stacks for which a plan of ours is t
 
 def playbook(
     model: Model, machine: Machine, job: Job, *, tokens: float, batch: Batch = "advised", where: str = "",
-    assume: Sequence[str] = (), write: Path | None = None,
+    assume: Sequence[str] = (), write: Path | None = None, risk: float = FITS_RISK,
 ) -> Playbook:  # fmt: skip
     """The whole plan; ``write``: the name of its run file."""
     from fivefold.formats.format import Plan
@@ -42,9 +43,9 @@ def playbook(
     site, only, usual = assumed(assume), Where.parse(where), Default()
     said = batch == "job" or job.global_batch != usual.global_batch
     steps, job, proposal = stages(
-        model, machine, job, tokens=checked(tokens), said=said,
+        model, machine, job, tokens=checked(tokens), said=said, risk=risk,
         walk=lambda planner, layout: walk(planner, layout, where=only),
-        propose=lambda chosen: _proposal(model, machine, chosen, where=only),
+        propose=lambda chosen: _proposal(model, machine, chosen, where=only, risk=risk),
     )  # fmt: skip
     step = proposal.choice.step
     job = for_run(job, tokens=tokens)
@@ -69,8 +70,8 @@ def model_word(planned: Plan, file: Path) -> str:
     return planned.model.name if len(run_file.files(planned)) == 1 else str(file.parent / "model.toml")
 
 
-def _proposal(model: Model, machine: Machine, job: Job, *, where: object) -> Proposal:
-    found = found_layouts(model, machine, job, also=(), by="time", top=1, within=ALIKE, where=where)
+def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
+    found = found_layouts(model, machine, job, also=(), by="time", top=1, within=ALIKE, where=where, risk=risk)
     if found.proposal is None:
         raise Mistake(found.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
     return found.proposal

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.asked.words import parse_bytes
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -29,16 +30,14 @@ def admitted(where: str) -> Where:
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:
-    """The machine with as much memory as gives a layout ``memory`` of it; a ``Mistake`` if it has not so much."""
-    from fivefold.plan.count.memory.allocator import room_bytes, with_room
-
+    """The machine with chips of ``memory``; a ``Mistake`` if they have not so much."""
     if memory is None:
         return machine
-    limit, room = parse_bytes(memory, option="--memory"), room_bytes(machine)
-    if not 0 < limit <= room:
+    limit, has = parse_bytes(memory, option="--memory"), machine.chip.memory_bytes
+    if not 0 < limit <= has:
         more = "" if limit <= 0 else f"; for a larger card write {machine.name.split()[0]}:{machine.ranks} memory=…"
-        raise Mistake(f"--memory {memory}: a rank of {machine.name} has room for {show_bytes(room)}{more}")
-    return with_room(machine, limit)
+        raise Mistake(f"--memory {memory}: a rank of {machine.name} has {show_bytes(has)}{more}")
+    return machine.replace(chip=machine.chip.replace(memory_bytes=limit))
 
 
 def others(job: Job) -> tuple[Reduce, ...]:
@@ -46,7 +45,9 @@ def others(job: Job) -> tuple[Reduce, ...]:
     return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
 
-def walk(model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where) -> Walk:
+def walk(
+    model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, risk: float = FITS_RISK
+) -> Walk:
     """One change at a time from the layout ``start``."""
     from fivefold.layout.spec import Layout
     from fivefold.plan.predict import planner
@@ -55,7 +56,7 @@ def walk(model: Model, machine: Machine, job: Job, *, start: str, by: str, where
     if by == "robust":
         raise Mistake("--keep ranks changes by time or memory; drop --by robust, or --keep")
     least: By = "memory" if by == "memory" else "time"
-    return run(planner(model, machine, job), Layout.parse(start), by=least, where=where)
+    return run(planner(model, machine, job, risk), Layout.parse(start), by=least, where=where)
 
 
 def found_layouts(

@@ -130,7 +130,7 @@ def measured_step(
         stack=run.job.stack.name,
         world=layout.world,
         memory=Memory(
-            peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, fits=True, stages=stages
+            peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
         ),
         work=done,
         traffic=traffic_of([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),

@@ -183,7 +183,7 @@ class Watched:
             work = self.predicted.work.replace(parameters=parameters, hardware_flops=done)
         job: dict[str, Any] = self.described["job"]
         peak = self.machine.chip.peak(job["precision"]["compute"]) if self.machine and "precision" in job else 0.0
-        memory = Memory(peak_bytes=max(stage.peak_bytes for stage in stages), stages=stages, fits=True,
+        memory = Memory(peak_bytes=max(stage.peak_bytes for stage in stages), stages=stages, risk=0.0,
                         reserved_bytes=max(each[1] for each in everyone))  # fmt: skip
         world = len(everyone)
         return Step(

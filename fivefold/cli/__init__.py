@@ -4,7 +4,7 @@ options · job_options · nouns · completion · settle   what commands share; r
 plan · playbook · search · across · compare · dryrun · run · closing · slurm   predict ask ratios; …; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
-pictures · draw · report · again · lanes · hosts   charts; as a file, with its command; a run's traces; many hosts
+pictures · draw · report · again · lanes · hosts · risk   charts; as a file, its command; a run's traces; hosts; --risk
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 

@@ -37,7 +37,7 @@ Assume = Annotated[
 
 def show_offers(
     model: Model, machines: Sequence[Machine], job: Job, *, by: str, where: Where, within: float, tokens: float | None,
-    prices: Sequence[str], deadline: str | None, ranks: str | None, assume: Sequence[str], json: bool,
+    prices: Sequence[str], deadline: str | None, ranks: str | None, assume: Sequence[str], risk: float, json: bool,
 ) -> None:  # fmt: skip
     """The table of the run on each machine."""
     from fivefold.show import whole_run as page
@@ -47,7 +47,7 @@ def show_offers(
         done = iter(range(1, 10**6))
         found = offers(
             model, machines, job, by=by, where=where, within=within, tokens=tokens, prices=prices, deadline=deadline,
-            ranks=ranks, assume=assume, done=lambda name: progress(name, next(done), 0),
+            ranks=ranks, assume=assume, risk=risk, done=lambda name: progress(name, next(done), 0),
         )  # fmt: skip
     if not json:
         from fivefold.show.question import describe_job

@@ -18,7 +18,9 @@ from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, MachineName, ModelName, say, show, show_question
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
+from fivefold.cli.risk import Risk
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -72,6 +74,7 @@ def ask(
     noise: Annotated[
         str | None, typer.Option(help="Of batch: the gradient noise scale in tokens, or the run folder that has it.")
     ] = None,
+    risk: Risk = FITS_RISK,
     chart: Annotated[Path | None, typer.Option(help="Of run and sequence: draw it (.svg or .html).")] = None,
     json: AsJson = False,
 ) -> None:
@@ -91,7 +94,7 @@ def ask(
         raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
     found = answers(
         question, resolve(model), ranks, chosen, job=job, tokens=tokens, site=assumed(assume or []),
-        noise=noise_of(noise), counted=is_counted(machine),
+        noise=noise_of(noise), risk=risk, counted=is_counted(machine),
     )  # fmt: skip
     if json:
         show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))

@@ -13,7 +13,9 @@ from fivefold.asked.words import tokens_of
 from fivefold.cli.across import Assume, Prices
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.risk import Risk
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -34,6 +36,7 @@ def plan(
     where: Annotated[str, typer.Option(help="Of the search: only such layouts, as 'tp<=8 cp=1'.")] = "",
     price: Prices = None,
     assume: Assume = None,
+    risk: Risk = FITS_RISK,
     write: Annotated[Path | None, typer.Option(help="Write the run file, which `train` takes.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -44,7 +47,8 @@ def plan(
         raise Mistake(f"--write {write}: there is no folder {write.parent}")
     (priced_machine,) = priced([machine], price or [])
     found = playbook(
-        model, priced_machine, job, tokens=tokens, batch=batch, where=where, assume=assume or [], write=write
+        model, priced_machine, job, tokens=tokens, batch=batch, where=where, assume=assume or [], write=write,
+        risk=risk,
     )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if write:

@@ -19,7 +19,9 @@ from fivefold.cli.again import command, job_said
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import say
+from fivefold.cli.risk import Risk
 from fivefold.record import Fault, Mistake
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -51,6 +53,7 @@ def report(
     from_file: FromFile = None,
     gpus: Gpus = None,
     ignore: IGNORE = None,
+    risk: Risk = FITS_RISK,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The .html file. Without it report.html, of a run in its folder.")
     ] = None,
@@ -78,7 +81,7 @@ def report(
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
     else:
-        title, parts, commands = _of_question(what, job)
+        title, parts, commands = _of_question(what, job, risk)
         commands.append(command("report", what, job))
         folder = Path()
     path = out or folder / NAME
@@ -154,7 +157,7 @@ def _of_config(file: Path, gpus: str, ignore: list[str]) -> tuple[str, list[str]
     return _title(model.name, machine.name, machine.ranks), parts, again
 
 
-def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
+def _of_question(what: list[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
     """A model, a machine and perhaps a layout: the predicted step, or what a search proposes."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -179,7 +182,7 @@ def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
 
     with bar("searching") as progress:
         found = search(
-            model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=LEVELS,
+            model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=LEVELS, risk=risk,
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
     choice = found.proposal.choice if found.proposal else None

@@ -271,18 +271,24 @@ def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path
         say(f"fivefold: {line}")
 
 
+ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
+
+
 def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
-    """Refuse a step that the planner says does not fit its chips or, with ``here``, this host; with its figures."""
+    """Refuse a step that does not fit its chips or, with ``here``, this host; warn of one that is tight."""
     from fivefold.plan.predict import predict
+    from fivefold.show.verdict import judgement
     from fivefold.train.host import Host, check_memory
 
     memory = predict(model=model, machine=machine, layout=layout, job=run.job).memory
-    if not memory.fits:
+    if memory.verdict == "tight":
+        say(f"fivefold: {judgement(memory)}; {ROOMIER}")
+    if memory.verdict == "does not fit":
         fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)
         raise Mistake(
             f"layout {str(layout)!r} would need {show_bytes(fullest.peak_bytes)} on stage {fullest.stage} "
             f"({fullest.peak_cause}), but {machine.name} has {show_bytes(machine.chip.memory_bytes)} a rank; "
-            "shard more (zero), cut more (tp, pp), recompute (ac=full), or --force"
+            f"{ROOMIER}, or --force"
         )
     if here:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))

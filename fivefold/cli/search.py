@@ -15,6 +15,8 @@ from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens,
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, say, show, show_question
+from fivefold.cli.risk import Risk
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -39,7 +41,7 @@ Measure = Annotated[
     int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
 ]
 Two = Annotated[bool, typer.Option("--2d", help="Also tensor parallelism in two dimensions, which is not run.")]
-Memory = Annotated[str | None, typer.Option("--memory", help="Most that a rank's peak may be, such as 72GiB.")]
+Memory = Annotated[str | None, typer.Option("--memory", help="Plan for GPUs of so much memory, such as 72GiB.")]
 Keep = Annotated[
     str | None, typer.Option("--keep", help="Change one thing at a time from this layout: what helps most?")
 ]
@@ -61,6 +63,7 @@ def search(
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
     memory: Memory = None,
+    risk: Risk = FITS_RISK,
     keep: Keep = None,
     within: Within = None,
     exact: Annotated[bool, typer.Option("--exact", help="The ranking alone, without a proposal.")] = False,
@@ -83,14 +86,14 @@ def search(
         machines = [limited(each, memory) for each in (machine, *map(load_machine, others or []))]
         show_offers(
             model, machines, job, by=by, where=only, within=near or 0.0, tokens=tokens, prices=price or [],
-            deadline=deadline, ranks=ranks, assume=assume or [], json=json,
+            deadline=deadline, ranks=ranks, assume=assume or [], risk=risk, json=json,
         )  # fmt: skip
         return
     machine = _wanted(machine, price or [], memory=memory, by=by)
     if keep is not None:
-        show_walk(model, machine, job, start=keep, by=by, where=only, top=top, json=json)
+        show_walk(model, machine, job, start=keep, by=by, where=only, risk=risk, top=top, json=json)
         return
-    asked = {"by": by, "levels": front, "within": near, "where": only, "two_dimensional": two}
+    asked = {"by": by, "levels": front, "within": near, "where": only, "two_dimensional": two, "risk": risk}
     most = _to_write(top, model, machine, job) if write else top
     found = found_layouts(model, machine, job, also=also or [], measure=measure, top=most, **asked)
     show_found(found.replace(best=found.best[:top]), model, machine, job, json=json)
@@ -139,12 +142,12 @@ def ranking(found: SearchResult) -> list[str]:
 
 
 def show_walk(
-    model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, top: int, json: bool
+    model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, risk: float, top: int, json: bool
 ) -> None:  # fmt: skip
     """One change at a time from the layout ``start``."""
     from fivefold.show import search as page
 
-    found = walk(model, machine, job, start=start, by=by, where=where)
+    found = walk(model, machine, job, start=start, by=by, where=where, risk=risk)
     if not json:
         show_question(model, machine, job)
     show(found.model_dump_json(indent=2) if json else page.walk(found, top=top))

@@ -31,6 +31,9 @@ def write(plan: Plan, *, to: str) -> Written:
     if form.stack and plan.job.stack.name != form.stack:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
     plan = plan._replace(layout=plain(plan.layout, plan.model))
+    if plan.layout.offload:  # which configs say as a setting of the job
+        job = plan.job.replace(offload=tuple(sorted(plan.layout.offloads(plan.job), reverse=True)))
+        plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
     if form.stack and plan.layout.ac != plan.layout.recomputation:
         raise Mistake(

@@ -5,6 +5,7 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -12,8 +13,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fivefold.record import Record
 from fivefold.shown import Shown, flat
 from fivefold.stack.spec import Reduce
-from fivefold.step import Step
-from fivefold.units import show_seconds
+from fivefold.step import FITS_RISK, Step, judge
+from fivefold.units import show_risk, show_seconds
 
 By = Literal["time", "cost", "memory"]
 Aim = Literal["time", "cost", "memory", "robust"]
@@ -52,10 +53,36 @@ class NearMiss(Record):
     """A layout that almost fits in memory, and changes that would make it fit."""
 
     layout: str
-    needs_bytes: NonNegativeInt
-    has_bytes: PositiveInt
+    needs_bytes: NonNegativeInt  # at the peak
+    has_bytes: PositiveInt  # the device's memory
+    risk: float | None = None  # probability of running out of memory
     cause: str
     mends: tuple[str, ...]
+
+
+class TightLayout(Record):
+    """The best layout that runs out of memory with a probability above the limit, but less likely than not.
+
+    ``faster``: score of the best that fits over its own, less 1; None where nothing fits.
+    """
+
+    layout: str
+    precision: str
+    reduce: Reduce = "micro_batch"
+    risk: float
+    memory_bytes: NonNegativeInt
+    step_seconds: NonNegativeFloat
+    faster: float | None = None
+
+    def line(self) -> str:
+        """What it would gain."""
+        gain = "would fit" if self.faster is None else f"would be {self.faster:.1%} faster"
+        return f"a tight layout {gain}: {self.layout} (risk {show_risk(self.risk)}; --risk {self.option})"
+
+    @property
+    def option(self) -> str:
+        """The limit of risk with which it is proposed."""
+        return f"{ceil(self.risk * 100) / 100:g}"
 
 
 class Finalist(Record):
@@ -149,6 +176,8 @@ class SearchResult(Shown):
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]
+    risk: float = FITS_RISK  # probability of running out of memory up to which layouts were proposed
+    tight: TightLayout | None = None  # beyond it, if it beats all that were
     misses: tuple[NearMiss, ...] = ()  # filled if no layout fits
     tightest: str = ""  # if none does, of constraints the one that has to give way, and what then fits
     tried: NonNegativeInt
@@ -191,6 +220,13 @@ class Change(Record):
     faster: float  # speedup: old over new step time
     saved_bytes: int
     remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    risk: float | None = None  # probability of running out of memory
+
+    @property
+    def answer(self) -> str:
+        """Whether it fits: yes, tight or no."""
+        tight = self.risk is not None and judge(self.risk) == "tight"
+        return "yes" if self.fits else "tight" if tight else "no"
 
 
 class Walk(Shown):

@@ -15,11 +15,11 @@ from functools import cache, cached_property
 from itertools import accumulate, groupby
 from math import isqrt
 from operator import mul
-from typing import Self
+from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
-from fivefold.job import Job
+from fivefold.job import Job, Offloaded
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, CpKind, MeshAxis, ScheduleName
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.record import Mistake, Record, nearest
@@ -53,6 +53,7 @@ class Layout(Record):
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
     cp_kind: CpKind = "ring"
     sp: bool = True
+    offload: tuple[Offloaded, ...] = ()  # kept in host memory, with what the job keeps there
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
@@ -190,6 +191,8 @@ class Layout(Record):
             tokens.append(f"cp={self.cp_kind}")
         if not self.sp:
             tokens.append("nosp")
+        if self.offload:
+            tokens.append(f"offload={'+'.join(self.offload)}")
         return " ".join(tokens)
 
     @cached_property
@@ -221,6 +224,10 @@ class Layout(Record):
         most = self.expert_replicas * self.shards // (self.dp * self.cp)
         return divisor_below(self.expert_replicas, max(1, most))
 
+    def offloads(self, job: Job) -> frozenset[Offloaded]:
+        """Return what is kept in host memory: what the layout says, and what the job says of every layout."""
+        return frozenset((*self.offload, *job.offload))
+
     def micro_batches(self, job: Job) -> int:
         """Micro-batches per pipeline and optimizer step (m): global batch / (dp·mbs)."""
         return job.global_batch // (self.dp * self.mbs)
@@ -235,7 +242,8 @@ _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
 _WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES,
-          "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"]  # fmt: skip
+          "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses", "offload=optimizer", "offload=activations",
+          "offload=optimizer+activations"]  # fmt: skip
 
 
 def split_tokens(text: str) -> list[str]:
@@ -283,7 +291,17 @@ def read_token(token: str) -> Mapping[str, object]:
         return {"order": tuple(token[6:].split("-"))}
     if token in ("cp=ring", "cp=ulysses"):
         return {"cp_kind": token[3:]}
+    if token.startswith("offload="):
+        return {"offload": _offloaded(token)}
     raise nearest(token, _WORDS, kind="layout token")
+
+
+def _offloaded(token: str) -> tuple[str, ...]:
+    """Return what ``offload=optimizer+activations`` names, in that order."""
+    words = token.partition("=")[2].split("+")
+    if set(words) - set(get_args(Offloaded)):
+        raise nearest(token, [word for word in _WORDS if word.startswith("offload=")], kind="layout token")
+    return tuple(word for word in get_args(Offloaded) if word in words)
 
 
 def _degree(token: str, digits: str) -> int:

@@ -12,6 +12,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fivefold.machine.site import Site
 from fivefold.record import Record
 from fivefold.shown import Shown, flat
+from fivefold.step import Verdict, judge
 
 
 class Goodput(Record):
@@ -35,7 +36,8 @@ class WholeRun(Record):
     steps: PositiveInt
     step_seconds: NonNegativeFloat
     peak_bytes: NonNegativeInt
-    room_bytes: NonNegativeInt
+    capacity_bytes: NonNegativeInt
+    risk: float | None = None  # probability that a step runs out of memory
     training_seconds: NonNegativeFloat
     lost: dict[str, NonNegativeFloat]  # seconds: evaluation, checkpoints, restarts, repeated
     seconds: NonNegativeFloat
@@ -59,9 +61,9 @@ class WholeRun(Record):
     remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
 
     @property
-    def fits(self) -> bool:
-        """Whether the layout has room for its peak."""
-        return self.peak_bytes <= self.room_bytes
+    def verdict(self) -> Verdict:
+        """Whether the layout fits in memory."""
+        return "fits" if self.risk is None else judge(self.risk)
 
 
 class Offer(Record):

@@ -1,8 +1,7 @@
 """Catalog of training chips, each in its usual node, and ``resolve``, which turns a text into a ``Machine``.
 
-Peaks are dense, per rank. Memory is the card's total as the driver shows it (``nvidia-smi``, ``rocm-smi``) where such
-output was published: an "80 GB" H100 has 81559 MiB; else the data sheet's GB times 1e9. A CUDA context and torch
-take 0.5 to 1 GB of it. Bandwidths and peaks are the vendors'; ``reached.py`` has what kernels reach.
+Peaks are dense, per rank. Memory is what PyTorch can have of it (``total_memory.py``). Bandwidths and peaks are the
+vendors'; ``reached.py`` has what kernels reach.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import Any, NamedTuple
 from fivefold.machine import toml
 from fivefold.machine.reached import shares
 from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.machine.total_memory import TOTAL_MEMORY
 from fivefold.machine.varied import varied
 from fivefold.record import Mistake, locate, nearest, read_file
 from fivefold.sizes import RANKS
-from fivefold.units import MIB, Dtype
+from fivefold.units import Dtype
 
 # The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.
 SHEET = "stas00/ml-engineering@744d01e:compute/accelerator/README.md"
 NETWORK = "stas00/ml-engineering@744d01e:network/README.md"
-MEMORY_SEEN = "memory as the driver shows it"
 RECALLED = "vendor data sheet from memory, unverified"
 
 
@@ -60,10 +59,9 @@ def _nic(gigabits: float, source: str) -> Fabric:
 
 
 class Row(NamedTuple):
-    """A chip and its node: TFLOP/s, bytes, TB/s and watts as in the data sheets."""
+    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets."""
 
     tflops: dict[Dtype, float]
-    memory_bytes: int
     terabytes_per_second: float
     ranks_per_node: int
     near: Fabric
@@ -124,41 +122,37 @@ L4: dict[Dtype, float] = {"fp32": 30.3, "bf16": 121, "fp8": 242}
 RTX4090: dict[Dtype, float] = {"fp32": 82.58, "bf16": 165.2}
 RTX3090: dict[Dtype, float] = {"fp32": 35.58, "bf16": 71}
 
-SEEN = f"{SHEET}; {MEMORY_SEEN}"
-DIE = f"one die of two per module, each a rank: half of the module in {SHEET}; {MEMORY_SEEN}"
-GH200 = f"the 96 GB part, {SHEET}#L466; {MEMORY_SEEN}"
-GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}; {MEMORY_SEEN}"
+DIE = f"one die of two per module, each a rank: half of the module in {SHEET}"
+GH200 = f"the 96 GB part, {SHEET}#L466"
+GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
 
 ROWS: dict[str, Row] = {
-    "v100": Row({"fp32": 15.7, "fp16": 125}, 32 * 10**9, 0.9, 8, NVLINK2, NIC_50, f"V100 SXM 32 GB: {RECALLED}"),
-    "a100-40": Row(AMPERE, 40960 * MIB, 1.555, 8, NVLINK3, NIC_200, f"A100 SXM 40 GB: {RECALLED}; peaks: {SEEN}", 400),
-    "a100": Row(AMPERE, 81920 * MIB, 2.0, 8, NVLINK3, NIC_200, f"A100 SXM 80 GB: {SEEN}", 400),
-    "h100": Row(HOPPER, 81559 * MIB, 3.35, 8, NVLINK4, NIC_400, f"H100 SXM 80 GB: {SEEN}", 700),
-    "h100-pcie": Row(HOPPER_PCIE, 81559 * MIB, 2.0, 8, PCIE5, NIC_100, f"H100 PCIe 80 GB: {SEEN}"),
-    "h200": Row(HOPPER, 143771 * MIB, 4.8, 8, NVLINK4, NIC_400, f"H200 SXM: {SEEN}", 700),
-    "h800": Row(HOPPER, 81559 * MIB, 3.35, 8, NVLINK4_H800, NIC_400_H800, f"H800 SXM, as H100: {RECALLED}"),
-    "gh200": Row(HOPPER, 97871 * MIB, 4.0, 4, NVLINK4_DIRECT, NIC_200_GH200, GH200),
-    "b200": Row(B200, 183359 * MIB, 8.0, 8, NVLINK5, NIC_400_B200, f"B200 SXM: {SEEN}", 1000),
-    "gb200": Row(GB200, 189471 * MIB, 8.0, 72, NVLINK5, NIC_400_GB200, f"GB200 NVL72: {SEEN}", 1200),
-    "b300": Row(B300, 275040 * MIB, 8.0, 8, NVLINK5, NIC_800_B300, f"B300 SXM: {SEEN}", 1000),
-    "gb300": Row(GB300, 284208 * MIB, 8.0, 72, NVLINK5, NIC_800_GB300, f"GB300 NVL72, {GB300_SOURCE}", 1400),
-    "mi250x": Row(CDNA2_DIE, 68702699520, 1.64, 8, XGMI_MI250, NIC_100_MI250, f"MI250X, {DIE}", 280),
-    "mi300x": Row(CDNA3, 206141652992, 5.3, 8, XGMI_MI300, NIC_400_AMD, f"MI300X: {SEEN}", 750),
-    "mi325x": Row(CDNA3, 256 * 10**9, 6.0, 8, XGMI_MI300, NIC_400_AMD, f"MI325X: {SHEET}", 1000),
-    "mi355x": Row(CDNA4, 309220868096, 8.0, 8, XGMI_MI355, NIC_400_AMD, f"MI355X: {SEEN}", 1400),
-    "l40s": Row(L40S, 46068 * MIB, 0.86, 8, PCIE4, NIC_100, f"L40S: {SEEN}", 350),
-    "l4": Row(L4, 23034 * MIB, 0.3, 8, PCIE4, NIC_SHARED, f"L4: fp32 fpsbench.com, {RECALLED}; {MEMORY_SEEN}"),
-    "rtx4090": Row(
-        RTX4090, 24564 * MIB, 1.008, 8, PCIE4, NIC_SHARED, f"RTX 4090: fp32 waredb.com, {RECALLED}; {MEMORY_SEEN}"
-    ),
+    "v100": Row({"fp32": 15.7, "fp16": 125}, 0.9, 8, NVLINK2, NIC_50, f"V100 SXM 32 GB: {RECALLED}"),
+    "a100-40": Row(AMPERE, 1.555, 8, NVLINK3, NIC_200, f"A100 SXM 40 GB: {RECALLED}; peaks: {SHEET}", 400),
+    "a100": Row(AMPERE, 2.0, 8, NVLINK3, NIC_200, f"A100 SXM 80 GB: {SHEET}", 400),
+    "h100": Row(HOPPER, 3.35, 8, NVLINK4, NIC_400, f"H100 SXM 80 GB: {SHEET}", 700),
+    "h100-pcie": Row(HOPPER_PCIE, 2.0, 8, PCIE5, NIC_100, f"H100 PCIe 80 GB: {SHEET}"),
+    "h200": Row(HOPPER, 4.8, 8, NVLINK4, NIC_400, f"H200 SXM: {SHEET}", 700),
+    "h800": Row(HOPPER, 3.35, 8, NVLINK4_H800, NIC_400_H800, f"H800 SXM, as H100: {RECALLED}"),
+    "gh200": Row(HOPPER, 4.0, 4, NVLINK4_DIRECT, NIC_200_GH200, GH200),
+    "b200": Row(B200, 8.0, 8, NVLINK5, NIC_400_B200, f"B200 SXM: {SHEET}", 1000),
+    "gb200": Row(GB200, 8.0, 72, NVLINK5, NIC_400_GB200, f"GB200 NVL72: {SHEET}", 1200),
+    "b300": Row(B300, 8.0, 8, NVLINK5, NIC_800_B300, f"B300 SXM: {SHEET}", 1000),
+    "gb300": Row(GB300, 8.0, 72, NVLINK5, NIC_800_GB300, f"GB300 NVL72, {GB300_SOURCE}", 1400),
+    "mi250x": Row(CDNA2_DIE, 1.64, 8, XGMI_MI250, NIC_100_MI250, f"MI250X, {DIE}", 280),
+    "mi300x": Row(CDNA3, 5.3, 8, XGMI_MI300, NIC_400_AMD, f"MI300X: {SHEET}", 750),
+    "mi325x": Row(CDNA3, 6.0, 8, XGMI_MI300, NIC_400_AMD, f"MI325X: {SHEET}", 1000),
+    "mi355x": Row(CDNA4, 8.0, 8, XGMI_MI355, NIC_400_AMD, f"MI355X: {SHEET}", 1400),
+    "l40s": Row(L40S, 0.86, 8, PCIE4, NIC_100, f"L40S: {SHEET}", 350),
+    "l4": Row(L4, 0.3, 8, PCIE4, NIC_SHARED, f"L4: fp32 fpsbench.com, {RECALLED}"),
+    "rtx4090": Row(RTX4090, 1.008, 8, PCIE4, NIC_SHARED, f"RTX 4090: fp32 waredb.com, {RECALLED}"),
     "rtx3090": Row(
         RTX3090,
-        24576 * MIB,
         0.936,
         8,
         PCIE4,
         NIC_SHARED,
-        f"RTX 3090: fp32 digitaltrends.com, {RECALLED}; {MEMORY_SEEN}",
+        f"RTX 3090: fp32 digitaltrends.com, {RECALLED}",
     ),
 }
 
@@ -281,13 +275,14 @@ def _split(text: str) -> tuple[str, int | None]:
 
 def _build(name: str, row: Row, count: int | None) -> Machine:
     ranks = count or row.ranks_per_node
+    memory_bytes, memory_source = TOTAL_MEMORY[name]
     chip = Chip(
         name=name,
         peak_flops={dtype: float(round(tflops * 1e12)) for dtype, tflops in row.tflops.items()},
-        memory_bytes=row.memory_bytes,
+        memory_bytes=memory_bytes,
         memory_bandwidth=float(round(row.terabytes_per_second * 1e12)),
         power_watts=row.watts,
-        source=row.source,
+        source=f"{row.source}; {memory_source}",
         **shares(name, tflops=row.tflops),
     )
     near = Link(span=row.ranks_per_node, **row.near._asdict())

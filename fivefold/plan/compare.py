@@ -11,7 +11,7 @@ from fivefold.layout.comparison import Comparison, Quantity, Unit, Variant
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.count.memory.allocator import driver_bytes
 from fivefold.plan.predict import predict
 from fivefold.record import Mistake
 from fivefold.stack.catalog import named
@@ -130,8 +130,9 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
     yield Quantity(
         name="left of memory", unit="bytes", better="more",
-        values=tuple(float(room_bytes(case.machine) - step.memory.peak_bytes) for case, step in told),
+        values=tuple(float(_left_bytes(case, step)) for case, step in told),
     )  # fmt: skip
+    yield row("risk of running out", "share", "less", lambda step: step.memory.risk)
     for part in STATES:
         name = STATES[part]
         yield row(name, "bytes", "less", lambda step, part=part: getattr(_fullest(step), f"{part}_bytes"))  # type: ignore[misc]
@@ -140,6 +141,12 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     yield row("hardware FLOPs", "count", "less", lambda step: step.work.hardware_flops)
     for axis in dict.fromkeys(item.axis for step in steps for item in step.traffic):
         yield row(f"sent over {axis}", "bytes", "less", lambda step, axis=axis: _sent(step, axis))  # type: ignore[misc]
+
+
+def _left_bytes(case: Case, step: Step) -> int:
+    """Return what the peak and the driver leave of the device's memory."""
+    layout = Layout.parse(step.layout)
+    return case.machine.chip.memory_bytes - driver_bytes(case.machine, layout) - step.memory.peak_bytes
 
 
 def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[Quantity]:

@@ -14,11 +14,11 @@ from fivefold.layout.search_result import Answer, LengthCurve, LengthPoint, Leng
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.questions import longest_sequence
 from fivefold.plan.search.neighbours import changed_words
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
 
 RECOMPUTATIONS = ("none", "selective", "full")
@@ -28,24 +28,24 @@ MOST_CP = 64
 
 def lengths(
     *, model: Model, machine: Machine, job: Job, layout: Layout, search: Callable[[Job], SearchResult],
-    target: int = TARGET,
+    target: int = TARGET, risk: float = FITS_RISK,
 ) -> Lengths:  # fmt: skip
     """The curves of a layout, and what must change for sequences of ``target`` tokens; ``search``: of a job."""
-    answer = longest_sequence(model=model, machine=machine, job=job, layout=layout)
+    answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
     sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
     if model.position == "learned":
         sizes = [size for size in sizes if size <= model.positions]
 
     @lru_cache(maxsize=64)
     def planner(tokens: int, batch: int) -> Planner:
-        return Planner(model=model, machine=machine, job=job.replace(sequence=tokens, global_batch=batch))
+        return Planner(model=model, machine=machine, job=job.replace(sequence=tokens, global_batch=batch), risk=risk)
 
     curves = []
     for other in _varied(layout):
         if not is_legal(other, model=model, job=job, machine=machine):
             continue
         points = tuple(_points(other, sizes, planner, job=job))
-        longest = _longest(model, machine, job, other)
+        longest = _longest(model, machine, job, other, risk=risk)
         curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=longest, points=points))
     changes = _changes(model, machine, job, layout, answer, search=search, target=target)
     return Lengths(
@@ -74,14 +74,14 @@ def _points(
             continue
         step = found.step(layout)
         yield LengthPoint(
-            tokens=tokens, fits=step.memory.peak_bytes <= room_bytes(found.machine), peak_bytes=step.memory.peak_bytes,
+            tokens=tokens, fits=found.fits(layout), peak_bytes=step.memory.peak_bytes,
             step_seconds=step.time.step_seconds, mfu=step.mfu.causal,
         )  # fmt: skip
 
 
-def _longest(model: Model, machine: Machine, job: Job, layout: Layout) -> int:
+def _longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
     try:
-        return int(longest_sequence(model=model, machine=machine, job=job, layout=layout).value)
+        return int(longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value)
     except Mistake:
         return 0
 

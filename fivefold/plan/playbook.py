@@ -19,9 +19,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.batch import advised, laws, near
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_seconds
 
 AFTER = 2  # rungs of the ladder that are still shown after the first that fits
@@ -48,7 +48,7 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
 
 def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     """The first layout of the ladder that fits; a ``Mistake`` names the nearest if none does."""
-    room, tried, chosen, after = room_bytes(planner.machine), [], None, 0
+    room, tried, chosen, after = planner.machine.chip.memory_bytes, [], None, 0
     least: tuple[int, Layout] | None = None
     for words, layout in ladder(planner, world):
         why = next(reasons(layout, model=planner.model, job=planner.job, machine=planner.machine), None)
@@ -186,9 +186,9 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
 def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
     """An estimated layout, in the words of ``fits``, or of ``else_`` and by how much it is too large."""
     found = planner.estimate(layout)
-    over = found.peak_bytes - room_bytes(planner.machine)
+    over = planner.excess_bytes(layout, found.ranks)
     return Tried(
-        layout=str(layout), why=fits if over <= 0 else f"{else_}too large by {show_bytes(over)}", fits=over <= 0,
+        layout=str(layout), why=f"{else_}too large by {show_bytes(over)}" if over else fits, fits=not over,
         peak_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
     )  # fmt: skip
 
@@ -211,12 +211,12 @@ Report = Callable[[str], None]
 
 def stages(
     model: Model, machine: Machine, job: Job, *, tokens: float, said: bool, walk: Callable[[Planner, Layout], Walk],
-    propose: Callable[[Job], Proposal],
+    propose: Callable[[Job], Proposal], risk: float = FITS_RISK,
 ) -> tuple[Sequence[Stage], Job, Proposal]:  # fmt: skip
     """All steps; ``walk`` and ``propose`` are those of ``search``."""
     validate_job(model, job)
     first, job = batch_stage(model, job, tokens=tokens, said=said)
-    planner = Planner(model=model, machine=machine, job=job)
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
     second, layout = fit_stage(planner, world=machine.ranks)
     third, layout = batch_size_stage(planner, layout)
     proposal = propose(job)

@@ -18,7 +18,8 @@ from fivefold.machine.otherwise import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, run_part
-from fivefold.plan.count.memory.allocator import allocator_totals, room_bytes
+from fivefold.plan.count.memory.allocator import AllocatorTotals, allocator_totals
+from fivefold.plan.count.memory.host import host_bytes
 from fivefold.plan.count.memory.liveness import kept_bytes
 from fivefold.plan.count.memory.rank_memory import RankMemory, memory
 from fivefold.plan.count.operations.part import part_of
@@ -26,9 +27,10 @@ from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
 from fivefold.plan.parts import parts
 from fivefold.plan.price.errors import expected_interval, run_class
+from fivefold.plan.price.memory_risk import MemoryRisk
 from fivefold.plan.price.timeline import StepTime, Timeline
 from fivefold.plan.price.units import Units
-from fivefold.step import Memory, Operation, StageMemory, Step, Time, utilisation
+from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, utilisation
 
 
 class Estimate(NamedTuple):
@@ -53,11 +55,13 @@ class Planner:
     """Predicts steps of one model, machine and job for any layout; counts and prices are cached between layouts."""
 
     def __init__(
-        self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None, straggler: float = 1.0
+        self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None, straggler: float = 1.0,
+        risk: float = FITS_RISK,
     ) -> None:  # fmt: skip
         """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse.
 
-        ``straggler``: how many times slower the kernels of one rank are, for which the others wait.
+        ``straggler``: how many times slower the kernels of one rank are, for which the others wait. ``risk``: the
+        probability of running out of memory up to which a layout ``fits``.
         """
         job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
         if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
@@ -68,6 +72,7 @@ class Planner:
         self.units = Units(self.counts, machine)
         slow = None if straggler == 1 else Units(self.counts, with_kernels(machine, speed=1 / straggler))
         self.timeline = Timeline(self.units, straggler=slow)
+        self.risk, self.memory_risk = risk, MemoryRisk(model=model, machine=machine, job=job)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
         """Memory of every pipeline rank; a ``Mistake`` if the layout is not legal for model and job."""
@@ -77,6 +82,28 @@ class Planner:
     def peak_bytes(self, layout: Layout) -> int:
         """Peak bytes of the fullest rank, without estimating time."""
         return fullest(self.memory(layout))
+
+    def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
+        """Bytes that PyTorch reserves and that the driver shows; None on a CPU."""
+        return allocator_totals(self.counts, layout, ranks) if self.machine.backend == "nccl" else None
+
+    def out_of_memory_risk(self, layout: Layout, ranks: list[RankMemory] | None = None) -> float:
+        """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""
+        ranks = self.memory(layout) if ranks is None else ranks
+        totals = self.allocator_totals(layout, ranks)
+        return self.memory_risk.probability(layout, peak_bytes=fullest(ranks), totals=totals)
+
+    def fits(self, layout: Layout, ranks: list[RankMemory] | None = None) -> bool:
+        """Return whether the layout runs out of memory with a probability of at most ``risk``."""
+        return self.out_of_memory_risk(layout, ranks) <= self.risk
+
+    def excess_bytes(self, layout: Layout, ranks: list[RankMemory] | None = None) -> int:
+        """Return by how much the peak exceeds the largest with which the layout would fit; 0 if it fits."""
+        ranks = self.memory(layout) if ranks is None else ranks
+        if self.fits(layout, ranks):
+            return 0
+        peak, totals = fullest(ranks), self.allocator_totals(layout, ranks)
+        return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
         """Memory and step time; a ``Mistake`` if the layout is not legal. ``ranks``: what ``memory`` returned of it."""
@@ -94,7 +121,7 @@ class Planner:
         peak = max(stage.peak_bytes for stage in stages)
         of = run_class(model=model, machine=machine, layout=layout, job=job)
         seconds = expected_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
-        device = allocator_totals(self.counts, layout, ranks) if machine.backend == "nccl" else None
+        device, peak_flops = self.allocator_totals(layout, ranks), machine.chip.peak(job.precision.compute)
         return Step(
             kind="predicted",
             model=model.name,
@@ -107,7 +134,9 @@ class Planner:
                 peak_bytes=peak,
                 reserved_bytes=device.reserved_bytes if device else None,
                 driver_bytes=device.driver_bytes if device else None,
-                fits=peak <= room_bytes(machine),
+                capacity_bytes=machine.chip.memory_bytes,
+                risk=self.memory_risk.probability(layout, peak_bytes=peak, totals=device),
+                host_bytes=host_bytes(self.counts, layout, machine) if layout.offloads(job) else None,
                 interval=expected_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
                 stages=stages,
             ),
@@ -125,12 +154,7 @@ class Planner:
                 bound_by=step_time.bound_by,
             ),
             tokens_per_second_per_gpu=job.tokens_per_step / step_time.seconds / layout.world,
-            mfu=utilisation(
-                done,
-                seconds=step_time.seconds,
-                world=layout.world,
-                peak_flops=machine.chip.peak(job.precision.compute),
-            ),
+            mfu=utilisation(done, seconds=step_time.seconds, world=layout.world, peak_flops=peak_flops),
             operations=tuple(self._operations(layout)),
             remarks=describe_idle(layout, machine),
         )
@@ -167,9 +191,9 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: 
 
 
 @lru_cache(maxsize=16)
-def planner(model: Model, machine: Machine, job: Job) -> Planner:
-    """One planner per model, machine and job, cached for the next layout."""
-    return Planner(model=model, machine=machine, job=job)
+def planner(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Planner:
+    """One planner per model, machine, job and risk, cached for the next layout."""
+    return Planner(model=model, machine=machine, job=job, risk=risk)
 
 
 def _stage(index: int, rank: RankMemory) -> StageMemory:

@@ -18,19 +18,20 @@ from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.batch import laws, near
-from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.count.memory.host import host_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import fits_any, search
 from fivefold.plan.whole_run import checked
 from fivefold.record import Mistake
-from fivefold.units import show_bytes, show_count
+from fivefold.step import FITS_RISK
+from fivefold.units import show_bytes, show_count, show_risk
 
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
-def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
+def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
     """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``Mistake`` if none fits."""
-    planner, question = Planner(model=model, machine=machine, job=job), "largest micro-batch"
+    planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
     sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
     legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
     for tried in legal:
@@ -41,7 +42,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
     raise Mistake(_too_large(planner, legal[-1]))
 
 
-def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
+def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
     """The most tokens per sequence with which ``layout`` fits, up to 2^24, in multiples that cp and sp can split."""
     step = 2 * layout.cp * layout.tp
     longest = min(2**24, model.positions) if model.position == "learned" else 2**24
@@ -49,7 +50,7 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
     refuse(layout, model=model, job=job.replace(sequence=step), machine=machine)
 
     def planner(steps: int) -> Planner:
-        return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step))
+        return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step), risk=risk)
 
     most = _most(lambda steps: _fits(planner(steps), layout), limit=longest // step)
     if most == 0:
@@ -58,7 +59,7 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
     return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
 
 
-def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
+def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Answer:
     """The fewest ranks of the machine on which some layout fits, with the fastest layout there.
 
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
@@ -67,10 +68,10 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
     held = precision.weights_bytes  # of a parameter, over all ranks at least
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
-    least = model.parameters * held / room_bytes(machine)
+    least = model.parameters * held / machine.chip.memory_bytes
 
     def fits(ranks: int) -> bool:
-        return ranks >= least and fits_any(model=model, machine=with_ranks(machine, ranks), job=job)
+        return ranks >= least and fits_any(model=model, machine=with_ranks(machine, ranks), job=job, risk=risk)
 
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
@@ -82,7 +83,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
         )
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
-    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1).best[0].step
+    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk).best[0].step
     return Answer(
         question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
         memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
@@ -95,17 +96,17 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
     return list(range((low // step + 1) * step, high, step))
 
 
-def largest_model(*, model: Model, machine: Machine, job: Job) -> tuple[Answer, Model]:
+def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[Answer, Model]:
     """The largest model that fits the machine: ``model`` with layers and heads scaled by eighths, up to 32 times."""
 
     def fits(eighths: int) -> bool:
-        return fits_any(model=scaled(model, eighths / 8), machine=machine, job=job)
+        return fits_any(model=scaled(model, eighths / 8), machine=machine, job=job, risk=risk)
 
     most = _most(fits, limit=256)
     if most == 0:
         raise Mistake(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
     largest = scaled(model, most / 8)
-    step = search(model=largest, machine=machine, job=job, top=1).best[0].step
+    step = search(model=largest, machine=machine, job=job, top=1, risk=risk).best[0].step
     line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
     answer = Answer(
         question="largest model", line=line, value=largest.parameters, layout=step.layout,
@@ -186,19 +187,21 @@ def _who(size: float, *, model: Model | None, tokens: float, noise: float | None
         yield f"{each.who}, {show_count(each.tokens)} ({each.source})"
 
 
-def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list[Change]:
+def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
     """The effect of each single change of layout or job, sorted: those that fit first, then the fastest."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     found = []
     for words, changed, other in _others(job, layout):
         if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
             continue
-        after = Planner(model=model, machine=machine, job=changed).estimate(other)
+        planner = Planner(model=model, machine=machine, job=changed, risk=risk)
+        after = planner.estimate(other)
         found.append(
             Change(
                 change=words,
                 layout=str(other),
-                fits=after.peak_bytes <= room_bytes(machine),
+                fits=(risk_after := planner.out_of_memory_risk(other, after.ranks)) <= risk,
+                risk=risk_after,
                 memory_bytes=after.peak_bytes,
                 step_seconds=after.step_time.seconds,
                 faster=before.step_time.seconds / after.step_time.seconds,
@@ -227,14 +230,15 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
         yield "fp8", job.replace(precision=recipe("fp8")), layout
     if job.optimizer.kind == "adamw":
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
-    yield "optimizer in host memory", job.replace(offload=tuple({*job.offload, "optimizer"})), layout
+    if "optimizer" not in layout.offloads(job):
+        yield "offload=optimizer", job, offloading(layout)
     yield "flash attention", job.replace(attention="flash"), layout
     yield "fused kernels", job.replace(kernels="fused", compile=False), layout
     yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
 
 
 def _fits(planner: Planner, layout: Layout) -> bool:
-    return planner.peak_bytes(layout) <= room_bytes(planner.machine)
+    return planner.fits(layout)
 
 
 def _most(fits: Callable[[int], bool], *, limit: int) -> int:
@@ -259,8 +263,18 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
     )  # fmt: skip
 
 
+def offloading(layout: Layout) -> Layout:
+    """Return the layout with the optimizer's states in host memory."""
+    return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
+
+
 def _too_large(planner: Planner, layout: Layout) -> str:
-    need, have = planner.peak_bytes(layout), room_bytes(planner.machine)
+    risk, mend = planner.out_of_memory_risk(layout), "raise zero, tp or pp"
+    if "optimizer" not in layout.offloads(planner.job) and planner.fits(other := offloading(layout)):
+        host = host_bytes(planner.counts, other, planner.machine)
+        mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
     return (
-        f"layout {str(layout)!r} needs {show_bytes(need)} of {show_bytes(have)} at its smallest; raise zero, tp or pp"
+        f"layout {str(layout)!r} needs {show_bytes(planner.peak_bytes(layout))} of "
+        f"{show_bytes(planner.machine.chip.memory_bytes)} at its smallest, and runs out of memory with a risk of "
+        f"{show_risk(risk)}, above {show_risk(planner.risk)}; {mend}"
     )

@@ -15,7 +15,6 @@ from fivefold.layout.whole_run import Goodput, WholeRun
 from fivefold.machine.site import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.record import Mistake
 from fivefold.sizes import RUN_TOKENS
 from fivefold.step import Step
@@ -82,7 +81,8 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
     whole = None if kwh is None else kwh * site.node_power * site.pue
     return WholeRun(
         model=step.model, machine=machine.name, layout=step.layout, ranks=step.world, tokens=tokens, steps=steps,
-        step_seconds=step.time.step_seconds, peak_bytes=step.memory.peak_bytes, room_bytes=room_bytes(machine),
+        step_seconds=step.time.step_seconds, peak_bytes=step.memory.peak_bytes,
+        capacity_bytes=machine.chip.memory_bytes, risk=step.memory.risk,
         training_seconds=training, seconds=seconds, low_seconds=low, high_seconds=high,
         lost=_lost(training, site=site, interval=interval, **times), failures=seconds / between,
         between_failures_seconds=None if between == inf else between,

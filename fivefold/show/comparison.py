@@ -67,17 +67,27 @@ def finding(found: Comparison) -> str:
     """Which step is the fastest that fits, and by how much over the next; whether a prediction can tell them apart."""
     steps = [(variant.name, variant.step) for variant in found.predicted if variant.step is not None]
     # per token, since variants may differ in their batch
-    fitting = sorted((_per_token(step), name) for name, step in steps if step.memory.fits is not False)
+    fitting = sorted((_per_token(step), name) for name, step in steps if step.memory.verdict in ("fits", None))
     if not fitting:
-        return "none fits"
+        return "none fits" + "".join(f"; {line}" for line in _unfit(steps))
     (best, name), *others = fitting
     if not others:
-        return f"{name} alone fits" if len(steps) > 1 else f"{name} alone can run"
+        tight = "".join(f"; {line}" for line in _unfit(steps) if "tight" in line)
+        return f"{name} alone fits{tight}" if len(steps) > 1 else f"{name} alone can run"
     by = others[0][0] / best - 1
     apart = "" if by > ALIKE else "; a prediction does not tell them apart"
-    out = [name for name, step in steps if step.memory.fits is False]
-    short = f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit" if out else ""
+    short = "".join(f"; {line}" for line in _unfit(steps))
     return f"{name} trains most tokens per second, {by:.1%} more than {others[0][1]}{apart}{short}"
+
+
+def _unfit(steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
+    """Yield which of the steps are tight, and which do not fit."""
+    tight = [name for name, step in steps if step.memory.verdict == "tight"]
+    large = [name for name, step in steps if step.memory.verdict == "does not fit"]
+    if tight:
+        yield f"{', '.join(tight)} {'is' if len(tight) == 1 else 'are'} tight"
+    if large:
+        yield f"{', '.join(large)} {'does' if len(large) == 1 else 'do'} not fit"
 
 
 def why(found: Comparison) -> list[str]:

@@ -80,7 +80,7 @@ def _difference(found: int | None, predicted: int | None) -> str:
 
 
 def _change(beside: AgainstPrediction) -> Text:
-    room = show_bytes(beside.room_bytes)
+    room = f"the {show_bytes(beside.room_bytes)} that tensors can have"
     if beside.change is not None:
         need = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
         slower = f"{beside.slower:.1%} slower" if beside.slower else "not slower"

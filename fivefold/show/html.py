@@ -34,6 +34,7 @@ from fivefold.show.interval import expectation
 from fivefold.show.question import count_ranks, describe_step
 from fivefold.show.robust import in_html as robust
 from fivefold.show.table import PARTS
+from fivefold.show.verdict import judgement
 from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -82,12 +83,11 @@ def remarks(what: Step) -> str:
 
 def key_figures(what: Step) -> str:
     """Time, speed and the peak, and whether it fits."""
-    fits = {True: "peak memory, fits", False: "peak memory, does not fit", None: "peak memory"}[what.memory.fits]
     return figures([
         ("per step", show_seconds(what.time.step_seconds)),
         ("tokens/s per GPU", show_count(what.tokens_per_second_per_gpu)),
         ("MFU, causal", f"{what.mfu.causal:.1%}"),
-        (fits, show_bytes(what.memory.peak_bytes)),
+        (f"peak memory, {judgement(what.memory)}".rstrip(", "), show_bytes(what.memory.peak_bytes)),
     ])  # fmt: skip
 
 

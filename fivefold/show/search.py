@@ -15,7 +15,7 @@ from fivefold.show.interval import expectation
 from fivefold.show.palette import BLUE, ORANGE
 from fivefold.show.robust import regrets, robust, scenarios
 from fivefold.stack.catalog import STACKS
-from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_count, show_risk, show_seconds
 
 UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
 NAMED = 8  # the chart labels its points if they are no more than this
@@ -35,6 +35,8 @@ def page(found: SearchResult) -> RenderableType:
     if found.robust:
         parts += [robust(found.robust), regrets(found.robust), _heading("If the run is otherwise than predicted")]
         parts += [scenarios(found.robust), _heading("As predicted")]
+    if found.tight:
+        parts.append(Text(found.tight.line(), style="yellow", overflow="fold"))
     if found.best:
         parts += [_heading("The fastest of those estimated")] if found.proposal else []
         parts.append(_best(found.best))
@@ -46,7 +48,8 @@ def page(found: SearchResult) -> RenderableType:
         parts.append(Text.assemble("\n", found.tightest, overflow="fold"))
     for miss in found.misses:
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-        line = f"{miss.layout}  needs {need} of {have}: {miss.cause}"
+        risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
+        line = f"{miss.layout}  needs {need} of {have}{risk}: {miss.cause}"
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {mend}", overflow="fold") for mend in miss.mends]
     if len(found.front) > 1:
@@ -77,7 +80,7 @@ def changes(found: Sequence[Change]) -> RenderableType:
     rows = tuple(
         (
             change.change, f"{change.faster - 1:+.1%}", show_seconds(change.step_seconds),
-            _signed(-change.saved_bytes), "yes" if change.fits else "no",
+            _signed(-change.saved_bytes), change.answer,
         )
         for change in found
     )  # fmt: skip
@@ -87,7 +90,7 @@ def changes(found: Sequence[Change]) -> RenderableType:
 def walk(found: Walk, *, top: int) -> RenderableType:
     """Return the page of one change at a time: where one is, the ``top`` changes that help most, and the best walk."""
     now = found.start
-    fits = "fits" if now.fits else "does not fit"
+    fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[now.answer]
     figures = f"{show_seconds(now.step_seconds)} a step, {show_bytes(now.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
         Text.assemble((now.layout, "bold cyan"), overflow="fold"), Text(figures),
@@ -154,7 +157,8 @@ def _proposal(found: Proposal) -> RenderableType:
     """The proposed layout, what simpler and faster ones cost and gain, and why each choice is as it is."""
     step = found.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
-    figures = f"{seconds} a step, {peak}, MFU {step.mfu.causal:.1%}"
+    risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
+    figures = f"{seconds} a step, {peak}{risk}, MFU {step.mfu.causal:.1%}"
     alike = "1 layout is" if found.alike == 1 else f"{found.alike} layouts are"
     lines = [
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),

@@ -19,7 +19,8 @@ from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
 from fivefold.show.question import count_ranks, describe_step
 from fivefold.show.stages import Stages
-from fivefold.step import Memory, Mfu, StageMemory, Step, Time
+from fivefold.show.verdict import STYLES, judgement
+from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Verdict
 from fivefold.units import show_bytes, show_count, show_seconds
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")  # fields ``<part>_bytes`` of a stage
@@ -128,15 +129,17 @@ def _mfu(mfu: Mfu) -> str:
 def _verdict(memory: Memory) -> Text:
     reserved = f", {show_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes is not None else ""
     driver = f", {show_bytes(memory.driver_bytes)} with the driver" if memory.driver_bytes is not None else ""
-    fits = {True: ("fits", "green"), False: ("does not fit", "bold red"), None: ("", "")}[memory.fits]
-    return Text.assemble(
-        f"{show_bytes(memory.peak_bytes)} at the peak{reserved}{driver}", ("  ·  " if fits[0] else ""), fits
-    )
+    host = f", {show_bytes(memory.host_bytes)} of host memory per node" if memory.host_bytes else ""
+    figures = f"{show_bytes(memory.peak_bytes)} at the peak{reserved}{driver}{host}"
+    if memory.verdict is None:
+        return Text(figures)
+    return Text.assemble(figures, "  ·  ", (judgement(memory), STYLES[memory.verdict]))
 
 
 def _peak(memory: Memory) -> Text:
     size = show_bytes(memory.peak_bytes)
-    return Text(f"{size} too big", style="red") if memory.fits is False else Text(size)
+    words: dict[Verdict | None, str] = {"tight": " tight", "does not fit": " too big"}
+    return Text(size + words.get(memory.verdict, ""), style=STYLES[memory.verdict] if memory.verdict else "")
 
 
 def heading(title: str, remark: str = "") -> Text:

@@ -13,7 +13,7 @@ from fivefold.show.charts import Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.show.palette import BLUE, ORANGE
 from fivefold.show.table import heading
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 DAY = 86400.0
 OFFERED = ("", "machine", "layout", "MFU", "days", "GPU-hours", "dollars", "MWh", "t CO2e")
@@ -21,9 +21,9 @@ OFFERED = ("", "machine", "layout", "MFU", "days", "GPU-hours", "dollars", "MWh"
 
 def page(found: WholeRun) -> RenderableType:
     """Return the page: what the run takes, where its time goes, goodput by interval, what was assumed and whence."""
-    fits = (
-        "" if found.fits else f"; but it does not fit: {show_bytes(found.peak_bytes)} of {show_bytes(found.room_bytes)}"
-    )
+    peak, verdict = show_bytes(found.peak_bytes), "is tight" if found.verdict == "tight" else found.verdict
+    of = f"{peak} of {show_bytes(found.capacity_bytes)}, {show_risk(found.risk or 0)} risk of running out"
+    fits = "" if found.verdict == "fits" else f"; but it {verdict}: {of}"
     parts: list[RenderableType] = [
         Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
         Text(found.layout, style="bold cyan", overflow="fold"),

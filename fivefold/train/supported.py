@@ -51,8 +51,11 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise Mistake(
             f"job: the engine has kernels={', '.join(KERNELS)}, not {job.stack.kernels}; `predict` plans all of them"
         )
-    if job.offload:
-        raise Mistake(f"job: the engine has offload=(), not {job.offload}; `predict` plans both")
+    if offloaded := layout.offloads(job):
+        raise Mistake(
+            f"offload={'+'.join(sorted(offloaded, reverse=True))}: the engine keeps everything on the device; drop it, "
+            "or train with DeepSpeed or Megatron; `predict` plans both"
+        )
     if job.stack.loss not in LOSSES:
         raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
     _check_attention(layout, job, model=model)

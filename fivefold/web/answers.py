@@ -69,7 +69,8 @@ def asked(about: AskedQuestion, question: WholeQuestion, noun: Noun, *, folder: 
     return answers(
         about, noun.model, machine, question.chosen() if question.layout else None, job=noun.job,
         tokens=tokens_of(question.tokens), site=assumed(question.assume),
-        noise=noise_of(question.noise or None, find=folder.path), counted=is_counted(question.machine),
+        noise=noise_of(question.noise or None, find=folder.path), risk=question.risk,
+        counted=is_counted(question.machine),
     )  # fmt: skip
 
 
@@ -88,12 +89,13 @@ def search(
             noun.model, [limited(each, question.memory or None) for each in several], noun.job,
             by=question.by, where=Where.parse(question.where), within=_within(question) or 0.0,
             tokens=tokens_of(question.tokens) if question.tokens else None, prices=question.price,
-            deadline=question.deadline or None, ranks=question.ranks or None, assume=question.assume, done=done,
+            deadline=question.deadline or None, ranks=question.ranks or None, assume=question.assume,
+            risk=question.risk, done=done,
         )  # fmt: skip
     if question.keep:
         return walk(
             noun.model, _machine(question, noun), noun.job, start=question.keep, by=question.by,
-            where=Where.parse(question.where),
+            where=Where.parse(question.where), risk=question.risk,
         )  # fmt: skip
     return layouts(question, noun, report=report)
 
@@ -108,7 +110,7 @@ def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchRe
         model=noun.model, machine=_machine(question, noun), job=noun.job, by=by, top=question.top,
         levels=question.front, within=_within(question), where=Where.parse(question.where),
         recipes=[recipe(name) for name in question.also], reduces=others(noun.job), two_dimensional=question.two,
-        report=report,
+        report=report, risk=question.risk,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.compare import Case, in_precision, run_by
 from fivefold.record import Mistake, Record, Remark
 from fivefold.sizes import Ffn, Heads, Layers, Vocab, Width
+from fivefold.step import FITS_RISK
 from fivefold.web.folder import Folder
 
 TEXT = 2000  # longest of a name or line, in characters
@@ -184,7 +185,10 @@ class SearchQuestion(About):
     )
     top: int = Field(10, ge=1, le=200, description="How many layouts to show.")
     where: Line = Field("", description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")
-    memory: Line = Field("", description="Most that a rank's peak may be, such as 72GiB.")
+    memory: Line = Field("", description="Plan for GPUs of so much memory, such as 72GiB.")
+    risk: float = Field(
+        FITS_RISK, ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."
+    )
     within: float | None = Field(None, ge=0, le=1, description="Layouts so near to the best are alike; 0.02.")
     exact: bool = Field(False, description="The ranking alone, without a proposal.")
     front: int = Field(1, ge=1, le=64, description="Memory limits for the front of memory against time.")
@@ -213,6 +217,9 @@ class WholeQuestion(Question):
     price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
     assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
     noise: Line = Field("", description="Of batch: the gradient noise scale in tokens, or a run's folder that has it.")
+    risk: float = Field(
+        FITS_RISK, ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."
+    )
 
 
 class PlaybookQuestion(About):
@@ -223,6 +230,9 @@ class PlaybookQuestion(About):
         "advised", description="The batch: by the literature (unless gbs), or the job's."
     )
     where: Line = Field("", description="Of the search: only such layouts, as 'tp<=8 cp=1'.")
+    risk: float = Field(
+        FITS_RISK, ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."
+    )
     price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
     assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
 

@@ -114,7 +114,7 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
         ("a.json", "{", "not valid JSON"),
         ("a.json", "{}", "is no step, comparison, search, plan or sweep"),
         ("a.json", '{"kind": "predicted"}', "missing: model, machine"),
-        ("a.jsonl", "[1]\n", "are no rows of a sweep"),
+        ("a.jsonl", "[1]\n", "line 1 holds a list, not a table of keys"),
         ("a.csv", "a,b\n1,2\n", "row 1: "),
         ("a.parquet", "no", "cannot be read as Parquet"),
         ("a.json", "[1]", "is no step"),

@@ -10,7 +10,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.plan.search.simplest import Evaluated
 from fivefold.plan.search.why import whys
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import show_bytes, show_risk, show_seconds
 from tests.docs import questions
 from tests.docs.questions import PAGE, QUESTIONS
 
@@ -41,7 +41,10 @@ def test_what_is_printed_of_a_proposal_is_what_is_predicted_of_it(number: int) -
     proposal, text = questions.proposed(part)
     every = [questions.planner_of(asked, words) for words in (text, "", " (reduce=step)")]
     found = every[0].estimate(Layout.parse(proposal))
-    assert f"{show_seconds(found.step_time.seconds)} a step, {show_bytes(found.peak_bytes)}, MFU" in text
+    risk = show_risk(every[0].out_of_memory_risk(found.layout, found.ranks))
+    figures = f"{show_seconds(found.step_time.seconds)} a step, {show_bytes(found.peak_bytes)}"
+    assert f"{figures} ({risk} risk of running out), MFU" in text
+    assert every[0].fits(found.layout, found.ranks)
     chosen = Evaluated(found.layout, found.step_time, found.peak_bytes, every[0])
     others = every[1:] if asked.options.find("--stack") < 0 else []
     printed = " ".join(text.partition("why")[2].split())

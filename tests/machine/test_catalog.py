@@ -10,6 +10,7 @@ from fivefold.cli.nouns import machine_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import is_named, names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration
+from fivefold.machine.total_memory import TOTAL_MEMORY
 from fivefold.record import Mistake
 from fivefold.web.question import of_ranks
 
@@ -46,10 +47,13 @@ def test_figures_are_those_of_the_data_sheets(name, dtype, tflops, terabytes, ne
     assert found.links[1].bandwidth == nic * 1e9 / 8
 
 
-def test_memory_is_what_the_driver_shows():
-    assert machine("h100").chip.memory_bytes == 85_520_809_984  # 81559 MiB
-    assert machine("h200").chip.memory_bytes == 143_771 * 2**20
+def test_memory_is_what_torch_reports_and_less_than_nvidia_smi_shows():
+    shown = {"h100": 81559, "h200": 143771, "b200": 183359, "a100": 81920, "l4": 23034, "rtx4090": 24564}  # MiB
+    assert machine("h100").chip.memory_bytes == 81_089 * 2**20
+    for name, mebibytes in shown.items():
+        assert 0.975 < machine(name).chip.memory_bytes / 2**20 / mebibytes < 0.997, name
     assert machine("mi300x").chip.memory_bytes == 206_141_652_992
+    assert set(TOTAL_MEMORY) == set(names())
 
 
 def test_at_least_fourteen_chips_and_all_of_them_are_sound():

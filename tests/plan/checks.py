@@ -8,7 +8,6 @@ from typing import Any
 
 from fivefold.machine.site import Site
 from fivefold.plan import questions
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.count.memory.rank_memory import memory, over_time
 from fivefold.plan.predict import planner, predict
 from fivefold.plan.price.memory_over_time import levels
@@ -17,6 +16,7 @@ from fivefold.plan.ratios import ratios
 from fivefold.plan.search import search
 from fivefold.plan.whole_run import whole_run
 from fivefold.record import Mistake, Record
+from fivefold.step import FITS_RISK
 from fivefold.train.supported import check_supported
 from tests.plan.draws import Case
 
@@ -34,7 +34,11 @@ def a_step(case: Case) -> None:
         assert stage.peak_cause
     assert len(step.memory.stages) == layout.pp
     assert step.memory.peak_bytes == max(stage.peak_bytes for stage in step.memory.stages)
-    assert step.memory.fits == (step.memory.peak_bytes <= room_bytes(machine))
+    assert step.memory.risk is not None
+    assert step.memory.fits == planner(model, machine, job).fits(layout) == (step.memory.risk <= FITS_RISK)
+    assert step.memory.fits or step.memory.verdict in ("tight", "does not fit")
+    if machine.backend == "gloo":
+        assert step.memory.risk == (step.memory.peak_bytes > machine.chip.memory_bytes)
     if step.memory.reserved_bytes is not None and step.memory.driver_bytes is not None:
         assert step.memory.peak_bytes <= step.memory.reserved_bytes <= step.memory.driver_bytes
     time, work = step.time, step.work
@@ -104,7 +108,7 @@ def a_search(case: Case) -> None:
         assert best.step.memory.fits
     estimate = planner(model, machine, job).estimate(layout)
     searched = layout.world == machine.ranks and not layout.stages and layout.ac in ("none", "selective", "full")
-    if searched and estimate.peak_bytes <= room_bytes(machine):
+    if searched and planner(model, machine, job).fits(layout, estimate.ranks):
         assert found.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
 
 

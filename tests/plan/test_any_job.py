@@ -145,6 +145,6 @@ def test_the_smallest_case_that_failed() -> None:
 
 
 def test_every_schedule_and_stack_is_drawn() -> None:
-    drawn = [case(seed) for seed in range(240)]
+    drawn = [case(seed) for seed in range(600)]
     assert {each.layout.schedule for each in drawn} == {*SCHEDULES}
     assert {each.job.stack.name for each in drawn} == {*STACKS}

@@ -47,6 +47,8 @@ class Case(NamedTuple):
 def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = "", late: bool = False) -> Case:
     """A legal layout with its choices drawn, ``layout`` aside."""
     model = named(draw(st.sampled_from(models)))
+    if model.position == "learned":  # sequences are doubled below
+        model = model.replace(positions=4 * model.positions)
     pp = draw(st.sampled_from([1, 1, 2, 4]))
     schedule = draw(st.sampled_from([*WHOLE, "zb1p", "zb2p", "zbv", *OVERLAPPED])) if pp > 1 else "1f1b"
     fields = {
@@ -147,7 +149,7 @@ def test_zero_orders_states_and_peaks(case: Case) -> None:
 def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:
     """All ranks together hold the model's, norms and learned positions aside, and a tied table a second time; the
     fullest its share and an end."""
-    model, layout = named(name), Layout.parse(text)
+    model, layout = named(name), Layout.parse(text or "dp1")
     job = Job(sequence=2048, global_batch=64)
     case = Case(model, layout, job, on("h100", layout.world))
     whole = states(case.estimate(layout=Layout()).ranks[0])
@@ -184,7 +186,7 @@ def spoken(case: Case, axis: str, **changes: object) -> int:
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
 def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: list[dict[str, object]]) -> None:
     """Bytes per rank over the axis itself, at as many micro-batches."""
-    case = Case(named(name), Layout.parse(text), Job(sequence=2048), on("h100", 8))
+    case = Case(named(name), Layout.parse(text or "dp1"), Job(sequence=2048), on("h100", 8))
     sent = [spoken(case, axis, **changes) for changes in grow]
     assert sent == sorted(sent)
     assert sent[-1] > 0 or (axis == "ep" and case.model.moe is None)

@@ -12,7 +12,7 @@ from fivefold.show.compare import to_text
 DAY = 86400.0
 RUN = WholeRun(
     model="tiny", machine="h100", layout="dp8 zero1 mbs1", ranks=8, tokens=2e12, steps=1000, step_seconds=864.0,
-    peak_bytes=2**30, room_bytes=2**31, training_seconds=10 * DAY,
+    peak_bytes=2**30, capacity_bytes=2**31, risk=0.01, training_seconds=10 * DAY,
     lost={"evaluation": 0.1 * DAY, "checkpoints": 0.2 * DAY, "restarts": 0.3 * DAY, "repeated": 0.4 * DAY},
     seconds=11 * DAY, low_seconds=10.5 * DAY, high_seconds=15 * DAY, failures=7.0,
     between_failures_seconds=11 * DAY / 7,
@@ -33,7 +33,11 @@ def test_the_page_of_a_run_adds_up() -> None:
     assert "1.3 t with 481 g/kWh (world)" in text
     assert "0.29 to 0.81" in text
     assert "arXiv:2407.21783" in text
-    small = RUN.replace(room_bytes=2**29, kwh=None, dollars=None)
+    tight = RUN.replace(capacity_bytes=2**30, risk=0.3)
+    assert "but it is tight: 1.00 GiB of 1.00 GiB, 30 % risk of running out" in to_text(
+        whole_run.page(tight), width=200
+    )
+    small = RUN.replace(capacity_bytes=2**29, risk=1.0, kwh=None, dollars=None)
     assert "does not fit: 1.00 GiB of 512.00 MiB" in to_text(whole_run.page(small), width=120)
     assert "MWh" not in to_text(whole_run.page(small), width=120)
 

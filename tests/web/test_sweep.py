@@ -13,6 +13,7 @@ from fivefold.layout.spec import Layout
 from fivefold.show.sweep.row import Row, of_layout, of_step
 from fivefold.units import show_seconds
 from fivefold.web.app import create
+from fivefold.web.pages.sweep import REACH
 
 JOB = {"machine": "h100", "ranks": 8, "sequence": 4096, "batch": 16, "precision": "bf16", "stack": "fivefold"}
 
@@ -42,7 +43,10 @@ def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row]
         best = max(row.mfu_causal or 0 for row in fitting)
         assert 'class="h8"' in page
         assert f"{best:.1%}" in page
-        assert page.count('class="dot"') + page.count('class="dot over"') == 5 + 2  # and two in the legend
+        reach = REACH * max(row.peak_bytes or 0 for row in fitting)
+        near = [row for row in rows if row.peak_bytes is not None and row.peak_bytes <= reach]
+        assert len(near) > len(fitting)
+        assert page.count('class="dot"') + page.count('class="dot over"') == len(near) + 2  # and two in the legend
         links = {unescape(link) for link in re.findall(r'<td class="code"><a href="([^"]+)"', page)}
         assert len(links) == len(fitting)
         plans = "".join(client.get(link).text for link in links)

@@ -23,9 +23,10 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.count.memory.allocator import AllocatorTotals, driver_bytes
 from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
+from fivefold.plan.price.memory_risk import MemoryRisk
 from fivefold.record import Mistake
 from fivefold.show.rehearsal import Holding, Moment
 from fivefold.step import Memory, StageMemory, Step, Traffic, Work, sent_bytes, utilisation
@@ -99,7 +100,7 @@ def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -
     held, shortage = None, ""
     if machine.backend == "nccl":
         both, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
-        found = reserved(both, expandable=expandable, capacity_bytes=room_bytes(machine))
+        found = reserved(both, expandable=expandable, capacity_bytes=room_bytes(machine, layout))
         shortage = str(found.shortage or "")
         held = (reserved(both, expandable=expandable) if shortage else found).reserved_bytes
     flops = sum(tapes.steady.kernels[place].flops for kind, place, *_ in tapes.steady if kind == KERNEL)
@@ -152,7 +153,8 @@ def step(
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages),
             reserved_bytes=max(held, default=None),
-            fits=not any(out_of_memory(share, machine) for share in rank_summaries),
+            capacity_bytes=machine.chip.memory_bytes,
+            risk=max(_risk(share, model=model, machine=machine, layout=layout, job=job) for share in rank_summaries),
             stages=stages,
         ),
         work=done,
@@ -200,26 +202,47 @@ def _holding(together: Sequence[LiveStorage], category: str, module: str, line: 
     return Holding(sum(sizes), len(sizes), max(sizes), category, since, module, line)
 
 
-def out_of_memory(share: RankSummary, machine: Machine) -> bool:
+def room_bytes(machine: Machine, layout: Layout) -> int:
+    """Return the bytes of a rank that PyTorch can reserve: its memory less what the driver takes."""
+    return machine.chip.memory_bytes - driver_bytes(machine, layout)
+
+
+def out_of_memory(share: RankSummary, machine: Machine, layout: Layout) -> bool:
     """Return whether a rank runs out of memory, by size or by fragmentation."""
-    return bool(share.shortage) or share.peak_bytes > room_bytes(machine)
+    return bool(share.shortage) or share.peak_bytes > room_bytes(machine, layout)
+
+
+def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
+    """Return the probability that a rank runs out of memory in a real run, which errs as predictions of a peak do.
+
+    The fragmentation is that of the replayed allocator, all of which is lost.
+    """
+    if out_of_memory(share, machine, layout):
+        return 1.0
+    peak, held = share.peak_bytes, share.reserved_bytes
+    totals = None if held is None else AllocatorTotals(held, held + driver_bytes(machine, layout))
+    risk = MemoryRisk(model=model, machine=machine, job=job)
+    return risk.probability(layout, peak_bytes=peak, totals=totals, lost=1.0)
 
 
 def too_large(
     rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> tuple[str, ...]:
     """Return one finding if any rank runs out of memory: the fullest rank, its peak and a layout to try."""
-    short = [share for share in rank_summaries if out_of_memory(share, machine)]
+    short = [share for share in rank_summaries if out_of_memory(share, machine, layout)]
     if not short:
         return ()
-    room, fullest = room_bytes(machine), max(short, key=lambda share: share.peak_bytes)
+    room, fullest = room_bytes(machine, layout), max(short, key=lambda share: share.peak_bytes)
     if fullest.peak_bytes <= room:
         return (fullest.shortage,)
     stage = max(fullest.first, fullest.steady, key=lambda memory: memory.peak_bytes)
+    taken = machine.chip.memory_bytes - room
+    beside = f", of which the driver takes {show_bytes(taken)}" if taken else ""
     more = f", and so do {len(short) - 1} more of the {len(rank_summaries)} ranks rehearsed" if len(short) > 1 else ""
+    advice = _advice(model=model, machine=machine, layout=layout, job=job)
     return (
         f"rank {fullest.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
-        f"has {show_bytes(room)} for tensors{more}; {_advice(model=model, machine=machine, layout=layout, job=job)}",
+        f"has {show_bytes(machine.chip.memory_bytes)}{beside}{more}; {advice}",
     )
 
 

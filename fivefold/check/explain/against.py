@@ -16,7 +16,7 @@ from fivefold.layout.search_result import Change
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.count.memory.allocator import driver_bytes
 from fivefold.plan.predict import predict
 from fivefold.plan.questions import changes
 from fivefold.plan.search import search
@@ -34,15 +34,16 @@ def against(
 ) -> AgainstPrediction:  # fmt: skip
     """The prediction of ``layout`` beside ``memory``, and what would fit."""
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
-    room = room_bytes(machine)
+    taken = driver_bytes(machine, layout)
+    room = machine.chip.memory_bytes - taken
     if memory.capacity_bytes is not None:
-        room = min(room, max(0, memory.capacity_bytes - (machine.chip.memory_bytes - room)))
+        room = min(room, max(0, memory.capacity_bytes - taken))
     excess = max(0, memory.needed_bytes - predicted.memory.peak_bytes)
     found = [each for each in changes(model=model, machine=machine, job=job, layout=layout)
              if each.memory_bytes + excess <= room]  # fmt: skip
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.wanted_bytes is None
     least = None if fits else min(found, key=_cost, default=None)
-    other = "" if fits or least else _other_layout(model, machine, job, room=room - excess)
+    other = "" if fits or least else _other_layout(model, machine, job, capacity=room - excess + taken)
     seconds = predicted.time.step_seconds
     return AgainstPrediction(
         predicted=predicted, rows=tuple(_rows(memory, predicted)), excess_bytes=excess, room_bytes=room, change=least,
@@ -91,12 +92,11 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
                "the device, or the pieces in which memory is reserved, is the cause")  # fmt: skip
 
 
-def _other_layout(model: Model, machine: Machine, job: Job, *, room: int) -> str:
-    """The fastest layout that fits in ``room``, "" if there is none."""
-    taken = machine.chip.memory_bytes - room_bytes(machine)
-    if room <= 0:
+def _other_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> str:
+    """The fastest layout that fits in ``capacity`` bytes of a device, "" if there is none."""
+    if capacity <= 0:
         return ""
-    smaller = machine.replace(chip=machine.chip.replace(memory_bytes=room + taken))
+    smaller = machine.replace(chip=machine.chip.replace(memory_bytes=capacity))
     try:
         found = search(model=model, machine=smaller, job=job, top=1)
     except Mistake:

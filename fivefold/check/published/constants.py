@@ -211,5 +211,5 @@ OF_MEMORY: tuple[Constant, ...] = (
     Constant("COMMUNICATOR_BYTES", allocator.COMMUNICATOR_BYTES, (32 * MIB, 256 * MIB), set_on=ALL),
     Constant("SPLIT_LATER", allocator.SPLIT_LATER, (1, 4), set_on=ALL),
     Constant("BUCKET_ELEMENTS", allocator.BUCKET_ELEMENTS, (5e8, 5e8)),
-    Constant("COMMUNICATORS", allocator.COMMUNICATORS, (2, 8)),
+    Constant("UNRECLAIMABLE", allocator.UNRECLAIMABLE, (0.1, 1.25)),
 )

@@ -10,13 +10,12 @@ from fivefold import __version__
 from fivefold.check.sweep.spec import Setting, best_of
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner, predict
 from fivefold.plan.search import search
 from fivefold.record import Mistake
 from fivefold.show.sweep.row import Row, Status, of_layout, of_step
 from fivefold.step import Step
-from fivefold.units import show_bytes
+from fivefold.units import show_bytes, show_risk
 
 
 class Predictor:
@@ -46,11 +45,8 @@ class Predictor:
             return [_refused(setting, request, str(mistake))]
         if not found.best:
             near = found.misses[0] if found.misses else None
-            why = (
-                f"no layout fits; the nearest, {near.layout}, {_needs(near.needs_bytes, near.has_bytes)}"
-                if near
-                else ""
-            )
+            need = _needs(near.needs_bytes, near.has_bytes, near.risk or 0.0) if near else ""
+            why = f"no layout fits; the nearest, {near.layout}, {need}" if near else ""
             return [_refused(setting, request, why or "no layout fits, nor comes near", status="memory")]
         return [_row(setting, ranked.step) for ranked in found.best]
 
@@ -82,14 +78,14 @@ def _named(setting: Setting) -> dict[str, Any]:
 
 def _row(setting: Setting, step: Step) -> Row:
     columns = _named(setting) | of_layout(Layout.parse(step.layout)) | of_step(step)
-    has, needs = room_bytes(setting.machine), columns["peak_bytes"]
+    has, needs, risk = setting.machine.chip.memory_bytes, columns["peak_bytes"], step.memory.risk or 0.0
     status: Status = "fits" if step.memory.fits else "memory"
-    why = "" if step.memory.fits else _needs(needs, has)
+    why = "" if step.memory.fits else _needs(needs, has, risk)
     return Row(**columns, capacity_bytes=has, status=status, why=why)
 
 
-def _needs(needs: int, has: int) -> str:
-    return f"needs {show_bytes(needs)} of {show_bytes(has)}"
+def _needs(needs: int, has: int, risk: float) -> str:
+    return f"needs {show_bytes(needs)} of {show_bytes(has)}: {show_risk(risk)} risk of running out"
 
 
 def _refused(setting: Setting, request: str, why: str, *, status: Status = "refused") -> Row:

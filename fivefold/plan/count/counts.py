@@ -173,7 +173,7 @@ class Counts:
 
     def _part_states(self, layout: Layout, unit: Sharded, weights: list[Weight], *, shards: int) -> UnitStates:
         """Those of dense weights once for all ways to cut experts, and of experts for all ways to cut dense weights."""
-        key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1
+        key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1, layout.offload
         found = self._parts.get(key)
         if found is None:
             found = part_states(unit, uncut=weights, shards=shards, layout=layout, job=self.job)
@@ -191,11 +191,11 @@ class Counts:
         waits = name == "embed" and layout.pp > 1 and self.model.shares_table and not apart(layout)
         return reduces_each(layout, self.job) and not waits
 
-    def states_key(self, layout: Layout) -> tuple[int, ...]:
+    def states_key(self, layout: Layout) -> tuple[object, ...]:
         """The values of a layout on which states depend."""
         return (layout.tp, layout.tp_inner, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
                 layout.dp * layout.cp, self.model.shares_table and apart(layout),
-                self.job.stack.shards == "beside" and layout.pp == 1)  # fmt: skip
+                self.job.stack.shards == "beside" and layout.pp == 1, layout.offload)  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """The values of a layout on which the units of its stages depend."""

@@ -86,8 +86,8 @@ def expected(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell
     """What to expect where ``predicted`` is predicted; None where nothing of the kind was published."""
     if not cells:
         return None
-    points = sorted(_weighted(of, cells))
-    low, lower, middle, upper, high = (predicted * exp(_quantile(points, level)) for level in LEVELS)
+    points = sorted(weighted_ratios(of, cells))
+    low, lower, middle, upper, high = (predicted * exp(quantile(points, level)) for level in LEVELS)
     alike = [cell for cell in cells if not of.differing(cell.of)]
     whole = sum(weight for _, weight in points)
     error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / whole
@@ -98,8 +98,8 @@ def expected(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell
     )  # fmt: skip
 
 
-def _weighted(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float, float]]:
-    """(ln ratio, weight) of every ratio, and of the doubt."""
+def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float, float]]:
+    """Yield (ln ratio, weight) of every ratio, and of the doubt."""
     sources: dict[str, list[tuple[Cell, float]]] = {}
     for cell in cells:
         sources.setdefault(cell.source, []).append((cell, ALIKE ** of.differing(cell.of)))
@@ -113,12 +113,12 @@ def _weighted(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float, floa
                 yield log(ratio), most * share
                 every.append((log(ratio), cell.rows / rows / len(cell.ratios)))
     every.sort()
-    middle, whole = _quantile(every, 0.5), sum(weight for _, weight in every)
+    middle, whole = quantile(every, 0.5), sum(weight for _, weight in every)
     yield from ((middle + SPREAD * (ratio - middle), DOUBT * weight / whole) for ratio, weight in every)
 
 
-def _quantile(points: Sequence[tuple[float, float]], level: float) -> float:
-    """Of values in order with weights, between the two whose weights' middles enclose ``level``."""
+def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
+    """Return the value at ``level`` of values in order with weights: between the two whose middles enclose it."""
     whole = sum(weight for _, weight in points)
     below, last = 0.0, None
     for value, weight in points:

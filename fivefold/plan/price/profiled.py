@@ -28,6 +28,7 @@ class Profiled:
         self.counts, self.machine = counts, machine
         self.calibration = machine.calibration or Calibration(date="", torch="", cores=1)
         self._hashes: dict[object, str] = {}
+        self._update_hashes: dict[tuple[str, ...], str] = {}  # by what is kept in host memory
         self._units: dict[int, dict[str, UnitPoint]] = {}
         self._updates: dict[int, dict[str, UpdatePoint]] = {}
         self._over: dict[int, float] = {}
@@ -69,9 +70,10 @@ class Profiled:
     def update_key(self, layout: Layout) -> str:
         """As ``unit_key``, of the optimizer."""
         job = self.counts.job
-        if "update" not in self._hashes:
-            self._hashes["update"] = _hash((job.optimizer.model_dump(), job.precision.model_dump(), job.offload))
-        return f"{self._hashes['update']}/{held(layout)}"
+        offloaded = tuple(sorted(layout.offloads(job), reverse=True))
+        if offloaded not in self._update_hashes:
+            self._update_hashes[offloaded] = _hash((job.optimizer.model_dump(), job.precision.model_dump(), offloaded))
+        return f"{self._update_hashes[offloaded]}/{held(layout)}"
 
     def _units_of(self, ranks: int) -> dict[str, UnitPoint]:
         if ranks not in self._units:

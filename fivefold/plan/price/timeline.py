@@ -233,7 +233,7 @@ class Timeline:
         cast = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
         sums = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
         seconds = prices.moving(update, kernel="adamw") + prices.moving(clip + cast + sums, kernel="add")
-        if "optimizer" in self.job.offload:
+        if "optimizer" in layout.offloads(self.job):
             both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
             seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
         return seconds

@@ -16,12 +16,13 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.legal import validate_job
-from fivefold.layout.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult
+from fivefold.layout.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
+from fivefold.plan.price.memory_risk import MemoryRisk
 from fivefold.plan.search.balance import even_out
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.branch_and_bound import BranchAndBound, Report
@@ -35,51 +36,51 @@ from fivefold.plan.search.space import Space
 from fivefold.plan.search.why import whys
 from fivefold.record import Mistake, StopSignal
 from fivefold.stack.spec import Reduce
+from fivefold.step import FITS_RISK, TIGHT_RISK
 
 MISSES = 3  # near misses to show if nothing fits
+ENDLESS = 2**60  # bytes that no layout needs
 
 
 def search(
-    *,
-    model: Model,
-    machine: Machine,
-    job: Job,
-    by: Aim = "time",
-    top: int = 10,
-    recipes: Sequence[Recipe] = (),
-    reduces: Sequence[Reduce] = (),
-    worlds: Sequence[int] = (),
-    levels: int = 1,
-    within: float | None = None,
-    report: Report | None = None,
-    improved: Callable[[str, float], None] | None = None,
+    *, model: Model, machine: Machine, job: Job, by: Aim = "time", top: int = 10, recipes: Sequence[Recipe] = (),
+    reduces: Sequence[Reduce] = (), worlds: Sequence[int] = (), levels: int = 1, within: float | None = None,
+    report: Report | None = None, improved: Callable[[str, float], None] | None = None, risk: float = FITS_RISK,
     **narrowed: Any,
-) -> SearchResult:
+) -> SearchResult:  # fmt: skip
     """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
 
     ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
     ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
     ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``.
-    ``improved``: told each better layout and its score. Interrupted once it knows a layout, it returns the best so far.
-    A ``Mistake`` if no layout is legal.
+    ``improved``: told each better layout and its score. ``risk``: the probability of running out of memory up to which
+    a layout fits; the best of the tight ones beyond it is found too, if it beats those that fit. Interrupted once it
+    knows a layout, it returns the best so far. A ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
     spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
     total = sum(space.layouts for _, space in spaces)
     proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
-    known = Incumbents(machine, by=score, top=top, levels=levels, alike=proposes, improved=improved)
+    tight = _largest_peak(spaces, TIGHT_RISK, model=model, machine=machine) if by in ("time", "cost") else 0
+    known = Incumbents(
+        _largest_peak(spaces, risk, model=model, machine=machine), by=score, top=top, levels=levels, alike=proposes,
+        improved=improved, largest_tight=tight,
+    )  # fmt: skip
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
-    planners, where = _until_stopped(solver, spaces, model=model, machine=machine), narrowed.get("where", ANY)
+    planners = _until_stopped(solver, spaces, model=model, machine=machine, risk=risk)
+    where = narrowed.get("where", ANY)
     total += even_out(known, where=where) if planners and proposes else 0
     found = SearchResult(
         by=by,
         proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
         best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
         front=tuple(_front(known.fitting)),
+        risk=risk,
+        tight=_tight(known),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
-        misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine)),
-        tightest="" if known.best else _tightest(model, machine, job, where=where),
+        misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine, risk=risk)),
+        tightest="" if known.best else _tightest(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
         stopped=not planners,
         evaluated=known.evaluated,
@@ -173,36 +174,57 @@ def _by_regret(
     )  # fmt: skip
 
 
-def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
+def _largest_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
+    """Return the predicted peak that no layout of ``spaces`` exceeds at a risk of at most ``risk``."""
+    return max(
+        MemoryRisk(model=model, machine=machine, job=job).largest_peak(space.world, risk=risk) for job, space in spaces
+    )
+
+
+def _tight(known: Incumbents) -> TightLayout | None:
+    """Return the best tight layout beside the best that fits; None where none beats it."""
+    tight, best = known.tight, known.best[0] if known.best else None
+    if tight is None or (best and best.score <= tight.score):
+        return None
+    return TightLayout(
+        layout=tight.text, precision=tight.planner.job.precision.name, reduce=tight.planner.job.stack.reduce,
+        risk=tight.planner.out_of_memory_risk(tight.estimate.layout, tight.estimate.ranks),
+        memory_bytes=tight.peak_bytes, step_seconds=tight.seconds,
+        faster=best.score / tight.score - 1 if best else None,
+    )  # fmt: skip
+
+
+def fits_any(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> bool:
     """Whether any layout over all ranks fits."""
-    return fitting(ANY, model=model, machine=machine, job=job) is not None
+    return fitting(ANY, model=model, machine=machine, job=job, risk=risk) is not None
 
 
-def fitting(where: Where, *, model: Model, machine: Machine, job: Job) -> Layout | None:
+def fitting(where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Layout | None:
     """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one."""
-    space = Space(model, job, world=machine.ranks, where=where)
-    known = Incumbents(machine, by="memory", top=1, levels=0, any_will_do=True)
+    spaces = [(job, Space(model, job, world=machine.ranks, where=where))]
+    largest = _largest_peak(spaces, risk, model=model, machine=machine)
+    known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
-    _search_spaces(solver, [(job, space)], model=model, machine=machine)
+    _search_spaces(solver, spaces, model=model, machine=machine, risk=risk)
     return known.best[0].estimate.layout if known.best else None
 
 
-def _tightest(model: Model, machine: Machine, job: Job, *, where: Where) -> str:
+def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:
     """Of constraints under which nothing fits the one that has to give way, and the layout that then fits."""
 
     def passing(admitted: Where) -> Layout | None:
-        return fitting(admitted, model=model, machine=machine, job=job)
+        return fitting(admitted, model=model, machine=machine, job=job, risk=risk)
 
     found = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
     return f"nothing that meets {str(where)!r} fits; {found}" if found else ""
 
 
 def _until_stopped(
-    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine
+    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine, risk: float
 ) -> dict[Job, Planner]:  # fmt: skip
     """``_search_spaces``; none if it was interrupted when some layout was known."""
     try:
-        return _search_spaces(solver, spaces, model=model, machine=machine)
+        return _search_spaces(solver, spaces, model=model, machine=machine, risk=risk)
     except (KeyboardInterrupt, StopSignal):
         if not solver.incumbents.best:
             raise
@@ -211,7 +233,7 @@ def _until_stopped(
 
 def _search_spaces(
     solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *,
-    model: Model, machine: Machine,
+    model: Model, machine: Machine, risk: float,
 ) -> dict[Job, Planner]:  # fmt: skip
     """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
@@ -220,7 +242,7 @@ def _search_spaces(
         if space.layouts:
             if job not in planners:
                 counts = known[job].counts if known else None
-                planners[job] = Planner(model=model, machine=machine, job=job, counts=counts)
+                planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
             alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
             bounds = Bounds(planners[job], space, joined(()), like=bounds if alike else None)
             solver.sweep(bounds)
@@ -228,15 +250,21 @@ def _search_spaces(
 
 
 def _misses(
-    spaces: Sequence[tuple[Job, Space]], planners: Mapping[Job, Planner], *, model: Model, machine: Machine
+    spaces: Sequence[tuple[Job, Space]],
+    planners: Mapping[Job, Planner],
+    *,
+    model: Model,
+    machine: Machine,
+    risk: float,
 ) -> Iterator[NearMiss]:
     """The layouts that need the least memory, found as if memory were unlimited."""
-    endless = machine.replace(chip=machine.chip.replace(memory_bytes=2**60))
-    known = Incumbents(endless, by="memory", top=MISSES, levels=0)
+    endless = machine.replace(chip=machine.chip.replace(memory_bytes=ENDLESS))
+    known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
-    _search_spaces(solver, spaces, planners, model=model, machine=endless)
+    _search_spaces(solver, spaces, planners, model=model, machine=endless, risk=risk)
     for found in known.best:
-        yield near_miss(found.estimate, model=model, machine=machine, job=found.planner.job)
+        job, counts = found.planner.job, found.planner.counts
+        yield near_miss(found.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk))
 
 
 def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:

@@ -19,6 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.search import search
 from fivefold.plan.whole_run import whole_run
 from fivefold.record import Mistake, StopSignal
+from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
 Goal = Literal["time", "cost", "energy"]
@@ -45,14 +46,15 @@ def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
 
 def across(
     *, model: Model, choices: Sequence[Choice], job: Job, tokens: float, site: Site, by: Goal, within: float,
-    where: Where = ANY, deadline: float | None = None, done: Done = lambda _: None,
+    where: Where = ANY, deadline: float | None = None, risk: float = FITS_RISK, done: Done = lambda _: None,
 ) -> Offers:  # fmt: skip
     """Every choice and size as an offer, the best first. A ``Mistake`` names machines that lack a price, or watts."""
     _check([choice.machine for choice in choices], by)
 
     def offer(machine: Machine, ranks: int) -> Offer:
         done(f"{machine.name}:{ranks}")
-        return _offer(model, with_ranks(machine, ranks), job, tokens=tokens, site=site, within=within, where=where)
+        chosen = with_ranks(machine, ranks)
+        return _offer(model, chosen, job, tokens=tokens, site=site, within=within, where=where, risk=risk)
 
     found: list[Offer] = []
     stopped = False
@@ -85,10 +87,10 @@ def _check(machines: Sequence[Machine], by: Goal) -> None:
 
 
 def _offer(
-    model: Model, machine: Machine, job: Job, *, tokens: float, site: Site, within: float, where: Where
+    model: Model, machine: Machine, job: Job, *, tokens: float, site: Site, within: float, where: Where, risk: float
 ) -> Offer:  # fmt: skip
     try:
-        found = search(model=model, machine=machine, job=job, top=1, within=within, where=where)
+        found = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
     except Mistake as mistake:
         return Offer(machine=machine.name, ranks=machine.ranks, refused=str(mistake))
     if found.stopped:  # of one machine: then the others are not searched either

@@ -43,12 +43,12 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
     return best
 
 
-def recomputing_less(layout: Layout, planner: Planner, *, room: int) -> Layout | None:
-    """The layout with recomputation on as few pipeline ranks as ``room`` bytes allow; None if it must be on all."""
+def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
+    """The layout with recomputation on as few pipeline ranks as it needs to fit; None if it must be on all."""
     if not _by_rank(layout, planner):
         return None
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
-    least = bisect_left(fewer, True, key=lambda each: planner.peak_bytes(each) <= room)
+    least = bisect_left(fewer, True, key=planner.fits)
     return fewer[least] if least < len(fewer) else None
 
 
@@ -74,15 +74,15 @@ def even_out(known: Incumbents, *, where: Where = ANY) -> int:
     for each in sorted(pipelines, key=lambda found: found[:4])[:LOOKED_AT]:
         least = 1 - gain(each.estimate.layout, each.planner)
         if tried < TRIED and known.may_win(each.score * least, each.peak_bytes, each.seconds * least):
-            for other in filter(where.holds, _others(each.estimate.layout, each.planner, room=known.capacity)):
+            for other in filter(where.holds, _others(each.estimate.layout, each.planner)):
                 known.evaluate(each.planner, other)
                 tried += 1
     return tried
 
 
-def _others(layout: Layout, planner: Planner, *, room: int) -> Iterator[Layout]:
+def _others(layout: Layout, planner: Planner) -> Iterator[Layout]:
     """The layout with balanced stages; with less recomputation; with both."""
-    fewer = recomputing_less(layout, planner, room=room)
+    fewer = recomputing_less(layout, planner)
     yield from (split for each in (layout, fewer) if each and (split := balanced(each, planner)))
     if fewer:
         yield fewer

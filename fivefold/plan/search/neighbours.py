@@ -17,7 +17,6 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.search_result import By, Change, Walk
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.search.balance import balanced, recomputing_less
 from fivefold.plan.search.recomputations import recomputations_of
@@ -84,7 +83,7 @@ def _choices(layout: Layout, planner: Planner) -> Iterator[Fields]:
         yield from ({"stages": stages} for stages in ((), split.stages if split else ()))
     for ac in recomputations_of(model):
         yield {"ac": ac}
-        if fewer := recomputing_less(layout.replace(ac=ac), planner, room=room_bytes(planner.machine)):
+        if fewer := recomputing_less(layout.replace(ac=ac), planner):
             yield {"ac": fewer.ac}
     active = {axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1}
     orders = {tuple(axis for axis in order if axis in active): order for order in permutations(DEFAULT_ORDER)}
@@ -128,11 +127,10 @@ def _ruled_out(layout: Layout) -> Fields:
 
 def _ranked(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
     """The neighbours that ``where`` admits: those that fit first, then by time (of memory: by bytes)."""
-    room = room_bytes(planner.machine)
     found = [planner.estimate(each) for each in neighbours(layout, planner) if where.holds(each)]
 
     def key(each: Estimate) -> tuple[bool, float, float]:
-        fits, seconds, size = each.peak_bytes <= room, each.step_time.seconds, float(each.peak_bytes)
+        fits, seconds, size = planner.fits(each.layout, each.ranks), each.step_time.seconds, float(each.peak_bytes)
         return (not fits, size, seconds) if by == "memory" or not fits else (False, seconds, size)
 
     return sorted(found, key=key)
@@ -140,8 +138,7 @@ def _ranked(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[E
 
 def _better(planner: Planner, each: Estimate, *, than: Estimate, by: By) -> bool:
     """Whether a change is worth making: it fits at last, or is smaller where nothing fits, or is faster."""
-    room = room_bytes(planner.machine)
-    fits, fitted = each.peak_bytes <= room, than.peak_bytes <= room
+    fits, fitted = planner.fits(each.layout, each.ranks), planner.fits(than.layout, than.ranks)
     if fits != fitted:
         return fits
     if not fits or by == "memory":
@@ -150,10 +147,12 @@ def _better(planner: Planner, each: Estimate, *, than: Estimate, by: By) -> bool
 
 
 def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:
+    risk = planner.out_of_memory_risk(after.layout, after.ranks)
     return Change(
         change=changed_words(before.layout, after.layout),
         layout=str(after.layout),
-        fits=after.peak_bytes <= room_bytes(planner.machine),
+        fits=risk <= planner.risk,
+        risk=risk,
         memory_bytes=after.peak_bytes,
         step_seconds=after.step_time.seconds,
         faster=before.step_time.seconds / after.step_time.seconds,

@@ -13,8 +13,9 @@ from fivefold.layout.search_result import NearMiss, Reason
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
-from fivefold.plan.predict import Estimate, Planner
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.memory.host import host_bytes
+from fivefold.plan.predict import Estimate, Planner, fullest
 from fivefold.plan.search.bounds import PARTS
 from fivefold.plan.search.columns import Ints
 from fivefold.units import show_bytes, show_seconds
@@ -33,8 +34,8 @@ WORDS = {
 class Rejections:
     """Counts rejected layouts by cause."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, largest_peak: int) -> None:
+        self.largest_peak = largest_peak
         self.large = 0
         self.nearest: tuple[float, Layout] | None = None
         self.slow: dict[str, tuple[int, Layout]] = {}
@@ -80,7 +81,7 @@ class Rejections:
                     cause="memory",
                     layouts=self.large,
                     nearest=str(layout),
-                    line=f"needs {show_bytes(size)} or more of {show_bytes(self.capacity)}",
+                    line=f"{show_bytes(size)} or more at the peak, of {show_bytes(machine.chip.memory_bytes)}",
                 )
             )
         for cause, (count, layout) in self.slow.items():
@@ -92,30 +93,38 @@ class Rejections:
         return tuple(sorted(found, key=lambda reason: -reason.layouts))
 
 
-def near_miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> NearMiss:
+def near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
     """Record of a layout that does not fit, with changes that would make it fit."""
-    fullest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
+    model, machine, job = planner.model, planner.machine, planner.job
+    largest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
     return NearMiss(
         layout=str(estimate.layout),
-        needs_bytes=fullest.peak_bytes,
-        has_bytes=room_bytes(machine),
-        cause=fullest.peak_cause,
-        mends=tuple(mends(estimate.layout, model=model, machine=machine, job=job)),
+        needs_bytes=largest.peak_bytes,
+        has_bytes=machine.chip.memory_bytes,
+        risk=planner.out_of_memory_risk(estimate.layout, estimate.ranks),
+        cause=largest.peak_cause,
+        mends=tuple(mends(estimate.layout, model=model, machine=machine, job=job, risk=planner.risk)),
     )
 
 
-def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterator[str]:
+def mends(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
     """Single changes that would make a layout fit, each with the memory that it then needs."""
-    room = room_bytes(machine)
 
-    def peak(changed: Job, at: Layout = layout) -> int:
-        return Planner(model=model, machine=machine, job=changed).peak_bytes(at)
+    def peak(changed: Job, at: Layout = layout) -> int | None:
+        """Return the peak after a change; None if it does not fit."""
+        planner = Planner(model=model, machine=machine, job=changed, risk=risk)
+        ranks = planner.memory(at)
+        return fullest(ranks) if planner.fits(at, ranks) else None
 
+    if "optimizer" not in layout.offloads(job):
+        offloading = layout.replace(offload=("optimizer", *layout.offload))
+        if (size := peak(job, offloading)) is not None:
+            host = host_bytes(Counts(model, job), offloading, machine)
+            yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host)} of host memory per node"
     for words, changed in _changes(job):
         if not is_legal(layout, model=model, job=changed):
             continue
-        size = peak(changed)
-        if size <= room:
+        if (size := peak(changed)) is not None:
             yield f"{words}: {show_bytes(size)}"
     sharded = layout.replace(zero=3, shard_group=None)
     for times in (2, 4, 8, 16, 32, 64):
@@ -123,15 +132,12 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterat
         bigger = job.replace(global_batch=job.global_batch * times)
         if not is_legal(wider, model=model, job=bigger):
             continue
-        size = peak(bigger, wider)
-        if size <= room:
+        if (size := peak(bigger, wider)) is not None:
             yield f"{wider.world} ranks with gbs {bigger.global_batch} as {str(wider)!r}: {show_bytes(size)}"
             return
 
 
 def _changes(job: Job) -> Iterator[tuple[str, Job]]:
-    if "optimizer" not in job.offload:
-        yield "optimizer states in host memory", job.replace(offload=(*job.offload, "optimizer"))
     if job.optimizer.kind == "adamw":
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit"))
     if job.precision.accumulated_bytes:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from fivefold.layout.search_result import Regret, Robustness, Told
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.memory.allocator import room_bytes
-from fivefold.plan.predict import Planner, fullest
+from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.branch_and_bound import BranchAndBound, Report
 from fivefold.plan.search.columns import joined
@@ -47,7 +46,7 @@ class Judge:
         self, planner: Planner, *, world: int, narrowed: Mapping[str, Any], report: Report | None = None
     ) -> None:  # fmt: skip
         model, machine, job = planner.model, planner.machine, planner.job
-        self.world, self.narrowed, self.report, self.room = world, narrowed, report, room_bytes(machine)
+        self.world, self.narrowed, self.report = world, narrowed, report
         self.scenarios = scenarios(model=model, machine=machine, job=job)
         self.planners = [planner, *(_planner(each, planner) for each in self.scenarios[1:])]
         self.known: list[dict[Layout, float]] = [{} for _ in self.scenarios]
@@ -61,7 +60,8 @@ class Judge:
         """
         planner = self.planners[at]
         space = Space(planner.model, planner.job, world=self.world, **self.narrowed)
-        found = Incumbents(planner.machine, by="time", top=1, levels=0, alike=True, slack=slack)
+        largest = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
+        found = Incumbents(largest, by="time", top=1, levels=0, alike=True, slack=slack)
         for layout in begin:
             found.evaluate(planner, layout)
         solver = BranchAndBound(
@@ -77,7 +77,7 @@ class Judge:
         known, planner = self.known[at], self.planners[at]
         if layout not in known:
             ranks = planner.memory(layout)
-            fits = fullest(ranks) <= self.room
+            fits = planner.fits(layout, ranks)
             known[layout] = planner.estimate(layout, ranks=ranks).step_time.seconds if fits else inf
         return known[layout]
 
@@ -160,8 +160,9 @@ class Judge:
 def _planner(scenario: Scenario, planner: Planner) -> Planner:
     counts = planner.counts if scenario.job == planner.job else None
     return Planner(
-        model=planner.model, machine=scenario.machine, job=scenario.job, counts=counts, straggler=scenario.straggler
-    )
+        model=planner.model, machine=scenario.machine, job=scenario.job, counts=counts,
+        straggler=scenario.straggler, risk=planner.risk,
+    )  # fmt: skip
 
 
 def _finite(regret: float) -> float | None:

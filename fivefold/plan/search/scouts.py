@@ -28,7 +28,7 @@ def scout(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
     likely = _likely(solver, bounds, floors)
     best = np.lexsort((likely.size, solver.incumbents.score(likely.seconds, likely.size, bounds.space)))
     incumbents, done, report = solver.incumbents, solver.done, solver.report
-    rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.capacity), None
+    rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
     try:
         for start in range(0, len(best), SCOUTS):
             some = best[start : start + SCOUTS]
@@ -79,7 +79,7 @@ def _try(solver: BranchAndBound, bounds: Bounds, some: CandidateLayouts) -> None
     if not len(some.zero):
         return
     size = bounds.memory(some)
-    fits = size <= solver.incumbents.capacity
+    fits = size <= solver.incumbents.largest_peak
     some, size = some.take(fits), size[fits]
     if len(size):
         seconds = bounds.seconds(some)[0] if solver.timed else np.zeros(len(size))

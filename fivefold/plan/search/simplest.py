@@ -18,7 +18,6 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.search_result import Alternative
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.timeline import StepTime
 
@@ -70,7 +69,7 @@ class Simplest:
     ) -> None:  # fmt: skip
         self.planners, self.limit, self.where = planners, limit, where
         machine = planners[0].machine
-        self.room, self.node = room_bytes(machine), machine.ranks_per_node
+        self.node = machine.ranks_per_node
         self.known = {(each.layout, each.planner.job): each for each in known}
         self.left = MOST
 
@@ -111,10 +110,10 @@ class Simplest:
         if not self.left or not self.where.holds(layout) or not is_run(layout, planner):
             return None
         ranks = planner.memory(layout)
-        peak = max(rank.peak_bytes for rank in ranks)
-        if peak > self.room:
+        if not planner.fits(layout, ranks):
             return None
         self.left -= 1
+        peak = max(rank.peak_bytes for rank in ranks)
         self.known[key] = Evaluated(layout, planner.estimate(layout, ranks=ranks).step_time, peak, planner)
         return self.known[key]
 

@@ -13,7 +13,6 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.search_result import Why
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search.neighbours import changed_words
 from fivefold.plan.search.simplest import Evaluated, dropped, is_run, made
@@ -43,17 +42,16 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: S
     admitted = [each for each in legal if where.holds(each)]
     if not legal:
         return ""
-    room = room_bytes(planner.machine)
-    sizes = {
-        (each, by): by.peak_bytes(each)
+    over = {
+        (each, by): by.excess_bytes(each)
         for each in admitted or legal
         for by in (planners if each.zero > 1 else [planner])
     }
-    fitting = [(by.estimate(each), by) for (each, by), size in sizes.items() if size <= room]
+    fitting = [(by.estimate(each), by) for (each, by), excess in over.items() if not excess]
     out = "" if admitted else " (excluded)"
     if not fitting:
-        (least, _), size = min(sizes.items(), key=lambda each: each[1])
-        return f"{_named(name, least, chosen.layout)}{out} does not fit, by {show_bytes(size - room)}"
+        (least, _), excess = min(over.items(), key=lambda each: each[1])
+        return f"{_named(name, least, chosen.layout)}{out} does not fit, by {show_bytes(excess)}"
     best, by = min(fitting, key=lambda each: each[0].step_time.seconds)
     out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1

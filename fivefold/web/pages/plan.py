@@ -12,7 +12,6 @@ from fivefold.layout.search_result import Change
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.plan import questions
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.record import Mistake
 from fivefold.show.drawing import interval, memory, pipeline
 from fivefold.show.drawing.bars import Part, scale, stacked
@@ -96,7 +95,7 @@ def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
     whole, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step, "rank": found.rank, "drawn": found.drawn, "layout": layout,
-        "chip": chip, "room": room_bytes(noun.machine), "cost": cost(step, noun.machine),
+        "chip": chip, "cost": cost(step, noun.machine),
         "stages": [(stage, stage_bar(stage, whole=whole, limit=limit)) for stage in step.memory.stages],
         "fullest": memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(found.levels, rank=found.rank, capacity_bytes=chip),

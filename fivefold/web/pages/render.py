@@ -16,6 +16,7 @@ from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.show.drawing.svg import legend
 from fivefold.show.robust import share
+from fivefold.show.verdict import judgement
 from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About, of_ranks
@@ -36,7 +37,7 @@ environment = Environment(
 )  # fmt: skip
 environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
-    "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
+    "judgement": judgement, "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
     "regret": share, "of_ranks": of_ranks,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],

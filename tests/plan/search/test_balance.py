@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
-from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.machine.spec import Machine
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
 from fivefold.plan.search.balance import balanced, gain, recomputing_less
@@ -73,10 +73,22 @@ def test_as_few_ranks_recompute_as_memory_allows(words: str) -> None:
     layout = Layout.parse(f"{words} mbs1")
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
     peaks = [planner.peak_bytes(each) for each in (*fewer, layout)]
-    for room in (min(peaks) - 1, *peaks):
-        fitting = [each for each, peak in zip(fewer, peaks, strict=False) if peak <= room]
-        assert recomputing_less(layout, planner, room=room) == (fitting[0] if fitting else None)
-    assert recomputing_less(layout.replace(ac="none"), planner, room=2**60) is None
+    for memory in (min(peaks), *(2 * peak for peak in peaks), 4 * max(peaks)):
+        chip = planner.machine.chip.replace(memory_bytes=memory)
+        small = Planner(model=planner.model, machine=planner.machine.replace(chip=chip), job=planner.job)
+        fitting = [each for each in fewer if small.fits(each)]
+        assert recomputing_less(layout, small) == (fitting[0] if fitting else None)
+    assert recomputing_less(layout.replace(ac="none"), small) is None
+
+
+def too_small_for_any(layouts: list[Layout], planner: Planner) -> Machine:
+    """The machine with the most memory, in steps of 16 MiB, with which none of ``layouts`` fits."""
+    for memory in range(8 * 2**30, 2**30, -(2**24)):
+        machine = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=memory))
+        small = Planner(model=planner.model, machine=machine, job=planner.job, counts=planner.counts)
+        if not any(map(small.fits, layouts)):
+            return machine
+    raise AssertionError("the layouts fit in 1 GiB")
 
 
 def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recompute() -> None:
@@ -86,14 +98,13 @@ def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recomp
         Layout.parse("pp4 mbs1"),
     )
     planner = Planner(model=model, machine=MACHINE, job=job)
-    room = min(map(planner.peak_bytes, every_split(base))) - 1  # none goes without
-    bytes_of_chip = MACHINE.chip.memory_bytes + room - room_bytes(MACHINE)
-    machine = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=bytes_of_chip))
+    machine = too_small_for_any(every_split(base), planner)  # none goes without
+    small = Planner(model=model, machine=machine, job=job)
     where = Where.parse("pp=4 v=1 schedule=1f1b mbs=1 ac=none,full")
     found = search(model=model, machine=machine, job=job, where=where, within=0.0)
     assert found.proposal is not None
     others = [each.replace(ac=f"full{at}") for each in every_split(base) for at in ("", "@1", "@2", "@3")]
-    best = min((seconds(planner, each), str(each)) for each in others if planner.peak_bytes(each) <= room)
+    best = min((seconds(planner, each), str(each)) for each in others if small.fits(each))
     assert found.proposal.choice.step.time.step_seconds == pytest.approx(best[0])
     assert Layout.parse(best[1]).recompute_ranks == Layout.parse(found.proposal.layout).recompute_ranks == 1
     assert best[0] < 0.85 * seconds(planner, base.replace(ac="full"))

@@ -13,7 +13,6 @@ from fivefold.layout.where import Where
 from fivefold.machine.otherwise import with_kernels, with_network
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
 from fivefold.plan.search.scenarios import scenarios
@@ -34,8 +33,7 @@ def every(model: Model, machine: Machine, job: Job, **narrowed: Any) -> list[Lay
 
 def seconds(planner: Planner, layout: Layout) -> float:
     ranks = planner.memory(layout)
-    fits = max(rank.peak_bytes for rank in ranks) <= room_bytes(planner.machine)
-    return planner.estimate(layout, ranks=ranks).step_time.seconds if fits else inf
+    return planner.estimate(layout, ranks=ranks).step_time.seconds if planner.fits(layout, ranks) else inf
 
 
 @pytest.mark.parametrize(("model", "axes"), [(SHALLOW, ("tp", "cp", "pp")), (SPARSE, ("ep",))], ids=["dense", "moe"])

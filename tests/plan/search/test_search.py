@@ -17,12 +17,13 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner, predict
+from fivefold.plan.price.memory_risk import MemoryRisk
 from fivefold.plan.search import fits_any, search
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
 from fivefold.stack.catalog import named as stack
+from fivefold.step import FITS_RISK, TIGHT_RISK
 
 JOB = Job(sequence=4096, global_batch=64)
 NODE = resolve("h100:8", local=Path("/nowhere"))
@@ -31,22 +32,22 @@ EXPERTS = SMALL.replace(name="experts", layers=4, moe=MoE(experts=8, topk=2, ffn
 FEW = Job(sequence=2048, global_batch=16)
 
 
-def brute(model: Model, machine: Machine, job: Job, **narrowed: Any) -> list[Estimate]:
+def brute(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, **narrowed: Any) -> list[Estimate]:
     """Every layout, estimated, that fits."""
-    planner = Planner(model=model, machine=machine, job=job)
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
     space = Space(model, job, world=machine.ranks, **narrowed)
     candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
     candidates = space.shard(space.partials, space.place(space.partials, candidates))
     found = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
-    return [each for each in found if each.peak_bytes <= room_bytes(machine)]
+    return [each for each in found if planner.fits(each.layout, each.ranks)]
 
 
 def tight(ranks: int, *, gib: float) -> Machine:
-    """Nodes of two with room for ``gib``, so that layouts cross nodes and many do not fit."""
+    """Nodes of two on which a peak of up to about ``gib`` fits, so that layouts cross nodes and many do not fit."""
     machine = resolve(f"h100:{ranks}", local=Path("/nowhere"))
     near, far = machine.links
-    links = (near.replace(span=2), far)
-    return machine.replace(links=links, ranks_per_node=2, chip=machine.chip.replace(memory_bytes=int(gib * 2**31)))
+    links, memory = (near.replace(span=2), far), int(1.25 * gib * 2**31)
+    return machine.replace(links=links, ranks_per_node=2, chip=machine.chip.replace(memory_bytes=memory))
 
 
 @pytest.mark.parametrize(("model", "batch"), [(SMALL, 16), (EXPERTS, 4)], ids=["dense", "moe"])
@@ -61,11 +62,32 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
     smallest = search(model=model, machine=machine, job=job, top=1, by="memory").best[0].step
     assert smallest.memory.peak_bytes == min(each.peak_bytes for each in every)
     for level in (1, 2, 3, 4):  # the fastest under each share of the memory
-        budget = room_bytes(machine) * level / 4
+        budget = MemoryRisk(model=model, machine=machine, job=job).largest_peak(4, risk=FITS_RISK) * level / 4
         within = [each.step_time.seconds for each in every if each.peak_bytes <= budget]
         known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
         assert min(within, default=None) == min(known, default=None)
     assert found.evaluated < found.tried / 10
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
+    """Of all that run out of memory with a probability above the limit, but less likely than not."""
+    machine, job = tight(4, gib=1.0), FEW.replace(global_batch=batch)
+    planner = Planner(model=SMALL, machine=machine, job=job)
+    every = brute(SMALL, machine, job, TIGHT_RISK)
+    risks = {each.layout: planner.out_of_memory_risk(each.layout, each.ranks) for each in every}
+    fastest = min(each.step_time.seconds for each in every if risks[each.layout] <= FITS_RISK)
+    between = [each for each in every if risks[each.layout] > FITS_RISK and each.step_time.seconds < fastest]
+    found = search(model=SMALL, machine=machine, job=job, top=1)
+    assert found.best[0].step.time.step_seconds == fastest
+    assert found.tight is not None
+    assert between, "a tight layout beats all that fit"
+    best = min(between, key=lambda each: (each.step_time.seconds, each.peak_bytes))
+    assert (found.tight.step_seconds, found.tight.memory_bytes) == (best.step_time.seconds, best.peak_bytes)
+    assert found.tight.faster == pytest.approx(fastest / best.step_time.seconds - 1)
+    allowed = search(model=SMALL, machine=machine, job=job, top=1, risk=float(found.tight.option))
+    assert allowed.best[0].step.time.step_seconds == best.step_time.seconds
+    assert allowed.best[0].step.memory.verdict == "tight"
 
 
 @pytest.mark.parametrize(("gib", "wins"), [(4, "micro_batch"), (6, "step")])
@@ -99,7 +121,7 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     ]
     assert 100 < len(runs) < len(every) / 2
     planner = Planner(model=SMALL, machine=machine, job=job)
-    fitting = [each for each in map(planner.estimate, runs) if each.peak_bytes <= room_bytes(machine)]
+    fitting = [each for each in map(planner.estimate, runs) if planner.fits(each.layout, each.ranks)]
     found = search(model=SMALL, machine=machine, job=job, top=5)
     best = found.best[0].step
     fastest = min((each.step_time.seconds, each.peak_bytes) for each in fitting)
@@ -143,7 +165,9 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert found.best == ()
     assert found.front == ()
     miss = found.misses[0]
-    assert miss.needs_bytes > miss.has_bytes == room_bytes(NODE)
+    assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
+    assert miss.risk is not None
+    assert miss.risk > FITS_RISK
     assert any("ranks with gbs" in mend for mend in miss.mends)
     assert found.reasons[0].cause == "memory"
 

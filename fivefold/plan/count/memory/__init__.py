@@ -5,5 +5,5 @@ states        weights, gradients, optimizer of a unit          buffers    inputs
 liveness      activations kept by a unit, op by op · backward  in_flight  micro-batches, pass_streams  messages
 peak_moments  of a pass, each a · moment · weights_pass        its weight gradients that were put off
 stage         a pipeline stage · stage_buffers · reductions    gradients until they are reduced · joined
-allocator     allocated to reserved to the driver's figure
+allocator     allocated to reserved to the driver's figure     host       memory of a node that offloading takes
 """

@@ -29,25 +29,34 @@ CONTEXT_BYTES = 1573 * MIB
 # NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL takes
 # 16 channels and more between GPUs of one node.
 COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
+# Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25 of
+# it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
+UNRECLAIMABLE = 0.5
 SPLIT_LATER = 3  # largest temporary tensors of which ``_fragments`` speaks
 BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
 
 
-COMMUNICATORS = 4  # NCCL communicators of a typical layout
+def driver_bytes(machine: Machine, layout: Layout) -> int:
+    """Return the bytes of a rank that no tensor can have: the CUDA context and NCCL's buffers; 0 on a CPU.
 
-
-def room_bytes(machine: Machine) -> int:
-    """Bytes of a GPU for tensors: its memory less the context and NCCL's buffers. Fragmentation is not subtracted,
-    since PyTorch can avoid it (expandable segments). On CPU all of the memory.
+    At most half of the memory, so that a GPU of a few GiB can still be planned for.
     """
-    taken = CONTEXT_BYTES + COMMUNICATORS * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
-    return max(machine.chip.memory_bytes - taken, machine.chip.memory_bytes // 2)
+    return _driver_bytes(machine, communicators(layout))
 
 
-def with_room(machine: Machine, room: int) -> Machine:
-    """The machine with so much memory that ``room_bytes`` of it is ``room``."""
-    taken = machine.chip.memory_bytes - room_bytes(machine)
-    return machine.replace(chip=machine.chip.replace(memory_bytes=min(room + taken, 2 * room)))
+def least_driver_bytes(machine: Machine, world: int) -> int:
+    """Return ``driver_bytes`` of the layout over ``world`` ranks that has the fewest communicators."""
+    return _driver_bytes(machine, 2 if world > 1 else 0)
+
+
+def _driver_bytes(machine: Machine, groups: int) -> int:
+    taken = CONTEXT_BYTES + groups * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
+    return min(taken, machine.chip.memory_bytes // 2)
+
+
+def communicators(layout: Layout) -> int:
+    """Return how many NCCL communicators a rank of the layout has: one for all ranks, and one for each axis."""
+    return sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
 
 
 class AllocatorTotals(NamedTuple):
@@ -61,8 +70,7 @@ def allocator_totals(counts: Counts, layout: Layout, ranks: list[RankMemory]) ->
     """Reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
     places = chunks_of(layout, counts.job)
     reserved = max(_reserved(counts, layout, rank, chunks) for rank, chunks in zip(ranks, places, strict=True))
-    groups = sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
-    return AllocatorTotals(reserved, reserved + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES)
+    return AllocatorTotals(reserved, reserved + CONTEXT_BYTES + communicators(layout) * COMMUNICATOR_BYTES)
 
 
 def segment(size: int) -> int:

@@ -36,7 +36,7 @@ class PeakFinder:
         self.counts, self.stages, self.policy = counts, stages, policy(layout, job)
         self.stream = counts.local(part).entry_bytes
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
-        self.offloads = "activations" in job.offload
+        self.offloads = "activations" in layout.offloads(job)
         self.regathers, self.root = regathers(layout, job), joins_ends(layout, job)
         self.keeps = not self.policy.weights_stay and not self.regathers  # gathered from an F to a B
         self.reductions, self.joined = Reductions(counts, layout), Joined(counts, layout)

@@ -75,7 +75,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     moments = MOMENTS[job.optimizer.kind](unit, shards, narrow, job)
     if updates_one(layout, job):
         moments -= 4 * len(unit.weights)
-    offloaded = "optimizer" in job.offload
+    offloaded = "optimizer" in layout.offloads(job)
     here = recipe.updated_bytes if apart else 0  # per element of this rank's shard
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         here = 0 if keeps.weights_stay or stays else recipe.wide_bytes
@@ -93,7 +93,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
 def updates_one(layout: Layout, job: Job) -> bool:
     """Whether AdamW updates this rank's part of all weights as one tensor, with one step count."""
     whole = job.stack.reduce_bucket > 0 and layout.zero > 0 and job.optimizer.kind == "adamw"
-    return whole and "optimizer" not in job.offload
+    return whole and "optimizer" not in layout.offloads(job)
 
 
 def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
