@@ -133,7 +133,7 @@ def test_plan_is_what_the_command_prints(folder: Path) -> None:
     assert worker.plan(asked, lambda *done: None) == printed("plan", *words)
 
 
-DONE_HERE = {"json", "help", "job", "from", "gpus"}  # what a page has instead: its address, its files
+DONE_HERE = {"json", "help", "job", "from", "gpus", "ignore"}  # what a page has instead: its address, its files
 NOT_BY_A_PAGE = {"chart", "write", "measure", "degrees"}  # writes files, trains, prints more
 
 
