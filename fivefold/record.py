@@ -283,9 +283,9 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 values = json.loads(line.decode())
             except UnicodeDecodeError:
-                if line.endswith(b"\n"):
-                    raise Mistake(f"{path}: is not UTF-8 text") from None
-                return
+                if count and not line.endswith(b"\n"):  # cut short within a character
+                    return
+                raise Mistake(f"{path}: cannot be read as UTF-8 text") from None
             except (ValueError, RecursionError):
                 return
             count += 1

@@ -95,7 +95,7 @@ def test_without_failures_a_run_is_its_steps() -> None:
     assert found.seconds == pytest.approx(found.steps * found.step_seconds, rel=1e-4)
     assert found.dollars == pytest.approx(found.seconds * 8 / 3600 * 2)
     assert found.goodput == pytest.approx(1, rel=1e-4)
-    assert found.fits
+    assert found.verdict == "fits"
     assert not run("dp8 mbs1").fits
     assert run().dollars is None
 

@@ -90,9 +90,9 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     assert allowed.best[0].step.memory.verdict == "tight"
 
 
-@pytest.mark.parametrize(("gib", "wins"), [(4, "micro_batch"), (6, "step")])
+@pytest.mark.parametrize(("gib", "wins"), [(4, "step"), (6, "micro_batch")])
 def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> None:
-    """Once a step where the memory is there; against brute force under both."""
+    """Against brute force under both: which one wins depends on what else the memory allows."""
     machine, job = tight(4, gib=gib), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     best = min(
