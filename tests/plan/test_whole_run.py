@@ -96,7 +96,7 @@ def test_without_failures_a_run_is_its_steps() -> None:
     assert found.dollars == pytest.approx(found.seconds * 8 / 3600 * 2)
     assert found.goodput == pytest.approx(1, rel=1e-4)
     assert found.verdict == "fits"
-    assert not run("dp8 mbs1").fits
+    assert run("dp8 mbs1").verdict == "does not fit"
     assert run().dollars is None
 
 
