@@ -39,7 +39,7 @@ class Chapter(NamedTuple):
 @cache
 def chapters() -> dict[str, str]:
     """Names and titles, in the order in which the index names them."""
-    names = ["index", *dict.fromkeys(re.findall(r"\]\((\w+)\.md\)", _text("index"))), LEGEND]
+    names = ["index", *dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", _text("index"))), LEGEND]
     return {name: _text(name).partition("\n")[0].removeprefix("# ") for name in names}
 
 

@@ -71,7 +71,7 @@ TORCHRUN = (
         (EIGHT, "h100:64", "dp12", 0, TORCHRUN.format(2, 6)),
         (LAPTOP, "h100:64", "dp64", 8, "has 64 ranks, of which 8 were started here, but this host has no GPU"),
         (EIGHT, "local:16", "dp16", 0, "has 16 ranks, each on a GPU of its own, but this host has 8 GPUs"),
-        (EIGHT, "h200:8", "dp8", 0, "h200 has 140.40 GiB, but this host has 8 GPUs (NVIDIA H100 80GB HBM3, 79.00 GiB)"),
+        (EIGHT, "h200:8", "dp8", 0, "h200 has 139.80 GiB, but this host has 8 GPUs (NVIDIA H100 80GB HBM3, 79.00 GiB)"),
     ],
 )  # fmt: skip
 def test_a_host_that_lacks_it(host: Host, named: str, layout: str, started: int, line: str, tmp_path: Path) -> None:

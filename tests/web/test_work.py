@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,6 +14,12 @@ from fivefold.web.app import create
 from fivefold.web.work import Busy, Work
 
 SEARCH = "/api/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192"
+
+
+def run_in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine in a thread: Playwright's loop may be running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 def client(work: Work) -> TestClient:
@@ -55,7 +64,7 @@ def test_short_answers_are_made_one_after_another() -> None:
         work = Work()
         return list(await asyncio.gather(*(work.soon(action) for _ in range(8))))
 
-    assert asyncio.run(several()) == [1] * 8
+    assert run_in_thread(several()) == [1] * 8
 
 
 def test_who_waits_too_long_for_a_short_answer_is_told() -> None:
@@ -67,4 +76,4 @@ def test_who_waits_too_long_for_a_short_answer_is_told() -> None:
             await work.soon(lambda: None)
         await first
 
-    asyncio.run(two())
+    run_in_thread(two())
