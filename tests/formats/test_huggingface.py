@@ -232,7 +232,7 @@ def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tm
     ("text", "reason"),
     [
         ("a: [1", r"not valid YAML: line 1: "),
-        ("- 1\n- 2", "holds list, not a table of keys"),
+        ("- 1\n- 2", "holds a list, not a table of keys"),
         ("learning_rate: 1\nbf16: true\n!!python/object/apply:os.system ['x']: 1", "could not determine a constructor"),
     ],
 )  # fmt: skip

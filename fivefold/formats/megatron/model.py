@@ -52,6 +52,10 @@ def model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
         fields["position"] = "rope"
     if fields.get("attention_dropout") == fields.get("dropout"):
         fields.pop("attention_dropout", None)
+    if values["multi_latent_attention"] and fields.pop("qk_norm", "none") == "none":
+        values.approximate(
+            "qk_layernorm", "is not set: Megatron then leaves out the norms of the latents, counted here"
+        )
     fields |= {
         "name": f"megatron-{layers}x{width}", "vocab": vocab, "ffn": ffn, "kv_heads": groups,
         "head_dim": values["kv_channels"] or width // heads,
@@ -149,7 +153,8 @@ def arguments(model: Model) -> dict[str, Any]:
     }  # fmt: skip
     if mla := model.mla:
         found |= {
-            "multi_latent_attention": True, "q_lora_rank": mla.q_rank, "kv_lora_rank": mla.kv_rank,
+            "multi_latent_attention": True, "qk_layernorm": True,
+            "q_lora_rank": mla.q_rank, "kv_lora_rank": mla.kv_rank,
             "qk_head_dim": mla.nope_dim, "qk_pos_emb_head_dim": mla.rope_dim, "v_head_dim": mla.v_dim,
         }  # fmt: skip
     if mtp := model.mtp:
