@@ -82,12 +82,12 @@ gpu: $(BIN)/fivefold
 	$(BIN)/python -m tests.gpu.run $(GPU)
 
 # What `fivefold write` makes is parsed by the software that it is for, in an environment of its own.
-.venv-interop/bin/fivefold: pyproject.toml constraints.txt tests/interop/requirements.txt
+.venv-interop/bin/fivefold: pyproject.toml constraints.txt tests/third_party/requirements.txt
 	$(PYTHON) -m venv .venv-interop
 	.venv-interop/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[train,show,dev]'
-	.venv-interop/bin/python -m pip install $(PIP_FLAGS) --no-deps -r tests/interop/requirements.txt
+	.venv-interop/bin/python -m pip install $(PIP_FLAGS) --no-deps -r tests/third_party/requirements.txt
 	touch $@
 
 interop: .venv-interop/bin/fivefold
-	.venv-interop/bin/python -m pytest tests/interop -W ignore -rs
-	.venv-interop/bin/python -m tests.interop.measured --markdown docs/measurements/014-interop.md
+	.venv-interop/bin/python -m pytest tests/third_party -W ignore -rs
+	.venv-interop/bin/python -m tests.third_party.measured --markdown docs/measurements/014-interop.md

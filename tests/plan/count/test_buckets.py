@@ -1,6 +1,6 @@
 """Messages and peaks of DeepSpeed as two of its processes (0.19.8, on CPUs, fp32) were seen to have them.
 
-The loop is ``tests/interop/loops.py``'s; ``make interop`` runs it again.
+The loop is ``tests/third_party/loops.py``'s; ``make interop`` runs it again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FSDP2's buffers by hand, moment by moment of one block, and what PyTorch's pipelines keep between B and W.
 
-``tests/interop/measured.py`` measures the same on real processes (docs/measurements/014-interop.md).
+``tests/third_party/measured.py`` measures the same on real processes (docs/measurements/014-interop.md).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from fivefold.plan.count.operations.layer import kind_of
 from fivefold.plan.count.operations.part import part_of
 from fivefold.record import Mistake
 from fivefold.train.model.precision import check_trainable
-from tests.interop import loops, measured
+from tests.third_party import loops, measured
 
 TOKENS = 64
 SIZES: dict[str, Any] = {

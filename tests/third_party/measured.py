@@ -1,6 +1,6 @@
 """Other people's stacks on two gloo processes, measured by ``watch`` beside what is predicted of them.
 
-python -m tests.interop.measured [--only DDP] [--markdown docs/measurements/014-interop.md]
+python -m tests.third_party.measured [--only DDP] [--markdown docs/measurements/014-interop.md]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fivefold.plan.predict import predict
 from fivefold.stack.catalog import named
 from fivefold.step import Step
 from fivefold.units import show_bytes
-from tests.interop import engines, loops
+from tests.third_party import engines, loops
 
 MACHINE = Machine(
     name="here", ranks=4, ranks_per_node=4, backend="gloo",
@@ -36,7 +36,7 @@ MACHINE = Machine(
     links=(Link(name="loopback", span=4, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
 )  # fmt: skip
 STEPS = 3  # metered; times are nobody's here
-BEGIN, END = "<!-- table: python -m tests.interop.measured --markdown writes it -->\n", "<!-- end -->"
+BEGIN, END = "<!-- table: python -m tests.third_party.measured --markdown writes it -->\n", "<!-- end -->"
 
 
 class Case(NamedTuple):

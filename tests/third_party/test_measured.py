@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop.measured import CASES, beside
+from tests.third_party.measured import CASES, beside
 
 FEW = ("DDP, 2 micro-batches", "FSDP2, reshard", "TP, DTensor", "PP, 1F1B")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from tests.interop.loops import SEQUENCE, SHAPE, Batch, CausalLM, Loop, Pretrained, adamw, loss, plain_step
+from tests.third_party.loops import SEQUENCE, SHAPE, Batch, CausalLM, Loop, Pretrained, adamw, loss, plain_step
 
 
 def _launched(**more: str) -> None:

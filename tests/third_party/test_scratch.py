@@ -1,7 +1,7 @@
 """What the backward of DTensor's loss_parallel holds at once: in eager zeros with a one, the softmax and their sum;
 compiled, with the loss itself as torchtitan compiles it, one kernel makes the gradient in place.
 
-python -m tests.interop.test_scratch prints the peaks of resident memory, in logits of a rank (fp32).
+python -m tests.third_party.test_scratch prints the peaks of resident memory, in logits of a rank (fp32).
 """
 
 from __future__ import annotations
