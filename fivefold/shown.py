@@ -48,7 +48,7 @@ class Rows(tuple[Item, ...]):
     """Records of one kind, in order: a tuple that notebooks show as a table."""
 
     __slots__ = ()
-    drawn_by: ClassVar[str] = "fivefold.show.rows:rows"
+    drawn_by: ClassVar[str] = "fivefold.rendering.rows:rows"
 
     def __repr__(self) -> str:
         kind = f" of {type(self[0]).__name__}" if self else ""

@@ -160,7 +160,7 @@ class Mfu(Record):
 class Step(Shown):
     """One training step of ``model`` on ``machine`` under ``layout`` and ``job``."""
 
-    drawn_by: ClassVar[str] = "fivefold.show.html:step"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:step"
 
     kind: Kind
     model: str

@@ -13,14 +13,14 @@ import pytest
 
 from fivefold import bounded_file
 from fivefold.bounded_file import MIB, drop_torn_line, read_bytes, read_end
-from fivefold.check.explain import explain
-from fivefold.check.traces import read as read_trace
-from fivefold.layout import trace_file
+from fivefold.diagnosis.explain import explain
 from fivefold.layout.schedule.csv_file import read_table
+from fivefold.profiling.traces import read as read_trace
 from fivefold.record import Mistake, read_file, read_lines, read_text
-from fivefold.show import run_folder
-from fivefold.train.data.corpus import list_files
-from fivefold.train.data.tokenizer import load
+from fivefold.rendering import run_folder
+from fivefold.results import trace_file
+from fivefold.trainer.data.corpus import list_files
+from fivefold.trainer.data.tokenizer import load
 
 
 @contextmanager

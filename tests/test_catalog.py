@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.asked.playbook import playbook
-from fivefold.check.dryrun import dryrun
 from fivefold.cli.report import drawing
+from fivefold.dry_run import dryrun
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named, names
 from fivefold.model.spec import Model
-from fivefold.plan.compare import Case, compare
-from fivefold.plan.predict import planner
-from fivefold.plan.ratios import ratios
-from fivefold.plan.search import search
-from fivefold.show import report
+from fivefold.planner.compare import Case, compare
+from fivefold.planner.predict import planner
+from fivefold.planner.ratios import ratios
+from fivefold.planner.search import search
+from fivefold.rendering import report
+from fivefold.requests.playbook import playbook
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp<=4 mbs=1 order=default zero=1 ac=full schedule=1f1b")

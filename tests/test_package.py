@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import fivefold
-from fivefold.asked.extras import EXTRAS
+from fivefold.requests.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())

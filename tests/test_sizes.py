@@ -17,8 +17,8 @@ from fivefold.machine.spec import Link, Machine
 from fivefold.model.catalog import named, names, resolve
 from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
-from fivefold.plan.predict import predict
-from fivefold.plan.questions import scaled
+from fivefold.planner.predict import predict
+from fivefold.planner.questions import scaled
 from fivefold.record import Mistake, Record
 from fivefold.sizes import COUNTED_BYTES, PLAYED
 

@@ -19,9 +19,9 @@ from typing import Any, get_type_hints
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-RECORDS = ("fivefold.step:Step", "fivefold.layout.search_result:SearchResult", "fivefold.job:Job",
-           "fivefold.train.run:Run",
-           "fivefold.model.spec:Model", "fivefold.machine.spec:Machine", "fivefold.show.sweep.row:Row")  # fmt: skip
+RECORDS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.job:Job",
+           "fivefold.trainer.run:Run",
+           "fivefold.model.spec:Model", "fivefold.machine.spec:Machine", "fivefold.rendering.sweep.row:Row")  # fmt: skip
 NAV: dict[str, list[str]] = {
     "Start": ["index.md", "what-it-does.md", "web.md", "python.md", "report.md", "pictures.md",
               "reference/cheat-sheet.md"],
@@ -170,7 +170,7 @@ def cheat_sheet() -> str:
     """One page to print: commands, words of a layout, words of a job, verbs in Python."""
     import fivefold as ff
     from fivefold.cli.job_options import OPTIONS
-    from fivefold.show.elements import STYLE
+    from fivefold.rendering.elements import STYLE
 
     def rows(pairs: list[tuple[str, str]]) -> str:
         return "".join(f"<dt><code>{escape(name)}</code></dt><dd>{escape(text)}</dd>" for name, text in pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from os import PathLike, fspath
 
-from fivefold.asked.configs import LoadedConfig, build_request, load_config
+from fivefold.requests.configs import LoadedConfig, build_request, load_config
 
 
 def read_config(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
-    from fivefold.layout.comparison import Comparison
-    from fivefold.layout.playbook import Playbook
-    from fivefold.layout.search_result import SearchResult, Walk
-    from fivefold.layout.whole_run import Offers
-    from fivefold.show.run_folder import RunFolder
-    from fivefold.show.sweep.row import Row
+    from fivefold.rendering.run_folder import RunFolder
+    from fivefold.rendering.sweep.row import Row
+    from fivefold.results.comparison import Comparison
+    from fivefold.results.playbook import Playbook
+    from fivefold.results.search_result import SearchResult, Walk
+    from fivefold.results.whole_run import Offers
     from fivefold.shown import Rows
     from fivefold.step import Step
 
@@ -31,7 +31,7 @@ def load(path: str | PathLike[str]) -> Loaded:
 
     A ``Mistake`` says what a file is not.
     """
-    from fivefold.show.run_folder import read
+    from fivefold.rendering.run_folder import read
     from fivefold.shown import Rows
 
     path = Path(path)
@@ -40,19 +40,19 @@ def load(path: str | PathLike[str]) -> Loaded:
     if path.name == "step.json":
         return read(path.parent)
     if path.suffix in ROWS:
-        from fivefold.check.sweep import rows_file
+        from fivefold.sweeps import rows_file
 
         return Rows(rows_file.read(path))
     return _of_json(path)
 
 
 def _of_json(path: Path) -> Answer:
-    from fivefold.layout.comparison import Comparison
-    from fivefold.layout.playbook import Playbook
-    from fivefold.layout.search_result import SearchResult, Walk
-    from fivefold.layout.whole_run import Offers
     from fivefold.record import read_text
-    from fivefold.show.sweep.row import Row
+    from fivefold.rendering.sweep.row import Row
+    from fivefold.results.comparison import Comparison
+    from fivefold.results.playbook import Playbook
+    from fivefold.results.search_result import SearchResult, Walk
+    from fivefold.results.whole_run import Offers
     from fivefold.shown import Rows
     from fivefold.step import Step
 

@@ -12,7 +12,7 @@ from fivefold.record import Mistake
 if TYPE_CHECKING:
     from fivefold.api.verbs import Where
     from fivefold.layout.spec import Layout
-    from fivefold.show.run_folder import RunFolder
+    from fivefold.rendering.run_folder import RunFolder
 
 
 def train(
@@ -26,8 +26,8 @@ def train(
     import sys
 
     from fivefold.record import Fault
-    from fivefold.show.run_folder import read
-    from fivefold.train.run import Run
+    from fivefold.rendering.run_folder import read
+    from fivefold.trainer.run import Run
 
     settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
     file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
@@ -59,7 +59,7 @@ def _heard(command: Sequence[str]) -> tuple[int, list[str]]:
 def _written(run: Mapping[str, Any], folder: Path) -> Path:
     import json
 
-    from fivefold.train.run_lock import hold
+    from fivefold.trainer.run_lock import hold
 
     path = folder / "run.json"
     with hold(folder):  # a run that trains there reads its file again when it is started again

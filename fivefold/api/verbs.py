@@ -13,28 +13,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_fields import JobWords, job_of
-from fivefold.asked.extras import told
 from fivefold.record import Mistake, Remark
+from fivefold.requests.extras import told
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
-    from fivefold.asked.answers import Question
-    from fivefold.asked.playbook import Batch
-    from fivefold.check.dryrun import Rehearsal
-    from fivefold.check.sweep.journal import Journal
-    from fivefold.layout.comparison import Comparison
-    from fivefold.layout.playbook import Playbook
-    from fivefold.layout.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
-    from fivefold.layout.search_result import Batch as BatchSize
+    from fivefold.dry_run import Rehearsal
     from fivefold.layout.spec import Layout
-    from fivefold.layout.whole_run import Offers, WholeRun
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.plan.search.across import Goal
-    from fivefold.show.sweep.row import Row
-    from fivefold.show.traced import Traced
+    from fivefold.planner.search.across import Goal
+    from fivefold.rendering.sweep.row import Row
+    from fivefold.rendering.traced import Traced
+    from fivefold.requests.answers import Question
+    from fivefold.requests.playbook import Batch
+    from fivefold.results.comparison import Comparison
+    from fivefold.results.playbook import Playbook
+    from fivefold.results.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
+    from fivefold.results.search_result import Batch as BatchSize
+    from fivefold.results.whole_run import Offers, WholeRun
     from fivefold.shown import Rows
     from fivefold.step import Step
+    from fivefold.sweeps.journal import Journal
 
 Where = str | PathLike[str]
 
@@ -44,7 +44,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
 
     ``predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=8192, gbs=64).time.step_seconds``
     """
-    from fivefold.plan.predict import predict as run
+    from fivefold.planner.predict import predict as run
 
     step = run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=job_of(job))
     _warn(step.remarks)
@@ -64,8 +64,8 @@ def search(
     ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the best are alike;
     ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
     """
-    from fivefold.asked.search import ALIKE, MOST_SHOWN, found_layouts, limited
     from fivefold.layout.where import Where as Constraint
+    from fivefold.requests.search import ALIKE, MOST_SHOWN, found_layouts, limited
 
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MOST_SHOWN:
@@ -82,8 +82,8 @@ def playbook(
     price: Sequence[str] = (), assume: Sequence[str] = (), risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Playbook:  # fmt: skip
     """The playbook's procedure, step by step; its ``run_file`` is the TOML that ``train`` takes."""
-    from fivefold.asked.across import priced
-    from fivefold.asked.playbook import playbook as run
+    from fivefold.requests.across import priced
+    from fivefold.requests.playbook import playbook as run
 
     (ranks,) = priced([_machine(machine)], price)
     return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk)
@@ -98,9 +98,9 @@ def across(
 
     ``across("llama3-70b", ["h100:512", "b200:256"], tokens=2e12, by="cost", price=["h100=2.2/h", "b200=4/h"])``
     """
-    from fivefold.asked.across import offers
-    from fivefold.asked.search import ALIKE
     from fivefold.layout.where import Where as Constraint
+    from fivefold.requests.across import offers
+    from fivefold.requests.search import ALIKE
 
     return offers(
         _model(model), [_machine(each) for each in machines], job_of(job), by=by, where=Constraint.parse(where),
@@ -114,10 +114,10 @@ def walk(
     memory: str | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Walk:  # fmt: skip
     """One change at a time from ``layout``: ``search --keep``."""
-    from fivefold.asked.search import limited
     from fivefold.layout.where import Where as Constraint
-    from fivefold.plan.predict import planner
-    from fivefold.plan.search.neighbours import walk as run
+    from fivefold.planner.predict import planner
+    from fivefold.planner.search.neighbours import walk as run
+    from fivefold.requests.search import limited
 
     machines = limited(_machine(machine), memory)
     return run(
@@ -136,10 +136,10 @@ def ask(
     ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``);
     ``noise``: the measured noise scale in tokens, or the run folder that has it. Without a layout, of the fastest.
     """
-    from fivefold.asked.across import priced
-    from fivefold.asked.answers import answers, noise_of
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.site import assumed
+    from fivefold.requests.across import priced
+    from fivefold.requests.answers import answers, noise_of
     from fivefold.shown import Rows
 
     chosen = None if layout is None else _layout(layout)
@@ -157,8 +157,8 @@ def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[Jo
 
     ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
     """
-    from fivefold.asked.cases import cases
-    from fivefold.plan.compare import compare as run
+    from fivefold.planner.compare import compare as run
+    from fivefold.requests.cases import cases
 
     found = run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions, machine=_machine))
     _warn([line for each in found.variants if each.step is not None for line in each.step.remarks])
@@ -175,12 +175,12 @@ def dryrun(
     Its ``step`` is None where the job would raise or hang, and its ``findings`` say all that would go wrong.
     """
     from fivefold.layout.legal import describe_idle, refuse
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
     spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), job_of(job)
     refuse(chosen, model=spec, job=wanted, machine=chips)
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
-    from fivefold.check.dryrun import dryrun as run
+    from fivefold.dry_run import dryrun as run
 
     found = run(
         model=spec, machine=chips, layout=chosen, job=wanted, table=table, every_rank=every_rank,
@@ -200,12 +200,12 @@ def sweep(
     ``what``: a sweep file, or its tables as a mapping. Rows go to ``out`` (.parquet, .csv, .jsonl); of a file, without
     it, to ``runs/sweeps/NAME.jsonl``.
     """
-    from fivefold.asked.machines import local_file
-    from fivefold.asked.sweep import default_path, trials
-    from fivefold.check.sweep import rows_file
-    from fivefold.check.sweep.spec import Sweep
-    from fivefold.check.sweep.sweep import Plan, run
+    from fivefold.requests.machines import local_file
+    from fivefold.requests.sweep import default_path, trials
     from fivefold.shown import Rows
+    from fivefold.sweeps import rows_file
+    from fivefold.sweeps.spec import Sweep
+    from fivefold.sweeps.sweep import Plan, run
 
     spec = Sweep.of(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
     plan = Plan.of(spec, local=local_file())
@@ -226,7 +226,7 @@ def _journal(path: Path | None) -> Iterator[Journal]:
     """The journal beside the rows; without a file of rows, one that is not kept."""
     from tempfile import TemporaryDirectory
 
-    from fivefold.check.sweep.journal import opened
+    from fivefold.sweeps.journal import opened
 
     if path is not None:
         with opened(path.with_name(f"{path.name}.journal")) as journal:
@@ -245,10 +245,10 @@ def trace(
 
     ``against``: model, machine and layout whose predicted step is laid beside it; takes a job.
     """
-    from fivefold.check.traces import read
-    from fivefold.check.traces.against import against as beside
-    from fivefold.check.traces.against import axes_of
-    from fivefold.show.traced import Traced
+    from fivefold.profiling.traces import read
+    from fivefold.profiling.traces.against import against as beside
+    from fivefold.profiling.traces.against import axes_of
+    from fivefold.rendering.traced import Traced
 
     links = None if machine is None else _machine(machine)
     predicted, axes = None, None
@@ -279,7 +279,7 @@ def _model(what: str | Model) -> Model:
 
 
 def _machine(what: str | Machine) -> Machine:
-    from fivefold.asked.machines import load_machine
+    from fivefold.requests.machines import load_machine
 
     return load_machine(fspath(what)) if isinstance(what, str | PathLike) else what
 

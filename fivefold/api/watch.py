@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_fields import JobWords
-from fivefold.asked.extras import told
 from fivefold.record import Mistake
+from fivefold.requests.extras import told
 
 if TYPE_CHECKING:
-    from fivefold.check.watched import Watched
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.profiling.watch_loop import Watched
 
 
 @told
@@ -28,7 +28,7 @@ def watch(
     machine and layout whose predicted step ``watched.save(FOLDER)`` writes beside it, for ``show``; takes a job.
     """
     from fivefold.api import verbs
-    from fivefold.check.watched import watch as run
+    from fivefold.profiling.watch_loop import watch as run
 
     predicted, machine = None, None
     if against is not None:

@@ -39,7 +39,7 @@ from fivefold.cli import (
     web,
 )
 from fivefold.cli.settle import launcher, remark, settle
-from fivefold.train.faults.signals import install_signal_handlers, leave
+from fivefold.trainer.faults.signals import install_signal_handlers, leave
 
 app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
 COMMANDS = (
@@ -76,7 +76,7 @@ def entry() -> NoReturn:
     try:
         main()
     except SystemExit as done:
-        if "fivefold.train.loop" in sys.modules:
+        if "fivefold.trainer.loop" in sys.modules:
             leave(done.code if isinstance(done.code, int) else 1)
         raise
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.across import offers
-from fivefold.asked.words import tokens_of
 from fivefold.cli.options import say, show
+from fivefold.requests.across import offers
+from fivefold.requests.words import tokens_of
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -40,8 +40,8 @@ def show_offers(
     prices: Sequence[str], deadline: str | None, ranks: str | None, assume: Sequence[str], risk: float, json: bool,
 ) -> None:  # fmt: skip
     """The table of the run on each machine."""
-    from fivefold.show import whole_run as page
-    from fivefold.show.progress import bar
+    from fivefold.rendering import whole_run as page
+    from fivefold.rendering.progress import bar
 
     with bar("searching") as progress:
         done = iter(range(1, 10**6))
@@ -50,7 +50,7 @@ def show_offers(
             ranks=ranks, assume=assume, risk=risk, done=lambda name: progress(name, next(done), 0),
         )  # fmt: skip
     if not json:
-        from fivefold.show.question import describe_job
+        from fivefold.rendering.question import describe_job
 
         show(describe_job(job))
     show(found.model_dump_json(indent=2) if json else page.offers(found))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fivefold.asked.job import FIELDS, load_job
 from fivefold.record import Mistake
+from fivefold.requests.job import FIELDS, load_job
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -38,7 +38,7 @@ def _options(job: Job) -> list[tuple[str, str]]:
     """The options that make ``job`` of the default one."""
     from fivefold.job import RECIPES
     from fivefold.job import Job as Default
-    from fivefold.show.question import changed_settings
+    from fivefold.rendering.question import changed_settings
 
     default, stack = Default(), job.stack
     found: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.machines import local_file
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import AsJson, say, show, whole_numbers
 from fivefold.record import Mistake
+from fivefold.requests.machines import local_file
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
-    from fivefold.train.process import Process
+    from fivefold.trainer.process import Process
 
 BUSY = 0.5  # spread between rounds from which a calibration is not to be believed
 PICKS = 4  # most layouts that are measured to find the fastest by what was measured
@@ -42,8 +42,8 @@ def calibrate(
     trainer's own step; predictions use them first.
     """
     from fivefold.machine.toml import read, write
-    from fivefold.show import table
-    from fivefold.train.process import Process
+    from fivefold.rendering import table
+    from fivefold.trainer.process import Process
 
     path, process = out or local_file(), Process.of(os.environ)
     counts = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2")
@@ -65,11 +65,11 @@ def calibrate(
 
 def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machine | None:
     """This computer, or the hosts that torchrun has joined; None on all of these but the first."""
-    from fivefold.check.calibrate import calibrate as run
-    from fivefold.show.progress import bar
+    from fivefold.calibration import calibrate as run
+    from fivefold.rendering.progress import bar
 
     if process.several_hosts:
-        from fivefold.check.calibrate.hosts import calibrate_hosts
+        from fivefold.calibration.hosts import calibrate_hosts
         from fivefold.cli.hosts import choose_interface
 
         choose_interface(os.environ)
@@ -80,15 +80,15 @@ def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machi
 
 def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -> Machine:
     """``machine`` with the units of a run (a file) or of a model under a layout; of ``auto`` those of the fastest."""
-    from fivefold.asked.answers import fastest
-    from fivefold.check.calibrate import cores
-    from fivefold.check.calibrate.profile import measured, profile
+    from fivefold.calibration import cores
+    from fivefold.calibration.profile import measured, profile
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.show.progress import bar
-    from fivefold.train.run import Run
-    from fivefold.train.supported import check_supported
+    from fivefold.rendering.progress import bar
+    from fivefold.requests.answers import fastest
+    from fivefold.trainer.run import Run
+    from fivefold.trainer.supported import check_supported
 
     if machine.calibration is None:
         raise Mistake(f"{machine.name} has no calibration to add to; run `fivefold calibrate` first")

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.step import Step
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
 
 def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
     """Write the run's report into its folder; whatever goes wrong is said and changes nothing."""
     try:
         from fivefold.cli import report
-        from fivefold.plan.predict import planner
-        from fivefold.show.run_folder import read
+        from fivefold.planner.predict import planner
+        from fivefold.rendering.run_folder import read
 
         if not (run.folder / "step.json").exists():
             return
@@ -36,8 +36,8 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
 
 def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     """Print how the run ended, its sample, and predicted beside measured; ``SystemExit`` where a signal ended it."""
-    from fivefold.show.budget import page
-    from fivefold.show.compare import assumed, compare, table
+    from fivefold.rendering.budget import page
+    from fivefold.rendering.compare import assumed, compare, table
 
     outcome = proof.outcome
     if outcome.stopped:
@@ -60,7 +60,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
     """The pair that an earlier start of the same run has written: this one may have had nothing left to do."""
-    from fivefold.show.compare import read_pair
+    from fivefold.rendering.compare import read_pair
 
     try:
         before, measured = read_pair(path)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.cases import cases, jobs_of
-from fivefold.asked.configs import LoadedConfig, build_request, load_config
-from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import IGNORE, shows_notes
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
+from fivefold.requests.cases import cases, jobs_of
+from fivefold.requests.configs import LoadedConfig, build_request, load_config
+from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.plan.compare import Case
+    from fivefold.planner.compare import Case
 
 
 @takes_job
@@ -43,9 +43,9 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Predicted steps side by side: every layout on every machine, by every software, in every precision."""
-    from fivefold.plan.compare import compare as run
-    from fivefold.show import charts as pictures
-    from fivefold.show import comparison as page
+    from fivefold.planner.compare import compare as run
+    from fivefold.rendering import charts as pictures
+    from fivefold.rendering import comparison as page
 
     configs = _load_configs(from_files, gpus, ignore)
     if configs:
@@ -82,7 +82,7 @@ def _of_configs(
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
-    from fivefold.plan.compare import Case
+    from fivefold.planner.compare import Case
 
     if job != Job():
         raise Mistake("--from takes the job of the configs; drop the options, or compare a model, machines and layouts")

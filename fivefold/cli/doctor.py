@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from fivefold.asked.words import parse_bytes
 from fivefold.cli.options import AsJson, show
+from fivefold.requests.words import parse_bytes
 
 DOES_NOT_FIT = 3  # exit code
 
@@ -31,10 +31,10 @@ def doctor(
     if _is_snapshot(file):
         _snapshot(file, budget_bytes, json=json)
         return
-    from fivefold.check.doctor import examine
-    from fivefold.check.doctor.file import load
-    from fivefold.show import doctor as page
-    from fivefold.show.progress import bar
+    from fivefold.diagnosis.doctor import examine
+    from fivefold.diagnosis.doctor.file import load
+    from fivefold.rendering import doctor as page
+    from fivefold.rendering.progress import bar
 
     with bar("doctor") as progress:
         given = load(file)
@@ -57,8 +57,8 @@ def _is_snapshot(path: Path) -> bool:
 
 def _snapshot(path: Path, budget_bytes: int | None, *, json: bool) -> None:
     """What a memory snapshot holds, and whether that is within the budget."""
-    from fivefold.check.explain import explain
-    from fivefold.show.explanation import page
+    from fivefold.diagnosis.explain import explain
+    from fivefold.rendering.explanation import page
 
     found = explain([path])
     show(found[0].model_dump_json(indent=2) if json else page(found))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import say, whole_numbers
 from fivefold.record import Mistake
+from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -42,7 +42,7 @@ def draw(
 ) -> None:
     """One picture: a step's pipeline, memory or roofline, a machine, collectives, masks of a ring, number formats."""
     from fivefold.job import Job as Default
-    from fivefold.show import charts
+    from fivefold.rendering import charts
 
     if picture not in OF_STEPS and job != Default():
         raise Mistake(f"{picture} is of no job; drop its options")
@@ -56,9 +56,9 @@ def _of_step(picture: Picture, words: list[str], job: Job) -> Any:
     from fivefold.cli.pictures import charts_of
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.plan.predict import planner
-    from fivefold.show.charts import memory_bars
-    from fivefold.show.figures import roofline
+    from fivefold.planner.predict import planner
+    from fivefold.rendering.charts import memory_bars
+    from fivefold.rendering.figures import roofline
 
     if len(words) != 3:
         raise Mistake(f"{picture} is of a step: fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'")
@@ -73,8 +73,8 @@ def _of_step(picture: Picture, words: list[str], job: Job) -> Any:
 
 
 def _other(picture: Picture, words: list[str], collective: str) -> Any:
-    from fivefold.show.figures import collectives, formats, masks
-    from fivefold.show.figures.machine import bandwidth, topology
+    from fivefold.rendering.figures import collectives, formats, masks
+    from fivefold.rendering.figures.machine import bandwidth, topology
 
     if picture == "formats":
         return formats.chart(words)
@@ -93,8 +93,8 @@ def _other(picture: Picture, words: list[str], collective: str) -> Any:
 def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, float]]]:
     """Bytes that a rank sends per second, by ranks and size of the buffer, as the planner prices it."""
     from fivefold.layout.mesh import Group
-    from fivefold.plan.price.network import Network
-    from fivefold.show.figures.machine import series
+    from fivefold.planner.time.network import Network
+    from fivefold.rendering.figures.machine import series
     from fivefold.step import sent_bytes
 
     if machine.ranks < 2:

@@ -22,12 +22,12 @@ from fivefold.record import Mistake
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fivefold.check.dryrun import Rehearsal
+    from fivefold.dry_run import Rehearsal
     from fivefold.job import Job
-    from fivefold.layout.spans import Level, Span
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.results.spans import Level, Span
     from fivefold.step import Step
 
 WOULD_FAIL = 3  # exit code
@@ -59,16 +59,16 @@ def dryrun(
 ) -> None:
     """Rehearse a step: the real training code, for any number of ranks, on one CPU. Exit code 3: it would fail."""
     from fivefold.layout.legal import refuse
-    from fivefold.plan.predict import predict
-    from fivefold.show.progress import bar
-    from fivefold.train.run import Run
+    from fivefold.planner.predict import predict
+    from fivefold.rendering.progress import bar
+    from fivefold.trainer.run import Run
 
     asked = _ranks(ranks)
     refuse(layout, model=model, job=job, machine=machine)
     table = Run(schedule=schedule, job=job).table(layout)
     with bar("rehearsing") as progress:
-        from fivefold.check.dryrun import dryrun as run
-        from fivefold.check.dryrun.report import data
+        from fivefold.dry_run import dryrun as run
+        from fivefold.dry_run.report import data
 
         found = run(
             model=model, machine=machine, layout=layout, job=job, table=table, every_rank=every_rank,
@@ -91,11 +91,11 @@ def _ranks(text: str | None) -> tuple[int, ...]:
 
 
 def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
-    from fivefold.show.rehearsal import failures, page
+    from fivefold.rendering.rehearsal import failures, page
 
     if found.step is None:
         return failures(found.findings)
-    from fivefold.check.dryrun.report import moment
+    from fivefold.dry_run.report import moment
 
     full = found.fullest
     at_peak = moment(found.tapes[full.rank])
@@ -107,8 +107,8 @@ def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
 
 def _draw(found: Rehearsal, machine: Machine) -> None:
     """The pipeline and the fullest rank's memory, on the terminal."""
-    from fivefold.show import memory, pipeline
-    from fivefold.show.table import heading
+    from fivefold.rendering import memory, pipeline
+    from fivefold.rendering.table import heading
 
     assert found.step is not None
     rows, lives, rank = _pictured(found)
@@ -136,7 +136,7 @@ def _save(
 
 def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
     """The same as pictures and as pages."""
-    from fivefold.show import charts, memory, pipeline
+    from fivefold.rendering import charts, memory, pipeline
 
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"--charts {folder}: is a file; name a folder")
@@ -156,7 +156,7 @@ def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
 
 def _pictured(found: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
     """Spans of every pipeline rank; memory over time of the fullest rank, and which that is."""
-    from fivefold.check.dryrun.time.pictures import levels, spans
+    from fivefold.dry_run.time.pictures import levels, spans
 
     assert found.played is not None
     assert found.table is not None
@@ -167,7 +167,7 @@ def _pictured(found: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], in
 
 
 def _save_snapshot(found: Rehearsal, rank: int, *, path: Path, expandable: bool) -> None:
-    from fivefold.check.dryrun.memory.snapshot import save
+    from fivefold.dry_run.memory.snapshot import save
 
     tapes = found.tapes[rank]
     save((tapes.first, tapes.steady), path, expandable=expandable)
@@ -175,7 +175,7 @@ def _save_snapshot(found: Rehearsal, rank: int, *, path: Path, expandable: bool)
 
 
 def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None:
-    from fivefold.check.dryrun.time.trace import save
+    from fivefold.dry_run.time.trace import save
 
     assert found.played is not None
     assert found.step is not None

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import AsJson, show
 from fivefold.record import Mistake
+from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fivefold.job import Job
-    from fivefold.layout.explanation import AgainstPrediction, Explanation
+    from fivefold.results.explanation import AgainstPrediction, Explanation
 
 Files = Annotated[
     list[Path],
@@ -38,9 +38,9 @@ def explain(
     json: AsJson = False,
 ) -> None:
     """Why a run failed or hung: logs, memory snapshots, flight recorders, stacks; and the least change that fits."""
-    from fivefold.check.explain import explain as read
+    from fivefold.diagnosis.explain import explain as read
     from fivefold.job import Job
-    from fivefold.show.explanation import page
+    from fivefold.rendering.explanation import page
 
     if against is None and job != Job():
         raise Mistake("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
@@ -56,7 +56,7 @@ def explain(
 
 def _beside(found: Sequence[Explanation], words: tuple[str, str, str], job: Job) -> AgainstPrediction:
     """The prediction beside the memory of the file that holds most."""
-    from fivefold.check.explain.against import against
+    from fivefold.diagnosis.explain.against import against
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 

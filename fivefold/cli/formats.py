@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.configs import build_request, describe_defaults, describe_notes, load_config
-from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
+from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
+from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
-    from fivefold.formats.format import Plan, Written
+    from fivefold.interop.format import Plan, Written
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -34,8 +34,8 @@ def read(
     json: AsJson = False,
 ) -> None:
     """A config of Megatron, torchtitan, DeepSpeed, … as model, layout and job; each key understood, or named."""
-    from fivefold.formats.read import read as run
-    from fivefold.show import reading
+    from fivefold.interop.read import read as run
+    from fivefold.rendering import reading
 
     found = run(words, build_request(gpus, model, vocab))
     show(found.model_dump_json(indent=2) if json else reading.page(found))
@@ -56,7 +56,7 @@ def write(
     ignore: IGNORE = None,
 ) -> None:
     """The config with which another software runs a layout; refused by name where it cannot."""
-    from fivefold.formats.write import write as run
+    from fivefold.interop.write import write as run
 
     plan = _plan(what, job, model=model, gpus=gpus, ignore=ignore)
     put(run(plan, to=to), output)
@@ -90,7 +90,7 @@ def put(written: Written, output: Path | None) -> None:
 
 def _plan(what: str, job: Job, *, model: str | None, gpus: str | None, ignore: list[str] | None) -> Plan:
     """Model, layout and job of a layout's text with --model, of our run file, or of another software's config."""
-    from fivefold.formats.format import Plan
+    from fivefold.interop.format import Plan
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
@@ -115,9 +115,9 @@ def _machine_of(path: Path) -> str:
 
 def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     """Raise a ``Mistake`` if the config of the job's stack has no words for the model or the job, by any layout."""
-    from fivefold.formats.format import Plan
-    from fivefold.formats.read import for_stack
-    from fivefold.formats.write import write as run
+    from fivefold.interop.format import Plan
+    from fivefold.interop.read import for_stack
+    from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
     plain = Layout(dp=2, zero=job.stack.runs.zero_told(1)[-1])
@@ -127,9 +127,9 @@ def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
 
 def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
     """Write the first of ``layouts`` that the job's stack can be told, and say why not the first of all."""
-    from fivefold.formats.format import Plan
-    from fivefold.formats.read import for_stack
-    from fivefold.formats.write import write as run
+    from fivefold.interop.format import Plan
+    from fivefold.interop.read import for_stack
+    from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
     to, why = for_stack(job.stack.name), ""

@@ -12,7 +12,7 @@ import typer
 from fivefold.cli.options import AsJson, say, show
 
 if TYPE_CHECKING:
-    from fivefold.train.generate.sample import Sample
+    from fivefold.trainer.generate.sample import Sample
 
 
 def generate(
@@ -32,9 +32,9 @@ def generate(
     json: AsJson = False,
 ) -> None:
     """Go on from prompts with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder."""
-    from fivefold.train.generate.decode import SamplingParams
-    from fivefold.train.generate.sample import samples
-    from fivefold.train.generate.source import Source
+    from fivefold.trainer.generate.decode import SamplingParams
+    from fivefold.trainer.generate.sample import samples
+    from fivefold.trainer.generate.source import Source
 
     sampling = SamplingParams.read({"temperature": temperature, "top_p": top_p, "seed": seed}, origin="generate")
     found = Source.find(source)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.asked.words import parse_bytes
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake, read_file
+from fivefold.requests.words import parse_bytes
 from fivefold.units import show_bytes, show_count
 
 if TYPE_CHECKING:
-    from fivefold.train.checkpoint.huggingface_import import Folder
+    from fivefold.trainer.checkpoint.huggingface_import import Folder
 
 LONGEST = 4096  # tokens of a sequence in a run file that is written here, if the model was made for as many
 
@@ -28,7 +28,7 @@ def import_weights(
 ) -> None:
     """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
     from fivefold.model.huggingface.families import remark
-    from fivefold.train.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
+    from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
 
     opened = Folder.open(folder)
     if said := remark(read_file(folder / CONFIG), name=opened.model.name):
@@ -69,8 +69,8 @@ def export_weights(
 ) -> None:
     """Write the weights of a checkpoint, of whatever layout, as a folder that transformers loads."""
     file_bytes = parse_bytes(file_size, option="--file-size")
-    from fivefold.show.progress import bar
-    from fivefold.train.checkpoint.huggingface_export import export, find
+    from fivefold.rendering.progress import bar
+    from fivefold.trainer.checkpoint.huggingface_export import export, find
 
     with bar("exporting") as report:
         done = export(find(source), to, dtype=dtype, file_bytes=file_bytes, report=report)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from fivefold.asked.job import load_job
 from fivefold.cli import completion
 from fivefold.cli.options import Precision
+from fivefold.requests.job import load_job
 
 if TYPE_CHECKING:
     pass

@@ -9,19 +9,19 @@ from fivefold.cli.options import say
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
-    from fivefold.layout.spans import Span
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.results.spans import Span
     from fivefold.step import Step
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
 Rows = list[tuple["Span", ...]]
 
 
 def add(run: Run, layout: Layout, *, model: Model, machine: Machine, steps: tuple[Step, ...]) -> None:
     """Rehearse the step of a traced run, write it beside ``steps``, and merge the traces."""
-    from fivefold.check.prove import write_steps
+    from fivefold.profiling.closed_loop import write_steps
 
     step, rows = _rehearse(run, layout, model=model, machine=machine)
     if step is not None:
@@ -40,8 +40,8 @@ def rehearsed(path: Path) -> tuple[Step, ...]:
 
 def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[Step | None, Rows]:
     """The rehearsed step and its spans by pipeline rank; None and none, with a line that says why, if it would fail."""
-    from fivefold.check.dryrun import dryrun
-    from fivefold.check.dryrun.time.pictures import spans
+    from fivefold.dry_run import dryrun
+    from fivefold.dry_run.time.pictures import spans
 
     found = dryrun(model=model, machine=machine, layout=layout, job=run.job, table=run.table(layout))
     if found.step is None or found.played is None or found.table is None:
@@ -53,8 +53,8 @@ def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tu
 
 def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearsed: Rows) -> None:
     """Merge the ranks' files; where some lie on other hosts, say so instead."""
-    from fivefold.layout import trace_file
-    from fivefold.show import trace
+    from fivefold.rendering import trace
+    from fivefold.results import trace_file
 
     try:
         traces = trace_file.read(run.folder)
@@ -74,15 +74,15 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearse
 def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[tuple[Span, ...], ...]:
     """The spans of the predicted step, unless the run has another schedule than the layout's own."""
     from fivefold.cli.pictures import IN_TRACE
-    from fivefold.plan.predict import planner
-    from fivefold.plan.price.spans import spans
+    from fivefold.planner.predict import planner
+    from fivefold.planner.time.spans import spans
 
     return () if run.schedule is not None else spans(planner(model, machine, run.job), layout, limit=IN_TRACE)
 
 
 def draw(folder: Path, step: Step) -> None:
     """The lanes of a traced run as a picture, with the last traced step of its first ranks; nothing if not traced."""
-    from fivefold.show import charts, pipeline, run_folder
+    from fivefold.rendering import charts, pipeline, run_folder
 
     kinds = run_folder.lanes(folder)
     if not kinds:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from fivefold.asked.configs import add_notes, build_request, describe_notes, load_config
-from fivefold.asked.job import load_job
-from fivefold.asked.machines import load_machine
 from fivefold.cli import completion
 from fivefold.cli.job_options import OPTIONS
 from fivefold.cli.options import say, show
 from fivefold.record import Mistake
+from fivefold.requests.configs import add_notes, build_request, describe_notes, load_config
+from fivefold.requests.job import load_job
+from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
-    from fivefold.stack.reading import ConfigNotes
+    from fivefold.results.reading import ConfigNotes
 
 MODEL = "Catalog name, or path to a config.json, .toml or .json."
 MACHINE = "NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."

@@ -13,8 +13,8 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.model.spec import Model
-    from fivefold.train.generate.source import Source
-    from fivefold.train.run import Run
+    from fivefold.trainer.generate.source import Source
+    from fivefold.trainer.run import Run
 
 
 def numerics(
@@ -29,15 +29,15 @@ def numerics(
     json: AsJson = False,
 ) -> None:
     """One batch through the run's precision and through fp32: underflow, overflow and error of every tensor."""
-    from fivefold.check.numerics import examine
+    from fivefold.diagnosis.numerics import examine
     from fivefold.model.catalog import resolve
-    from fivefold.show import numerics as shown
-    from fivefold.show.charts import save
-    from fivefold.show.progress import bar
-    from fivefold.train.data.loader import Loader
-    from fivefold.train.model.precision import check_chip
-    from fivefold.train.process import Process
-    from fivefold.train.run import Run
+    from fivefold.rendering import numerics as shown
+    from fivefold.rendering.charts import save
+    from fivefold.rendering.progress import bar
+    from fivefold.trainer.data.loader import Loader
+    from fivefold.trainer.model.precision import check_chip
+    from fivefold.trainer.process import Process
+    from fivefold.trainer.run import Run
 
     settings = Run.load(run)
     model, job = resolve(settings.model), settings.job
@@ -70,8 +70,8 @@ def numerics(
 
 def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
     """Whose weights: those that are named, the newest of the run, those it starts from; else they are drawn."""
-    from fivefold.train.checkpoint.checkpoint_folder import latest
-    from fivefold.train.generate.source import Source
+    from fivefold.trainer.checkpoint.checkpoint_folder import latest
+    from fivefold.trainer.generate.source import Source
 
     place = weights or latest(run.folder / "checkpoints") or run.start.weights
     if place is None:

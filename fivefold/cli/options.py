@@ -61,8 +61,8 @@ def show_question(
     """Print what was asked, and remarks on it, above an answer that does not say it."""
     from rich.text import Text
 
-    from fivefold.show import table
-    from fivefold.show.question import describe_question
+    from fivefold.rendering import table
+    from fivefold.rendering.question import describe_question
 
     show(Text(describe_question(model, machine, job, open_fields=open_fields), style="dim", overflow="fold"))
     if remarks:

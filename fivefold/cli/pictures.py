@@ -12,7 +12,7 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
-    from fivefold.plan.predict import Planner
+    from fivefold.planner.predict import Planner
     from fivefold.step import Step
 
 # Micro-batches of a step that are drawn, each through every stage of a rank: more cannot be read.
@@ -27,10 +27,10 @@ TraceFile = Annotated[Path | None, typer.Option("--trace", help="Write the step 
 
 def draw(planner: Planner, layout: Layout, step: Step) -> None:
     """On the terminal."""
-    from fivefold.plan.price.memory_over_time import levels
-    from fivefold.plan.price.spans import spans
-    from fivefold.show import memory, pipeline
-    from fivefold.show.table import heading
+    from fivefold.planner.time.memory_over_time import levels
+    from fivefold.planner.time.spans import spans
+    from fivefold.rendering import memory, pipeline
+    from fivefold.rendering.table import heading
 
     rank, limit = _fullest(step), ON_TERMINAL // layout.v
     lives, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
@@ -42,9 +42,9 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
 
 def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
     """The pipeline and the fullest rank's memory as charts."""
-    from fivefold.plan.price.memory_over_time import levels
-    from fivefold.plan.price.spans import spans
-    from fivefold.show import memory, pipeline
+    from fivefold.planner.time.memory_over_time import levels
+    from fivefold.planner.time.spans import spans
+    from fivefold.rendering import memory, pipeline
 
     rank, limit = _fullest(step), IN_CHART // layout.v
     lives, drawn = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
@@ -58,7 +58,7 @@ def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
 
 def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
     """The pipeline and the fullest rank's memory, as pictures and as pages."""
-    from fivefold.show import charts
+    from fivefold.rendering import charts
 
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"--charts {folder}: is a file; name a folder")
@@ -72,8 +72,8 @@ def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -
 
 def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> None:
     """Every span of every pipeline rank."""
-    from fivefold.plan.price.spans import spans
-    from fivefold.show import trace
+    from fivefold.planner.time.spans import spans
+    from fivefold.rendering import trace
 
     about = {"model": step.model, "machine": step.machine, "layout": step.layout, "step_seconds":
              f"{step.time.step_seconds:.6g}", "drawn": _drawn(planner, layout, IN_TRACE)}  # fmt: skip
@@ -82,8 +82,8 @@ def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> N
 
 
 def _drawn(planner: Planner, layout: Layout, limit: int) -> str:
-    from fivefold.plan.price.spans import shown
-    from fivefold.show.pipeline import remark
+    from fivefold.planner.time.spans import shown
+    from fivefold.rendering.pipeline import remark
 
     micro_batches = layout.micro_batches(planner.job)
     return remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)

@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.asked.across import priced
-from fivefold.asked.answers import Question, answers, noise_of
-from fivefold.asked.machines import load_machine
-from fivefold.asked.words import tokens_of
 from fivefold.cli.across import Assume, Prices
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import takes_nouns
@@ -20,6 +16,10 @@ from fivefold.cli.options import AsJson, MachineName, ModelName, say, show, show
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.cli.risk import Risk
 from fivefold.record import Mistake
+from fivefold.requests.across import priced
+from fivefold.requests.answers import Question, answers, noise_of
+from fivefold.requests.machines import load_machine
+from fivefold.requests.words import tokens_of
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def predict(
     json: AsJson = False,
 ) -> None:
     """Memory, work, traffic and time of one training step, without a GPU."""
-    from fivefold.plan.predict import planner
-    from fivefold.plan.predict import predict as run
-    from fivefold.show import table
+    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import predict as run
+    from fivefold.rendering import table
 
     step = run(model=model, machine=machine, layout=layout, job=job)
     show(step.model_dump_json(indent=2) if json else table.step(step))
@@ -85,8 +85,8 @@ def ask(
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.site import assumed
     from fivefold.model.catalog import resolve
-    from fivefold.show import lengths, whole_run
-    from fivefold.show import search as page
+    from fivefold.rendering import lengths, whole_run
+    from fivefold.rendering import search as page
 
     chosen = None if layout is None else Layout.parse(layout)
     (ranks,) = priced([load_machine(machine)], price or [])
@@ -116,7 +116,7 @@ PICTURES = ("run", "sequence")  # questions whose answer has a picture
 
 def save_chart(chart: Any, path: Path) -> None:
     """A picture of an answer."""
-    from fivefold.show.charts import save
+    from fivefold.rendering.charts import save
 
     save(chart, path)
     say(f"drew {path}")
@@ -135,8 +135,8 @@ def ratios(
     """FLOPs per byte that each axis offers against what the links ask for: when it stops paying."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.plan.ratios import ratios as run
-    from fivefold.show import ratios as page
+    from fivefold.planner.ratios import ratios as run
+    from fivefold.rendering import ratios as page
 
     found = run(
         resolve(model), machine=load_machine(machine), layout=Layout.parse(layout),

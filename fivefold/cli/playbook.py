@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.across import priced
-from fivefold.asked.playbook import Batch, playbook
-from fivefold.asked.words import tokens_of
 from fivefold.cli.across import Assume, Prices
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, say, show
 from fivefold.cli.risk import Risk
 from fivefold.record import Mistake
+from fivefold.requests.across import priced
+from fivefold.requests.playbook import Batch, playbook
+from fivefold.requests.words import tokens_of
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.playbook import Playbook
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.results.playbook import Playbook
 
 
 @takes_nouns
@@ -41,7 +41,7 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """The playbook's procedure: the batch, make it fit, reach the batch, make it fast; ends in a run file."""
-    from fivefold.show import playbook as page
+    from fivefold.rendering import playbook as page
 
     if write and not write.parent.is_dir():
         raise Mistake(f"--write {write}: there is no folder {write.parent}")
@@ -61,8 +61,8 @@ def plan(
 
 def write_model(model: Model, found: Playbook, file: Path) -> None:
     """The model beside the run file, if it is not of the catalog."""
-    from fivefold.formats.format import Plan
-    from fivefold.formats.launch import run_file
+    from fivefold.interop.format import Plan
+    from fivefold.interop.launch import run_file
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
 

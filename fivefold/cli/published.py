@@ -57,7 +57,7 @@ def published(
 
 def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, markdown: bool, json: bool) -> None:
     from fivefold.check.published.score import summarise
-    from fivefold.show import published as page
+    from fivefold.rendering import published as page
 
     summaries = summarise(report.scores, by=by) if by else report.summaries
     if json:
@@ -74,7 +74,7 @@ def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, mark
 def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:
     """The constants without each of ``sources``; those that ``path`` has already are kept."""
     from fivefold.check.published import left_out
-    from fivefold.show.progress import bar
+    from fivefold.rendering.progress import bar
 
     with bar("without") as progress:
         return left_out.refit(sources, path, report=progress)
@@ -83,7 +83,7 @@ def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:
 def _halves(sources: tuple[str, ...], *, json: bool) -> None:
     from fivefold.check.published import cases_of
     from fivefold.check.published.tune import halves as calibrated
-    from fivefold.show import published as page
+    from fivefold.rendering import published as page
 
     found = [each._asdict() | {"factors": each.factors._asdict()} for each in calibrated(cases_of(sources))]
     show(json_module.dumps(found, indent=2) if json else page.halves(found))
@@ -91,8 +91,8 @@ def _halves(sources: tuple[str, ...], *, json: bool) -> None:
 
 def _draw(report: Report, folder: Path) -> None:
     from fivefold.record import Mistake
-    from fivefold.show import published_charts
-    from fivefold.show.charts import save
+    from fivefold.rendering import published_charts
+    from fivefold.rendering.charts import save
 
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"--charts {folder}: is a file; name a folder")

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.asked.configs import build_request, describe_notes, load_config
-from fivefold.asked.machines import load_machine
 from fivefold.cli.again import command, job_said
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import say
 from fivefold.cli.risk import Risk
 from fivefold.record import Fault, Mistake
+from fivefold.requests.configs import build_request, describe_notes, load_config
+from fivefold.requests.machines import load_machine
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
-    from fivefold.plan.predict import Planner
-    from fivefold.show.report import Asked, Drawing
-    from fivefold.show.run_folder import RunFolder
+    from fivefold.planner.predict import Planner
+    from fivefold.rendering.report import Asked, Drawing
+    from fivefold.rendering.run_folder import RunFolder
     from fivefold.step import Step
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
 FromFile = Annotated[Path | None, typer.Option("--from", help="A config of any software, instead of words.")]
 Gpus = Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")]
@@ -97,8 +97,8 @@ def _is_written(path: Path) -> bool:
 
 def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
     """Write the report of a run into its folder, with the run file that makes it again."""
-    from fivefold.show import report as page
-    from fivefold.show import run_folder
+    from fivefold.rendering import report as page
+    from fivefold.rendering import run_folder
 
     fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
@@ -109,7 +109,7 @@ def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
 
 
 def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> None:
-    from fivefold.show.report import document
+    from fivefold.rendering.report import document
 
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -125,7 +125,7 @@ def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> Non
 
 def _asked(commands: list[str]) -> Asked:
     from fivefold import __version__
-    from fivefold.show.report import Asked
+    from fivefold.rendering.report import Asked
 
     versions = {"fivefold": __version__, "Python": platform.python_version(), "system": platform.platform()}
     versions |= {"processors": str(os.cpu_count())}
@@ -138,9 +138,9 @@ def _asked(commands: list[str]) -> Asked:
 def _of_config(file: Path, gpus: str, ignore: list[str]) -> tuple[str, list[str], list[str]]:
     """A config of any software, on the machine of ``--gpus``."""
     from fivefold.cli.nouns import machine_of
-    from fivefold.plan.predict import planner, predict
-    from fivefold.show import report as page
-    from fivefold.show.elements import heading, paragraph
+    from fivefold.planner.predict import planner, predict
+    from fivefold.rendering import report as page
+    from fivefold.rendering.elements import heading, paragraph
 
     config = load_config([str(file)], build_request(gpus), ignore=ignore)
     model, layout, job = config.model, config.layout, config.job
@@ -161,8 +161,8 @@ def _of_question(what: list[str], job: Job, risk: float) -> tuple[str, list[str]
     """A model, a machine and perhaps a layout: the predicted step, or what a search proposes."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.plan.predict import planner, predict
-    from fivefold.show import report as page
+    from fivefold.planner.predict import planner, predict
+    from fivefold.rendering import report as page
 
     if len(what) == 1:
         raise Mistake(f"report {what[0]}: on what machine? write such as: fivefold report {what[0]} h100:8")
@@ -174,11 +174,11 @@ def _of_question(what: list[str], job: Job, risk: float) -> tuple[str, list[str]
         step = predict(model=model, machine=machine, layout=layout, job=job)
         parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
         return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
-    from fivefold.asked.search import ALIKE, others
-    from fivefold.plan.search import search
-    from fivefold.show.elements import paragraph
-    from fivefold.show.progress import bar
-    from fivefold.show.question import describe_question
+    from fivefold.planner.search import search
+    from fivefold.rendering.elements import paragraph
+    from fivefold.rendering.progress import bar
+    from fivefold.rendering.question import describe_question
+    from fivefold.requests.search import ALIKE, others
 
     with bar("searching") as progress:
         found = search(
@@ -203,7 +203,7 @@ def _title(model: str, machine: str, ranks: int) -> str:
 def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
     """Whatever the files hold, one after another; commands that made it."""
     from fivefold.api.load import load
-    from fivefold.show.elements import heading
+    from fivefold.rendering.elements import heading
 
     found = [_of_file(path, load(path)) for path in paths]
     commands = [line for _, _, lines in found for line in lines]
@@ -214,10 +214,10 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
 
 
 def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
-    from fivefold.layout.search_result import SearchResult
-    from fivefold.show import report as page
-    from fivefold.show import run_folder
-    from fivefold.show.run_folder import RunFolder
+    from fivefold.rendering import report as page
+    from fivefold.rendering import run_folder
+    from fivefold.rendering.run_folder import RunFolder
+    from fivefold.results.search_result import SearchResult
     from fivefold.shown import Rows
     from fivefold.step import Step
 
@@ -240,7 +240,7 @@ def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
     """Title, drawing and command of a step that was read; no drawing where its names no longer say what they said."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.plan.predict import planner
+    from fivefold.planner.predict import planner
 
     title, asked = _title(step.model, step.machine, step.world), job_said(step)
     names = [step.model, f"{step.machine}:{step.world}", step.layout]
@@ -257,10 +257,10 @@ def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
 def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
     """The planned step's spans and the fullest rank's live bytes."""
     from fivefold.cli.pictures import IN_CHART
-    from fivefold.plan.price.memory_over_time import levels
-    from fivefold.plan.price.spans import shown, spans
-    from fivefold.show.pipeline import remark
-    from fivefold.show.report import Drawing
+    from fivefold.planner.time.memory_over_time import levels
+    from fivefold.planner.time.spans import shown, spans
+    from fivefold.rendering.pipeline import remark
+    from fivefold.rendering.report import Drawing
 
     rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
     limit, micro_batches = IN_CHART // layout.v, layout.micro_batches(planner.job)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.machines import load_machine
 from fivefold.cli import lanes
 from fivefold.cli.closing import print_proof, write_report
 from fivefold.cli.options import AsJson, say, show
 from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
-from fivefold.train.faults.signals import one_line
+from fivefold.requests.machines import load_machine
+from fivefold.trainer.faults.signals import one_line
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.step import Step
-    from fivefold.train.data.shards import Index
-    from fivefold.train.run import Run
+    from fivefold.trainer.data.shards import Index
+    from fivefold.trainer.run import Run
 
 
 def train(
@@ -45,7 +45,7 @@ def train(
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
     said = {"layout": layout, "machine": machine, "trace_steps": trace}
     settings = Run.load(run).replace(**{name: value for name, value in said.items() if value is not None})
@@ -81,14 +81,14 @@ def train(
 
 def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
     """Start every rank on this host by the command ``words``, and wait for them."""
-    from fivefold.train.process import launch
+    from fivefold.trainer.process import launch
 
     launch(words, ranks=layout.world, folder=run.folder, restarts=run.faults.max_restarts)
 
 
 def _hold_folder(folder: Path) -> AbstractContextManager[None]:
     """Hold the run's folder against other runs: the launcher for its ranks, else rank 0 for all."""
-    from fivefold.train.run_lock import hold
+    from fivefold.trainer.run_lock import hold
 
     holds = launcher() is None and os.environ.get("RANK", "0") == "0"
     return hold(folder, report=lambda line: say(f"fivefold: {line}")) if holds else nullcontext()
@@ -96,15 +96,15 @@ def _hold_folder(folder: Path) -> AbstractContextManager[None]:
 
 def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
     """Refuse what the engine does not run; this loads torch, so it comes after all that is refused without it."""
-    from fivefold.train.supported import check_supported
+    from fivefold.trainer.supported import check_supported
 
     check_supported(layout, job, model=model)
 
 
 def _on_this_chip(job: Job, *, model: Model) -> Job:
     """``job`` with the kernels that run here; a ``Mistake`` if its precision or kernels do not."""
-    from fivefold.train.model.kernels.choice import check_kernels
-    from fivefold.train.model.precision import check_chip
+    from fivefold.trainer.model.kernels.choice import check_kernels
+    from fivefold.trainer.model.precision import check_chip
 
     check_chip(job, model=model)
     job, remark = check_kernels(job)
@@ -117,13 +117,13 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
     """Train as one rank of ``layout``; the first prints what came of it."""
     answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
     with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
-        from fivefold.check.prove import prove
         from fivefold.cli.hosts import choose_interface, count_restarts, keeps_store
-        from fivefold.show.progress import TrainingLine
-        from fivefold.train.checkpoint.checkpoint_folder import latest
-        from fivefold.train.logs.run_log import note
-        from fivefold.train.model.precision import computed_otherwise
-        from fivefold.train.process import Process
+        from fivefold.profiling.closed_loop import prove
+        from fivefold.rendering.progress import TrainingLine
+        from fivefold.trainer.checkpoint.checkpoint_folder import latest
+        from fivefold.trainer.logs.run_log import note
+        from fivefold.trainer.model.precision import computed_otherwise
+        from fivefold.trainer.process import Process
 
         choose_interface(os.environ)
         process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
@@ -150,7 +150,7 @@ def data(
 ) -> None:
     """Read, tokenize and pack a corpus into the run's folder (train does it too, if it is not done)."""
     from fivefold.model.catalog import resolve
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
     settings = Run.load(run)
     with _hold_folder(settings.folder):
@@ -170,12 +170,12 @@ def show_run(
 ) -> None:
     """Predicted beside measured of a finished run, and its pictures."""
     from fivefold.record import read_lines
-    from fivefold.show import charts as draw
-    from fivefold.show.budget import page
-    from fivefold.show.compare import assumed, compare, read_pair, table
+    from fivefold.rendering import charts as draw
+    from fivefold.rendering.budget import page
+    from fivefold.rendering.compare import assumed, compare, read_pair, table
 
     if (alone := _measured_alone(folder / "step.json")) is not None:
-        from fivefold.show.table import step as step_page
+        from fivefold.rendering.table import step as step_page
 
         show(alone.model_dump_json(indent=2) if json else step_page(alone))
         return
@@ -224,9 +224,9 @@ def _layout(run: Run, machine: Machine) -> str:
     """The run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
-    from fivefold.asked.answers import fastest
-    from fivefold.asked.search import measured_best
     from fivefold.model.catalog import resolve
+    from fivefold.requests.answers import fastest
+    from fivefold.requests.search import measured_best
 
     if run.measure and "RANK" not in os.environ:  # torchrun's ranks all come here: they take the planner's word
         finalists, _ = measured_best(resolve(run.model), machine, run.job, count=run.measure)
@@ -246,23 +246,23 @@ def _must_be_there(run: Run, *, model: Model) -> None:
     """Refuse, before the corpus is read, weights and packages that the run file wants and that are not here; say
     what of the model does nothing.
     """
-    from fivefold.train.supported import idle_window
+    from fivefold.trainer.supported import idle_window
 
     if line := idle_window(model, run.job):
         say(f"fivefold: {line}")
     if run.logs.wandb:
-        from fivefold.train.logs.wandb_log import package
+        from fivefold.trainer.logs.wandb_log import package
 
         package()
     if run.start.weights is not None:
-        from fivefold.train.checkpoint.huggingface_import import Folder
+        from fivefold.trainer.checkpoint.huggingface_import import Folder
 
         Folder.open(run.start.weights, model=model)
 
 
 def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:
     """Refuse, before any process starts, what is planned for another machine than this host or those of torchrun."""
-    from fivefold.train.host import Host, check_host
+    from fivefold.trainer.host import Host, check_host
 
     if os.environ.get("LOCAL_RANK", "0") != "0":  # the first of a host speaks for it
         return
@@ -276,9 +276,9 @@ ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 
 def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
     """Refuse a step that does not fit its chips or, with ``here``, this host; warn of one that is tight."""
-    from fivefold.plan.predict import predict
-    from fivefold.show.verdict import judgement
-    from fivefold.train.host import Host, check_memory
+    from fivefold.planner.predict import predict
+    from fivefold.rendering.verdict import judgement
+    from fivefold.trainer.host import Host, check_memory
 
     memory = predict(model=model, machine=machine, layout=layout, job=run.job).memory
     if memory.verdict == "tight":
@@ -297,7 +297,7 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here:
 
 def _prepare(run: Run, model: Model) -> Index:
     """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
-    from fivefold.train.data.prepare import prepare, terminal_progress
+    from fivefold.trainer.data.prepare import prepare, terminal_progress
 
     with terminal_progress() as progress:
         index = prepare(

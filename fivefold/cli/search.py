@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fivefold.asked.across import is_asked, priced, refuse_of_one
-from fivefold.asked.machines import load_machine
-from fivefold.asked.search import ALIKE, MOST_SHOWN, admitted, found_layouts, limited, walk
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, say, show, show_question
 from fivefold.cli.risk import Risk
+from fivefold.requests.across import is_asked, priced, refuse_of_one
+from fivefold.requests.machines import load_machine
+from fivefold.requests.search import ALIKE, MOST_SHOWN, admitted, found_layouts, limited, walk
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.search_result import SearchResult
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.results.search_result import SearchResult
 
 
 Goal = Annotated[
@@ -128,7 +128,7 @@ def say_if_stopped(found: SearchResult) -> None:
 
 def show_found(found: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
     """The page of a search, or its data."""
-    from fivefold.show import search as page
+    from fivefold.rendering import search as page
 
     if not json:
         show_question(model, machine, job)
@@ -145,7 +145,7 @@ def show_walk(
     model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, risk: float, top: int, json: bool
 ) -> None:  # fmt: skip
     """One change at a time from the layout ``start``."""
-    from fivefold.show import search as page
+    from fivefold.rendering import search as page
 
     found = walk(model, machine, job, start=start, by=by, where=where, risk=risk)
     if not json:
@@ -155,8 +155,8 @@ def show_walk(
 
 def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
     """The front of memory against time, as a picture."""
-    from fivefold.show import search as page
-    from fivefold.show.charts import save
+    from fivefold.rendering import search as page
+    from fivefold.rendering.charts import save
 
     save(page.front_chart(found, subtitle=of), path)
     say(f"drew {path}")

@@ -12,10 +12,10 @@ from typing import Any, TextIO
 
 import typer
 
-from fivefold.asked.extras import missing
 from fivefold.cli.options import say
 from fivefold.record import Fault, Mistake, Remark, StopSignal, reworded
-from fivefold.train.faults.signals import LAUNCHER, write_error_file
+from fivefold.requests.extras import missing
+from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
 LONG_WORD = 300  # in characters; of what a user typed, or has in a file
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click

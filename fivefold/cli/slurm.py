@@ -24,7 +24,7 @@ from fivefold.record import Fault, Mistake
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
-    from fivefold.train.run import Run
+    from fivefold.trainer.run import Run
 
 WARNING_SECONDS = 300  # before the end of the time, enough for a step and a save
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.machines import local_file
-from fivefold.asked.sweep import default_path, trials
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
+from fivefold.requests.machines import local_file
+from fivefold.requests.sweep import default_path, trials
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
-    from fivefold.show.sweep.row import Row
-    from fivefold.train.run import Run
+    from fivefold.rendering.sweep.row import Row
+    from fivefold.trainer.run import Run
 
 
 def sweep(
@@ -36,12 +36,12 @@ def sweep(
     json: AsJson = False,
 ) -> None:
     """Every combination of models, machines, ranks, layouts and jobs: a row each, predicted and measured."""
-    from fivefold.check.sweep import rows_file
-    from fivefold.check.sweep.journal import opened
-    from fivefold.check.sweep.spec import Sweep
-    from fivefold.check.sweep.sweep import Plan, run
-    from fivefold.show.progress import bar
-    from fivefold.show.sweep import table
+    from fivefold.rendering.progress import bar
+    from fivefold.rendering.sweep import table
+    from fivefold.sweeps import rows_file
+    from fivefold.sweeps.journal import opened
+    from fivefold.sweeps.spec import Sweep
+    from fivefold.sweeps.sweep import Plan, run
 
     plan = Plan.of(Sweep.load(file), local=local_file())
     if dry:
@@ -76,8 +76,8 @@ def _submit(run: Run, file: Path, layout: Layout, machine: Machine) -> str:
 
 
 def _draw(rows: list[Row], folder: Path) -> None:
-    from fivefold.show import charts
-    from fivefold.show.sweep.charts import PICTURES
+    from fivefold.rendering import charts
+    from fivefold.rendering.sweep.charts import PICTURES
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in PICTURES.items():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
+from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -43,11 +43,11 @@ def trace(
     json: AsJson = False,
 ) -> None:
     """Where the time of a real run went: PyTorch profiler traces of one or many ranks, of any trainer."""
-    from fivefold.check.traces import read
-    from fivefold.check.traces.against import against as beside
-    from fivefold.check.traces.against import axes_of
-    from fivefold.show.progress import bar
-    from fivefold.show.trace_report import page, save_charts
+    from fivefold.profiling.traces import read
+    from fivefold.profiling.traces.against import against as beside
+    from fivefold.profiling.traces.against import axes_of
+    from fivefold.rendering.progress import bar
+    from fivefold.rendering.trace_report import page, save_charts
 
     links = load_machine(machine) if machine else None
     predicted, layout, links = _predicted(against, job, links)
@@ -76,7 +76,7 @@ def _predicted(
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.plan.predict import predict
+    from fivefold.planner.predict import predict
 
     if against is None:
         if job != Job():

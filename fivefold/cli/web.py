@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fivefold.asked.machines import local_file
 from fivefold.cli.options import say
 from fivefold.record import Mistake
+from fivefold.requests.machines import local_file
 
 
 def web(

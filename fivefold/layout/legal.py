@@ -1,7 +1,7 @@
 """Whether a layout fits a model, job, machine and stack: one line per reason, with numbers and the nearest fixes.
 
 This is the one gate: ``Planner`` refuses a layout before it counts it, the engine before it builds it, and both raise
-the first reason. Whoever tries changes of a layout or of a job asks ``is_legal`` first, and ``plan/search/space.py``
+the first reason. Whoever tries changes of a layout or of a job asks ``is_legal`` first, and ``planner/search/space.py``
 yields only layouts that pass.
 """
 

@@ -129,7 +129,7 @@ class CollectivePoint(Record):
 class UnitPoint(Record):
     """Measured seconds of one unit (embedding, block or head) of a rank in the trainer's own step, without messages.
 
-    ``key``: of ``plan/price/profiled.py``. The backward holds the gradients of the weights, unless the schedule runs
+    ``key``: of ``planner/time/profiled.py``. The backward holds the gradients of the weights, unless the schedule runs
     them as W. ``ranks`` processes ran side by side. ``over_curves``: seconds relative to those of the kernels' curves.
     """
 

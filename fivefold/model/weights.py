@@ -1,7 +1,7 @@
 """Lists every weight of a model by name and shape; counting, sharding and training all use this list.
 
 Linear weights are ``(out, in)`` as in ``torch.nn.Linear``; the weights of all experts of a layer are one tensor
-with the expert dim first. Names follow the module tree of ``train/model/transformer.py``.
+with the expert dim first. Names follow the module tree of ``trainer/model/transformer.py``.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Stack(Record):
 
     name: str = "fivefold"
     version: str = ""  # of the software that the facts are of
-    family: str = "fivefold"  # softwares that err alike in predictions (``plan/price/errors.py``)
+    family: str = "fivefold"  # softwares that err alike in predictions (``planner/time/errors.py``)
 
     # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
     # attention to one dim, as PyTorch's on CPU; unfused: scores written out
@@ -102,7 +102,7 @@ class Stack(Record):
     # sums itself (ours); apart: each for itself, under autograd
     linears: Literal["fanned", "apart"] = "fanned"
     # with fp8 matmuls, what beside their inputs is kept in fp8: the input of SwiGLU, and the output of attention in 12
-    # bits (DeepSeek-V3; ``plan/count/operations/narrow.py``)
+    # bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
     narrow_kept: tuple[Literal["activation", "attention"], ...] = ()
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
     # gathered again for the gradients of their weights, or kept until then (PyTorch's autograd, which knows no better)
@@ -150,10 +150,10 @@ class Stack(Record):
     # beside it weights are gathered for each forward and its backward, with a pipeline for a step (FSDP2 with
     # reshard_after_forward=False)
     shards: Literal["within", "beside"] = "within"
-    # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does (``plan/count/fetches.py``),
+    # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does (``planner/counts/fetches.py``),
     # within these numbers of elements: gathered ahead at once, of a weight that is never freed, until a weight is used
     # again that is not freed meanwhile, and gathered at most; lists: each weight alone, and its gradient too, as lists
-    # of a tensor per rank that PyTorch copies one by one (DeepSpeed until 2021; ``plan/count/lists.py``)
+    # of a tensor per rank that PyTorch copies one by one (DeepSpeed until 2021; ``planner/counts/lists.py``)
     fetch: Literal["units", "weights", "lists"] = "units"
     fetch_ahead: Elements = 50_000_000
     fetch_small: Elements = 100_000

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fivefold.asked.across import offers, priced, refuse_of_one
-from fivefold.asked.answers import Question as AskedQuestion
-from fivefold.asked.answers import answers, noise_of
-from fivefold.asked.search import ALIKE, limited, others, walk
-from fivefold.asked.words import tokens_of
-from fivefold.layout.search_result import SearchResult, Walk
-from fivefold.layout.spans import Level
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
-from fivefold.layout.whole_run import Offers
 from fivefold.machine.catalog import is_counted
 from fivefold.machine.site import assumed
 from fivefold.machine.spec import Machine
-from fivefold.plan.predict import Planner, planner, predict
-from fivefold.plan.price.memory_over_time import levels
-from fivefold.plan.price.spans import Rows, shown, spans
-from fivefold.show.pipeline import remark
+from fivefold.planner.predict import Planner, planner, predict
+from fivefold.planner.time.memory_over_time import levels
+from fivefold.planner.time.spans import Rows, shown, spans
+from fivefold.rendering.pipeline import remark
+from fivefold.requests.across import offers, priced, refuse_of_one
+from fivefold.requests.answers import Question as AskedQuestion
+from fivefold.requests.answers import answers, noise_of
+from fivefold.requests.search import ALIKE, limited, others, walk
+from fivefold.requests.words import tokens_of
+from fivefold.results.search_result import SearchResult, Walk
+from fivefold.results.spans import Level
+from fivefold.results.whole_run import Offers
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 from fivefold.web.question import Noun, SearchQuestion, WholeQuestion
@@ -103,7 +103,7 @@ def search(
 def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchResult:
     """The best layouts of one machine."""
     from fivefold.job import recipe
-    from fivefold.plan.search import search as run
+    from fivefold.planner.search import search as run
 
     by: Any = question.by  # which is not energy: that is of a run
     return run(

@@ -10,18 +10,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
-from fivefold.asked.answers import Question as Ask
-from fivefold.layout.comparison import Comparison
-from fivefold.layout.playbook import Playbook
-from fivefold.layout.search_result import Answer, Batch, Change, Lengths
-from fivefold.layout.whole_run import WholeRun
-from fivefold.machine.balance import Ratios
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
-from fivefold.plan.compare import compare as side_by_side
+from fivefold.planner.compare import compare as side_by_side
 from fivefold.record import Mistake, Record
-from fivefold.show import run_folder
-from fivefold.show.compare import Row
+from fivefold.rendering import run_folder
+from fivefold.rendering.compare import Row
+from fivefold.requests.answers import Question as Ask
+from fivefold.results.balance import Ratios
+from fivefold.results.comparison import Comparison
+from fivefold.results.playbook import Playbook
+from fivefold.results.search_result import Answer, Batch, Change, Lengths
+from fivefold.results.whole_run import WholeRun
 from fivefold.step import Step
 from fivefold.web import answers, runs
 from fivefold.web.answers import Found

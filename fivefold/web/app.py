@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 import fivefold
 from fivefold.record import Fault, Mistake, reworded
-from fivefold.show.drawing.style import css
+from fivefold.rendering.drawing.style import css
 from fivefold.web import api
 from fivefold.web.guard import Guard
 from fivefold.web.pages import compare, learn, plan, rehearse, runs, search, sweep

@@ -14,17 +14,17 @@ from urllib.parse import quote, urlencode
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fivefold.asked.across import is_asked
-from fivefold.asked.job import load_job
-from fivefold.asked.words import tokens_of
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.plan.compare import Case, in_precision, run_by
+from fivefold.planner.compare import Case, in_precision, run_by
 from fivefold.record import Mistake, Record, Remark
+from fivefold.requests.across import is_asked
+from fivefold.requests.job import load_job
+from fivefold.requests.words import tokens_of
 from fivefold.sizes import Ffn, Heads, Layers, Vocab, Width
 from fivefold.step import FITS_RISK
 from fivefold.web.folder import Folder

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from fivefold.check.dryrun import Rehearsal
-from fivefold.check.dryrun.memory.breakdown import levels as every_level
-from fivefold.check.dryrun.memory.living import living
-from fivefold.check.dryrun.record.tape import KERNEL, START, Message, Tape
-from fivefold.check.dryrun.report import moment
-from fivefold.check.dryrun.time.pictures import levels, spans
-from fivefold.check.dryrun.time.play import Played, TimedSpan
-from fivefold.layout.spans import Level
+from fivefold.dry_run import Rehearsal
+from fivefold.dry_run.memory.breakdown import levels as every_level
+from fivefold.dry_run.memory.living import living
+from fivefold.dry_run.record.tape import KERNEL, START, Message, Tape
+from fivefold.dry_run.report import moment
+from fivefold.dry_run.time.pictures import levels, spans
+from fivefold.dry_run.time.play import Played, TimedSpan
 from fivefold.machine.spec import Machine
-from fivefold.show import memory as shown
-from fivefold.show.drawing import memory, pipeline, streams
-from fivefold.show.drawing.bars import Part, scale, stacked
-from fivefold.show.pipeline import finding
+from fivefold.rendering import memory as shown
+from fivefold.rendering.drawing import memory, pipeline, streams
+from fivefold.rendering.drawing.bars import Part, scale, stacked
+from fivefold.rendering.pipeline import finding
+from fivefold.results.spans import Level
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web.pages.render import fragment

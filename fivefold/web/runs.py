@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fivefold.record import Mistake, Record, read_lines
-from fivefold.show import run_folder
-from fivefold.show.compare import so_far
-from fivefold.show.run_folder import RunFolder
+from fivefold.rendering import run_folder
+from fivefold.rendering.compare import so_far
+from fivefold.rendering.run_folder import RunFolder
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 

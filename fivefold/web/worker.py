@@ -20,12 +20,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, get_args
 
-from fivefold.asked.across import priced
-from fivefold.asked.answers import Question
-from fivefold.asked.words import tokens_of
-from fivefold.layout.search_result import SearchResult
 from fivefold.machine.catalog import resolve
 from fivefold.record import Fault, Mistake, StopSignal
+from fivefold.requests.across import priced
+from fivefold.requests.answers import Question
+from fivefold.requests.words import tokens_of
+from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
 from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
@@ -132,7 +132,7 @@ def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
 
 def plan(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold plan --json`` prints."""
-    from fivefold.asked.playbook import playbook
+    from fivefold.requests.playbook import playbook
 
     question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
     found = playbook(
@@ -144,7 +144,7 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
 
 def ratios(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold ratios --json`` prints."""
-    from fivefold.plan.ratios import ratios as run
+    from fivefold.planner.ratios import ratios as run
 
     question, (model, machine, job, _) = noun(asked, RatiosQuestion)
     return run(model, machine=machine, layout=question.chosen(), job=job).model_dump(mode="json")
@@ -153,15 +153,15 @@ def ratios(asked: dict[str, Any], report: Report) -> Any:
 def dryrun(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold dryrun --json`` prints, as ``data``, and the pictures of it, as ``html``."""
     from fivefold.layout.legal import refuse
-    from fivefold.plan.predict import predict
+    from fivefold.planner.predict import predict
     from fivefold.web.question import Question as Step
 
     question, (model, machine, job, _) = noun(asked, Step)
     layout = question.chosen()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")
-    from fivefold.check.dryrun import dryrun as run
-    from fivefold.check.dryrun.report import data
+    from fivefold.dry_run import dryrun as run
+    from fivefold.dry_run.report import data
     from fivefold.web.rehearsed import html
 
     def begin(done: int, total: int) -> None:

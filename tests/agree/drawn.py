@@ -23,7 +23,7 @@ from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.model.shape import MLA, MTP, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
-from fivefold.train.supported import check_supported
+from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 
 VOCAB = 251  # of the text of the parity proof

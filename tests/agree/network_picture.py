@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fivefold.show.charts import save
+from fivefold.rendering.charts import save
 from tests.agree.network_table import BITS, Row
 
 GROUPS = (("data parallelism", ("dp2",)), ("within a layer", ("tp2", "cp2", "ep2")), ("pipelines", ("pp2",)))

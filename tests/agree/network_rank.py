@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from fivefold.layout.spec import Layout
-from fivefold.train.build import build
-from fivefold.train.engine import Engine
-from fivefold.train.process import Process
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.process import Process
 from tests.agree.network import MODELS, Case
 
 

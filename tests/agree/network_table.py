@@ -17,8 +17,8 @@ from typing import NamedTuple
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
 from fivefold.machine.spec import Machine
-from fivefold.plan.predict import Planner
-from fivefold.show.grid import Grid
+from fivefold.planner.predict import Planner
+from fivefold.rendering.grid import Grid
 from tests.agree.network import MODELS, WIRES, Case
 
 BITS = {"10gbit": 1e10, "1gbit": 1e9, "300mbit": 3e8, "100mbit": 1e8}

@@ -8,23 +8,23 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from fivefold.check.dryrun import dryrun
-from fivefold.check.prove import measured_step
+from fivefold.dry_run import dryrun
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.plan.predict import predict
-from fivefold.show.compare import compare
+from fivefold.planner.predict import predict
+from fivefold.profiling.closed_loop import measured_step
+from fivefold.rendering.compare import compare
 from fivefold.step import Step
-from fivefold.train.build import build
-from fivefold.train.data.prepare import prepare
-from fivefold.train.data.shards import Shards
-from fivefold.train.logs.run_log import NoLogs
-from fivefold.train.loop import Loop
-from fivefold.train.process import Process
-from fivefold.train.run import Run
+from fivefold.trainer.build import build
+from fivefold.trainer.data.prepare import prepare
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.loop import Loop
+from fivefold.trainer.process import Process
+from fivefold.trainer.run import Run
 from fivefold.update import LearningRate, Optimizer, Ramp
 
 MACHINE = Machine(

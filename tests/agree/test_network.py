@@ -11,7 +11,7 @@ from fivefold.machine.spec import Machine
 from tests.agree import network, network_table
 from tests.agree.network import Case
 from tests.agree.network_table import Row
-from tests.plan.price.test_hosts import hosts
+from tests.planner.time.test_hosts import hosts
 
 
 def machine() -> Machine:

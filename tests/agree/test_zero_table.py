@@ -10,18 +10,18 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from fivefold.check.dryrun.memory import breakdown
-from fivefold.check.dryrun.record.tape import SCOPE
-from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.dry_run.memory import breakdown
+from fivefold.dry_run.record.tape import SCOPE
+from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.rank_memory import over_time
-from fivefold.train.build import build
-from fivefold.train.engine import Engine
-from fivefold.train.measure.measured_step import live_tensors
-from fivefold.train.measure.meter import Meter
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import over_time
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.measure.measured_step import live_tensors
+from fivefold.trainer.measure.meter import Meter
 
 N = 4
 # Every dim is divisible by N, so that nothing is padded; activations are small beside the states.

@@ -22,9 +22,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.check.calibrate import calibrate, cores
-from fivefold.check.calibrate import profile as profiles
-from fivefold.check.trial import prepare
+from fivefold.calibration import calibrate, cores
+from fivefold.calibration import profile as profiles
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
@@ -32,10 +31,11 @@ from fivefold.machine.spec import Machine
 from fivefold.machine.toml import read, write
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.plan.predict import planner
+from fivefold.planner.predict import planner
 from fivefold.record import read_file, read_lines
-from fivefold.train.run import Run
-from fivefold.train.supported import check_supported
+from fivefold.sweeps.trial import prepare
+from fivefold.trainer.run import Run
+from fivefold.trainer.supported import check_supported
 from tests.agree.turns import in_turns, turn, unfrozen
 
 ONE = ("dp1", "dp1 ac=full", "dp1 ac=selective")

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold.check.finalists import ROUNDS
-from fivefold.check.trial import STEPS, trial
 from fivefold.machine.toml import read
 from fivefold.record import read_lines
+from fivefold.sweeps.finalists import ROUNDS
+from fivefold.sweeps.trial import STEPS, trial
 from tests.agree.time import Answer, Case, calmest, cases, options
 
 TRIED = 2

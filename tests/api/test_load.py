@@ -14,12 +14,12 @@ import pytest
 
 import fivefold as ff
 from fivefold import shown
-from fivefold.check.prove import write_steps
-from fivefold.check.sweep import rows_file
-from fivefold.show.run_folder import RunFolder
-from fivefold.show.sweep.row import Row
+from fivefold.profiling.closed_loop import write_steps
+from fivefold.rendering.run_folder import RunFolder
+from fivefold.rendering.sweep.row import Row
 from fivefold.shown import Rows
 from fivefold.step import Step
+from fivefold.sweeps import rows_file
 from fivefold.units import show_seconds
 from tests.api.standalone import stands_alone
 

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.api.job_fields import JobWords
-from fivefold.asked.answers import Question
 from fivefold.cli import app
 from fivefold.cli.job_options import OPTIONS
 from fivefold.job import Job
 from fivefold.record import Fault, Mistake
+from fivefold.requests.answers import Question
 from fivefold.stack.spec import FACTS
-from fivefold.train.run_lock import hold
-from tests.check.traces import kineto
+from fivefold.trainer.run_lock import hold
+from tests.profiling.traces import kineto
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ("llama3-8b", "h100:8")
@@ -229,16 +229,16 @@ def test_the_import_is_light() -> None:
 
 def test_plan_is_the_verb_and_the_room() -> None:
     code = (
-        "import fivefold as ff\nimport fivefold.plan.predict\nassert ff.plan.predict.planner\n"
+        "import fivefold as ff\nimport fivefold.planner.predict\nassert ff.plan.predict.planner\n"
         "print(ff.plan('nano', 'h100:2', tokens=1e9, seq=128, gbs=8, batch='job').run_file)"
     )
     assert "layout =" in python(code)
 
 
 def test_a_room_that_has_the_name_of_a_verb_is_both() -> None:
-    """``import fivefold.train.run`` hangs the room over ``ff.train``: it can still be called."""
+    """``import fivefold.trainer.run`` hangs the room over ``ff.train``: it can still be called."""
     code = (
-        "import fivefold as ff\nassert callable(ff.train)\nimport fivefold.train.run\n"
+        "import fivefold as ff\nassert callable(ff.train)\nimport fivefold.trainer.run\n"
         "assert ff.train.run.Run\ntry:\n ff.train('no.toml')\nexcept ff.Mistake as told:\n print(told)"
     )
     assert python(code) == "no.toml: no such file\n"

@@ -110,5 +110,5 @@ def _children_seconds() -> float:
 def test_predict_loads_no_torch() -> None:
     answer = predict("atexit.register(lambda: print('loaded', *sys.modules))")
     loaded = answer.stdout.split("loaded ")[-1].split()
-    assert "fivefold.plan" in loaded
+    assert "fivefold.planner" in loaded
     assert {"torch", "altair", "transformers", "tokenizers"}.intersection(loaded) == set()

@@ -56,13 +56,13 @@ def parsed(path: Path) -> ast.Module:
 @pytest.mark.parametrize(
     ("names", "absent"),
     [
-        (["fivefold", "fivefold.plan"], HEAVY | {"numpy", "rich"}),
+        (["fivefold", "fivefold.planner"], HEAVY | {"numpy", "rich"}),
         (modules(*NOUNS), HEAVY | {"numpy", "rich"}),
         (modules("show"), HEAVY | {"numpy"}),
         (modules("plan"), HEAVY),
         (modules("check/published"), HEAVY),
-        (modules("check/traces"), HEAVY),
-        (modules("check/explain"), HEAVY),
+        (modules("profiling/traces"), HEAVY),
+        (modules("diagnosis/explain"), HEAVY),
     ],
     ids=["fivefold", "nouns", "show", "plan", "published", "traces", "explain"],
 )
@@ -75,11 +75,11 @@ def test_loading_is_light(names: list[str], absent: set[str]) -> None:
 def test_a_run_is_built_without_what_it_does_not_use() -> None:
     """``torch._dynamo`` takes two seconds of every process's start, Triton and TensorBoard a fifth of one."""
     python(
-        "import sys, torch, fivefold.check.prove\n"
+        "import sys, torch, fivefold.profiling.closed_loop\n"
         "from fivefold.job import Job\n"
         "from fivefold.model.catalog import named\n"
-        "from fivefold.train.model.kernels.choice import check_kernels\n"
-        "from fivefold.train.model.transformer import Transformer\n"
+        "from fivefold.trainer.model.kernels.choice import check_kernels\n"
+        "from fivefold.trainer.model.transformer import Transformer\n"
         "check_kernels(Job())\n"
         "with torch.device('meta'): Transformer(named('nano'))\n"
         "assert not {'torch._dynamo', 'triton', 'torch.utils.tensorboard'} & set(sys.modules)"

@@ -47,7 +47,7 @@ def test_nothing_comes_from_the_air(trees: Trees) -> None:
         for node in ast.walk(tree):
             reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
             imports = isinstance(node, ast.ImportFrom) and node.module == "os" and "env" in ast.unparse(node)
-            above = name.startswith(("fivefold/cli/", "fivefold/asked/"))
+            above = name.startswith(("fivefold/cli/", "fivefold/requests/"))
             if isinstance(node, ast.Global) or ((reads or imports) and not above):
                 found.append(f"{name}:{node.lineno}")
     assert found == []
@@ -55,8 +55,8 @@ def test_nothing_comes_from_the_air(trees: Trees) -> None:
 
 READS_WHOLE = {"read_text", "read_bytes"}
 OUR_OWN = {  # files of the package, of Python's library and of the kernel, whose sizes we know
-    "fivefold/web/book.py", "fivefold/check/trial.py", "fivefold/train/data/corpus.py", "fivefold/train/run_lock.py",
-    "fivefold/check/calibrate/worker.py", "fivefold/check/calibrate/processes.py", "fivefold/train/logs/wandb_log.py",
+    "fivefold/web/book.py", "fivefold/sweeps/trial.py", "fivefold/trainer/data/corpus.py", "fivefold/trainer/run_lock.py",
+    "fivefold/calibration/worker.py", "fivefold/calibration/processes.py", "fivefold/trainer/logs/wandb_log.py",
 }  # fmt: skip
 
 

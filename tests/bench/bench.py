@@ -30,9 +30,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.plan.predict import predict
-from fivefold.show.grid import Grid
-from fivefold.train.process import Process
+from fivefold.planner.predict import predict
+from fivefold.rendering.grid import Grid
+from fivefold.trainer.process import Process
 
 TINY = Model(name="tiny", layers=6, width=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=512)
 WIDE = Model(name="wide", layers=4, width=512, heads=8, kv_heads=4, head_dim=64, ffn=1408, vocab=4096)

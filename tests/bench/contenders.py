@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.train.build import build
-from fivefold.train.engine import Engine
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
 
 Step = Callable[[Tensor], float]  # one step on tokens [B, T + 1] → loss in nats per token, of it this rank's share
 Loss = Callable[[Tensor, Tensor], Tensor]  # tokens, targets [B, T] → mean loss

@@ -27,7 +27,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 
 PRELOADED = [
-    "fivefold.train.engine",
+    "fivefold.trainer.engine",
     "transformers",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",

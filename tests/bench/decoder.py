@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.train.build import initial
+from fivefold.trainer.build import initial
 
 
 def drawn(model: Model, *, seed: int) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ JOBS = (
 
 def alone(model: str, machine: str, layout: str, sequence: str, batch: str) -> None:
     """One rehearsal, and what it took."""
-    from fivefold.check.dryrun import dryrun
+    from fivefold.dry_run import dryrun
     from fivefold.job import Job, recipe
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine_named

@@ -19,10 +19,10 @@ from rich.console import Console
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
-from fivefold.plan.predict import Planner
-from fivefold.plan.search import search
-from fivefold.plan.search.space import Space
-from fivefold.show.grid import Grid
+from fivefold.planner.predict import Planner
+from fivefold.planner.search import search
+from fivefold.planner.search.space import Space
+from fivefold.rendering.grid import Grid
 
 RUNS = {  # model, machine, job, processor seconds that it may take
     "GPT-3 175B on 64 A100": ("gpt3-175b", "a100:64", Job(sequence=2048, global_batch=512), 5.0),

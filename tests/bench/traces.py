@@ -1,6 +1,6 @@
 """`fivefold trace` against HolisticTraceAnalysis on the same traces: idle, compute, non-compute, overlap, in percent.
 
-Drawn GPU traces (tests/check/traces/kineto.py), and traces that torch.profiler records here, of two processes on CPU,
+Drawn GPU traces (tests/profiling/traces/kineto.py), and traces that torch.profiler records here, of two processes on CPU,
 as Kineto would write them had they run on a GPU: HTA reads nothing else. Exits with 1 if two figures are 0.1 apart.
 
     python tests/bench/traces.py [--seeds 40] [--freeze]      (--freeze: what HTA found, for make test)
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-FROZEN = ROOT / "tests" / "check" / "traces" / "hta.json"
+FROZEN = ROOT / "tests" / "profiling" / "traces" / "hta.json"
 FROZEN_SEEDS = 12
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 MOST = 0.1  # percentage points, and percent of a time
@@ -64,7 +64,7 @@ def theirs(folder: Path) -> dict[int, Found]:
 
 def ours(folder: Path) -> dict[int, Found]:
     """What `fivefold trace` finds."""
-    from fivefold.check.traces import read
+    from fivefold.profiling.traces import read
 
     return {
         each.rank: Found(
@@ -84,7 +84,7 @@ def apart(left: Found, right: Found) -> float:
 
 def drawn(seed: int, folder: Path) -> None:
     """Write the traces of a drawn job."""
-    from tests.check.traces.kineto import Shape, draw, write
+    from tests.profiling.traces.kineto import Shape, draw, write
 
     shape = Shape(ranks=2 + seed % 3, steps=2 + seed % 4, operations=20 + seed % 40)
     write(draw(seed, shape), folder, zipped=seed % 2 == 1)
@@ -115,7 +115,7 @@ def main() -> None:
 
 def huge(gib: float) -> None:
     """Print what reading one file of ``gib`` GiB takes, gzipped and not: a job of one rank, its steps over and over."""
-    from tests.check.traces.kineto import Shape, draw, events, text
+    from tests.profiling.traces.kineto import Shape, draw, events, text
 
     job = draw(1, Shape(ranks=1, steps=4, operations=5000, longest=20_000))
     lasting = (max(each.end for each in job.kernels[0]) - job.steps[0][0][0] + 1_000_000) / 1000
@@ -172,7 +172,7 @@ def compare(
 
 def recorded() -> list[float]:
     """Compare on traces of real runs on CPU, of a plain DDP loop and of our own engine."""
-    from tests.check.traces.recorded import as_gpu, ddp_traces, engine_traces
+    from tests.profiling.traces.recorded import as_gpu, ddp_traces, engine_traces
 
     worst = []
     for name, record in (("torch DDP", ddp_traces), ("engine, dp2 zero2", engine_traces)):

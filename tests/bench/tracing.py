@@ -26,12 +26,12 @@ import torch.distributed as dist
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
-from fivefold.train.build import build
-from fivefold.train.data.prepare import prepare
-from fivefold.train.data.shards import Shards
-from fivefold.train.logs.run_log import NoLogs
-from fivefold.train.loop import METERED, Loop
-from fivefold.train.run import Run
+from fivefold.trainer.build import build
+from fivefold.trainer.data.prepare import prepare
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.loop import METERED, Loop
+from fivefold.trainer.run import Run
 
 
 def ratios(untraced: Sequence[float], traced: Sequence[float]) -> list[float]:

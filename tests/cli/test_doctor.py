@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fivefold.asked.words import parse_bytes
 from fivefold.cli.doctor import DOES_NOT_FIT, doctor
-from fivefold.model.diagnosis import Diagnosis
 from fivefold.record import Mistake
+from fivefold.requests.words import parse_bytes
+from fivefold.results.diagnosis import Diagnosis
 from fivefold.units import GIB
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "doctor.py")

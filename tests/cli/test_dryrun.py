@@ -14,12 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fivefold.check.dryrun.time import trace
 from fivefold.cli import app
 from fivefold.cli.dryrun import WOULD_FAIL
+from fivefold.dry_run.time import trace
 from fivefold.record import Mistake, StopSignal
 from fivefold.step import Step
-from fivefold.train.model import mlp
+from fivefold.trainer.model import mlp
 
 TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]
 LARGE = ["dryrun", "qwen3-4b", "rtx3090:1", "dp1 mbs1", "--gbs", "1", "--seq", "64"]

@@ -53,7 +53,7 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
     from fivefold.model.catalog import named
-    from fivefold.plan.questions import changes
+    from fivefold.planner.questions import changes
 
     others = changes(model=named("llama3-8b"), machine=machine("h100:8", local=Path()),
                      job=Job(sequence=8192, global_batch=64), layout=Layout.parse("dp8 zero3 mbs2"))  # fmt: skip
@@ -75,8 +75,8 @@ def test_where_no_single_change_fits_another_layout_is_named(log: Path) -> None:
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
     from fivefold.model.catalog import named
-    from fivefold.plan.count.memory.allocator import driver_bytes
-    from fivefold.plan.predict import predict
+    from fivefold.planner.counts.memory.allocator import driver_bytes
+    from fivefold.planner.predict import predict
 
     chips = machine("h100:8", local=Path())
     taken = driver_bytes(chips, Layout.parse("dp8 mbs1"))

@@ -20,9 +20,9 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import write
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, read_lines
-from fivefold.train.build import build
-from fivefold.train.checkpoint import checkpoint
-from fivefold.train.data.tokenizer import ByteTokenizer
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint import checkpoint
+from fivefold.trainer.data.tokenizer import ByteTokenizer
 
 MODEL = Model(name="small", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=256)
 

@@ -12,7 +12,7 @@ from fivefold import cli
 from fivefold.cli import hosts, run
 from fivefold.cli.hosts import VARIABLE, choose_interface, keeps_store, towards
 from fivefold.layout.spec import Layout
-from tests.train.test_faults import here, set_run
+from tests.trainer.test_faults import here, set_run
 
 __all__ = ["here"]
 

@@ -18,10 +18,10 @@ from fivefold.cli import app
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.record import Mistake, read_file, read_lines
-from fivefold.train.data.loader import Loader
-from fivefold.train.data.shards import Shards
-from fivefold.train.data.tokenizer import train_bpe
-from fivefold.train.run import Run
+from fivefold.trainer.data.loader import Loader
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.data.tokenizer import train_bpe
+from fivefold.trainer.run import Run
 
 MACHINE = Machine(
     name="here", ranks=2, ranks_per_node=2, backend="gloo",

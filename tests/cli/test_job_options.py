@@ -8,9 +8,9 @@ import pytest
 import typer
 
 from fivefold import cli
-from fivefold.asked.job import load_job
 from fivefold.cli.job_options import OPTIONS
 from fivefold.record import Mistake
+from fivefold.requests.job import load_job
 
 PLANNING = ("predict", "search", "ask", "ratios", "dryrun")
 

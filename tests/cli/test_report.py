@@ -14,22 +14,22 @@ import pytest
 from typer.testing import CliRunner
 
 import fivefold as ff
-from fivefold.asked.job import load_job
-from fivefold.check.prove import write_steps
 from fivefold.cli import again, app
 from fivefold.cli.closing import write_report
 from fivefold.cli.report import NAME
-from fivefold.layout.spans import Span
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve as model_of
+from fivefold.profiling.closed_loop import write_steps
 from fivefold.record import Mistake
-from fivefold.show.drawing import pipeline, plot
-from fivefold.show.drawing.style import css
+from fivefold.rendering.drawing import pipeline, plot
+from fivefold.rendering.drawing.style import css
+from fivefold.requests.job import load_job
+from fivefold.results.spans import Span
 from fivefold.step import Step
-from fivefold.train.run import Run
+from fivefold.trainer.run import Run
 from tests.api.standalone import stands_alone
-from tests.plan import draws
+from tests.planner import draws
 
 QUESTION = ("llama3-8b", "h100:8", "dp2 tp2 pp2 v2 zero1 mbs1")
 JOB = ("--seq", "2048", "--gbs", "16", "--precision", "fp8")

@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as find
 from fivefold.machine.spec import Machine
 from fivefold.record import Fault, Mistake
-from fivefold.train.run import Run
+from fivefold.trainer.run import Run
 
 RUN = Run.read({"folder": "runs/big", "faults": {"max_restarts": 2}}, origin="test")
 

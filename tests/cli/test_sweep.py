@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fivefold.cli import app
 from fivefold.machine.toml import write
 from fivefold.record import Mistake
-from tests.check.test_trial import MACHINE
+from tests.sweeps.test_trial import MACHINE
 
 ROOT = Path(__file__).parents[2]
 SWEEP = """

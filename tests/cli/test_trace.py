@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold import bounded_file
-from fivefold.check.traces import job_traces, json_stream, read
-from fivefold.check.traces.critical_path import EndOrder
 from fivefold.cli import app
+from fivefold.profiling.traces import job_traces, json_stream, read
+from fivefold.profiling.traces.critical_path import EndOrder
 from fivefold.record import Mistake
-from fivefold.show.progress import bar
-from tests.check.traces import kineto
+from fivefold.rendering.progress import bar
+from tests.profiling.traces import kineto
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_progress_is_told_in_bytes_and_steps_and_as_lines_where_stderr_is_no_ter
     with bar("reading") as report:
         report("x", 1, 9)
     assert not capsys.readouterr().err, "what is done in seconds says nothing"
-    monkeypatch.setattr("fivefold.show.progress.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("fivefold.rendering.progress.QUIET_SECONDS", 0.0)
     with bar("reading") as report:
         report("rank0.json (MiB)", 1_200, 3_400)
     assert capsys.readouterr().err == "reading rank0.json (MiB): 1,200 of 3,400\n"

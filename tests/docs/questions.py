@@ -14,21 +14,21 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold.asked.cases import cases
-from fivefold.asked.job import load_job
-from fivefold.asked.search import ALIKE, found_layouts
 from fivefold.job import Job
-from fivefold.layout.comparison import Comparison
-from fivefold.layout.search_result import SearchResult
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve as machine_named
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import resolve
-from fivefold.plan.compare import compare
-from fivefold.plan.predict import Planner
-from fivefold.show import comparison as side_by_side
-from fivefold.show import search as pages
-from fivefold.show.compare import to_text
+from fivefold.planner.compare import compare
+from fivefold.planner.predict import Planner
+from fivefold.rendering import comparison as side_by_side
+from fivefold.rendering import search as pages
+from fivefold.rendering.compare import to_text
+from fivefold.requests.cases import cases
+from fivefold.requests.job import load_job
+from fivefold.requests.search import ALIKE, found_layouts
+from fivefold.results.comparison import Comparison
+from fivefold.results.search_result import SearchResult
 from fivefold.units import show_risk
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"

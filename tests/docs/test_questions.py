@@ -8,8 +8,8 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
-from fivefold.plan.search.simplest import Evaluated
-from fivefold.plan.search.why import whys
+from fivefold.planner.search.simplest import Evaluated
+from fivefold.planner.search.why import whys
 from fivefold.units import show_bytes, show_risk, show_seconds
 from tests.docs import questions
 from tests.docs.questions import PAGE, QUESTIONS

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.model.judged import judge, quiet
 from tests.model.mutations import FAMILIES, mutations
-from tests.train.test_families import TRAINED, compared
+from tests.trainer.test_families import TRAINED, compared
 
 
 def cases(kinds: list[str], *, pairs: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,14 +18,14 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from fivefold.formats.format import Asked
-from fivefold.formats.read import FORMATS, read
-from fivefold.formats.write import write
+from fivefold.interop.format import Asked
+from fivefold.interop.read import FORMATS, read
+from fivefold.interop.write import write
 from fivefold.record import Mistake
-from fivefold.show.progress import bar
-from tests.formats.drawn_keys import SOFTWARE, draw_keys, find_fault
-from tests.formats.draws import Range, plans, returns
-from tests.formats.test_searched import DENSE, EXPERTS, STACKS, check
+from fivefold.rendering.progress import bar
+from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault
+from tests.interop.draws import Range, plans, returns
+from tests.interop.test_searched import DENSE, EXPERTS, STACKS, check
 
 AMONG = {
     "accelerate": Range(axes=("dp",), recipes=("bf16-grad16", "fp32", "fp16"), acs=("none", "full")),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.endure.kills import standing_in
-from tests.train.test_faults import events, logged, losses, saved_bits, saved_step, set_run, wait_for
+from tests.trainer.test_faults import events, logged, losses, saved_bits, saved_step, set_run, wait_for
 
 PORT = 29400
 PATIENCE_SECONDS = 180.0

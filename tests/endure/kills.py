@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
 from fivefold.record import read_lines
-from fivefold.show.progress import bar
+from fivefold.rendering.progress import bar
 from tests.endure.ranks import Ranks
-from tests.train.test_faults import MACHINE, events, losses, saved_bits, saved_step, set_run
+from tests.trainer.test_faults import MACHINE, events, losses, saved_bits, saved_step, set_run
 
 LAYOUTS = ("dp2 zero2 mbs2", "dp3 zero3 mbs1", "dp2 tp2 zero3 mbs2", "dp2 pp2 zero1 mbs1", "cp2 mbs4")
 EVERY_STEPS = 2

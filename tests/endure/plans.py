@@ -13,9 +13,9 @@ import time
 import traceback
 from collections.abc import Callable
 
-from fivefold.show.progress import bar
-from tests.plan.checks import a_search, a_step, its_pictures, the_engine, the_questions
-from tests.plan.draws import Case, case
+from fivefold.rendering.progress import bar
+from tests.planner.checks import a_search, a_step, its_pictures, the_engine, the_questions
+from tests.planner.draws import Case, case
 
 MOST_RANKS, MOST_LAYERS = 16, 8  # of a search, which would take minutes on more
 SLOW_SECONDS = 60.0  # for one answer

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
 
-import fivefold.check.prove  # noqa: F401  torch once, before any fork
+import fivefold.profiling.closed_loop  # noqa: F401  torch once, before any fork
 from fivefold import cli
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from fivefold.record import read_lines
 from tests.endure.kills import standing_in
-from tests.train.test_faults import set_run
+from tests.trainer.test_faults import set_run
 
 LAYOUTS = (
     "dp1 mbs4", "dp1 mbs2 ac=full",

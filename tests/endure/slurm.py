@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.endure import hosts
 from tests.endure.kills import standing_in
-from tests.train.test_faults import events, logged, losses, saved_bits, saved_step, set_run, wait_for
+from tests.trainer.test_faults import events, logged, losses, saved_bits, saved_step, set_run, wait_for
 
 PATIENCE_SECONDS = 240.0
 STEPS = 2000

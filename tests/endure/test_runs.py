@@ -10,10 +10,10 @@ import pytest
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
-from fivefold.train.run import Run
-from fivefold.train.supported import check_supported
+from fivefold.trainer.run import Run
+from fivefold.trainer.supported import check_supported
 from tests.endure.runs import LAYOUTS, drawn, fault
-from tests.train.test_faults import MACHINE, RUN
+from tests.trainer.test_faults import MACHINE, RUN
 
 SAID = "step 0  held-out loss 5.5784\nfinished 16 steps; saved run/checkpoints/step-00000016\n"
 TABLE = (

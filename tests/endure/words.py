@@ -10,13 +10,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from fivefold.formats.read import FORMATS
+from fivefold.interop.read import FORMATS
 from fivefold.job import RECIPES
 from fivefold.model.catalog import CATALOG
 from fivefold.stack.catalog import STACKS
-from tests.check.traces import kineto
 from tests.endure.files import Content
 from tests.endure.nouns import EMPTY, NUMBERS, SMALL, UNICODE, Nouns
+from tests.profiling.traces import kineto
 
 
 class Case(NamedTuple):

@@ -16,19 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fivefold.check.dryrun.memory.reserved import initial_allocations
-from fivefold.check.dryrun.record.recorder import Recorder
-from fivefold.check.dryrun.record.tape import ALLOC, Tape
-from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.dry_run.memory.reserved import initial_allocations
+from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.tape import ALLOC, Tape
+from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.train.model import flash_attention
-from fivefold.train.model.flash_attention import attend, attend_backward
-from fivefold.train.model.kernels import norms
-from fivefold.train.model.kernels.eager import EAGER
-from fivefold.train.model.kernels.rotary import rotate
-from fivefold.train.model.score_rule import ScoreRule
+from fivefold.trainer.model import flash_attention
+from fivefold.trainer.model.flash_attention import attend, attend_backward
+from fivefold.trainer.model.kernels import norms
+from fivefold.trainer.model.kernels.eager import EAGER
+from fivefold.trainer.model.kernels.rotary import rotate
+from fivefold.trainer.model.score_rule import ScoreRule
 
 R, D, V = 48, 64, 96  # rows, width, words
 B, T, N, K = 2, 16, 4, 2
@@ -83,7 +83,7 @@ def test_operations_make_the_same_tensors_on_both(name: str) -> None:
 def test_attention_by_blocks_is_padded_to_eights(
     dims: tuple[int, int], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The padding is cut off afterwards (``tests/train/model/test_flash_attention.py``); the log-sum-exp has none."""
+    """The padding is cut off afterwards (``tests/trainer/model/test_flash_attention.py``); the log-sum-exp has none."""
     monkeypatch.setattr(flash_attention, "_tokens", lambda x, dim=None: x)
     width, value_width = dims
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fivefold.check.dryrun.memory.reserved import Reserved, reserved
-from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.dry_run.memory.reserved import Reserved, reserved
+from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
@@ -28,13 +28,13 @@ from fivefold.model.catalog import named
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.plan.count.memory.allocator import CONTEXT_BYTES
-from fivefold.train import build as building
-from fivefold.train.engine import Engine
-from fivefold.train.measure.measured_step import live_tensors
-from fivefold.train.measure.meter import Meter
-from fivefold.train.process import Process
-from fivefold.train.supported import check_supported
+from fivefold.planner.counts.memory.allocator import CONTEXT_BYTES
+from fivefold.trainer import build as building
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.measure.measured_step import live_tensors
+from fivefold.trainer.measure.meter import Meter
+from fivefold.trainer.process import Process
+from fivefold.trainer.supported import check_supported
 from fivefold.units import GIB, MIB, ceil_div
 from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
 
@@ -159,7 +159,7 @@ def workspace_bytes() -> int:
 
 
 def repeated(weight: Weight, *, model: Model, seed: int) -> torch.Tensor:
-    """Weights that are drawn at once; in the place of ``fivefold.train.build.initial``."""
+    """Weights that are drawn at once; in the place of ``fivefold.trainer.build.initial``."""
     if weight.kind == "norm":
         return torch.ones(weight.shape)
     drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(seed)) * 0.02

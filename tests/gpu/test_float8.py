@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fivefold.job import recipe
-from fivefold.train.model.float8.matmul import Float8Gemms
-from fivefold.train.model.float8.units import FIRST_FP8
-from fivefold.train.model.linear import Linear, fused_linears
+from fivefold.trainer.model.float8.matmul import Float8Gemms
+from fivefold.trainer.model.float8.units import FIRST_FP8
+from fivefold.trainer.model.linear import Linear, fused_linears
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < FIRST_FP8, reason="needs fp8 units"

@@ -9,10 +9,10 @@ from torch import Tensor
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.train.build import initial
-from fivefold.train.checkpoint.full_weights import decoder
-from fivefold.train.generate.decode import SamplingParams, generate
-from fivefold.train.model.transformer import Transformer
+from fivefold.trainer.build import initial
+from fivefold.trainer.checkpoint.full_weights import decoder
+from fivefold.trainer.generate.decode import SamplingParams, generate
+from fivefold.trainer.model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 SIZES = {"width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 128}

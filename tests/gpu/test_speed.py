@@ -24,12 +24,12 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import named
-from fivefold.plan.predict import predict
+from fivefold.planner.predict import predict
 from fivefold.step import Step
-from fivefold.train import build as building
-from fivefold.train.engine import Engine
-from fivefold.train.process import Process
-from fivefold.train.supported import check_supported
+from fivefold.trainer import build as building
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.process import Process
+from fivefold.trainer.supported import check_supported
 from fivefold.units import GIB
 from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
 from tests.gpu.test_dryrun import repeated

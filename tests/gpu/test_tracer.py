@@ -12,13 +12,13 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.train.build import build
-from fivefold.train.data.prepare import prepare
-from fivefold.train.data.shards import Shards
-from fivefold.train.logs.run_log import NoLogs
-from fivefold.train.loop import Loop
-from fivefold.train.process import Process
-from fivefold.train.run import Run
+from fivefold.trainer.build import build
+from fivefold.trainer.data.prepare import prepare
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.loop import Loop
+from fivefold.trainer.process import Process
+from fivefold.trainer.run import Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 MODEL = Model(name="wide", layers=8, width=1024, heads=8, kv_heads=8, head_dim=128, ffn=2816, vocab=256)

@@ -23,9 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.train import build as building
-from fivefold.train.engine import Engine
-from fivefold.train.process import Process
+from fivefold.trainer import build as building
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.process import Process
 from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
 from tests.gpu.test_dryrun import repeated
 from tests.gpu.test_speed import TINY, WARM, Case

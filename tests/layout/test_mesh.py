@@ -14,8 +14,8 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.traffic import first_rank, messages
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.traffic import first_rank, messages
 from fivefold.record import Mistake
 
 DRAWN = 250

@@ -17,9 +17,9 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
-from fivefold.plan.count.counts import Counts
-from fivefold.plan.price.profiled import Profiled
-from fivefold.plan.search.shapes import PAIRED, SPLIT
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.search.shapes import PAIRED, SPLIT
+from fivefold.planner.time.profiled import Profiled
 from fivefold.record import Mistake
 
 EVERY = pytest.mark.parametrize("record", PIPELINE_SCHEDULES.values(), ids=lambda record: record.name)

@@ -7,7 +7,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
-from fivefold.plan.predict import predict
+from fivefold.planner.predict import predict
 from fivefold.record import Mistake
 
 NOWHERE = Path("no/such/local.toml")

@@ -24,7 +24,7 @@ import fivefold as ff
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.plan.predict import predict
+from fivefold.planner.predict import predict
 from fivefold.stack.catalog import named
 from fivefold.step import Step
 from fivefold.units import show_bytes

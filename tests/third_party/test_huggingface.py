@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fivefold.formats.format import Plan
-from fivefold.formats.write import write
+from fivefold.interop.format import Plan
+from fivefold.interop.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.stack.catalog import named as stack_named
-from tests.formats.draws import Range, written_plans
+from tests.interop.draws import Range, written_plans
 
 config_args = pytest.importorskip("accelerate.commands.config.config_args")
 pytest.importorskip("deepspeed")

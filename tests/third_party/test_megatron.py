@@ -10,15 +10,15 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from fivefold.formats.format import Plan
-from fivefold.formats.megatron.args import arguments
-from fivefold.formats.write import write
+from fivefold.interop.format import Plan
+from fivefold.interop.megatron.args import arguments
+from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from tests.formats.draws import Range, written_plans
+from tests.interop.draws import Range, written_plans
 
 transformer_config = pytest.importorskip("megatron.core.transformer.transformer_config")
 

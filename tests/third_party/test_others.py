@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from fivefold.formats.format import Plan
-from fivefold.formats.write import write
+from fivefold.interop.format import Plan
+from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.record import Mistake
-from tests.formats.draws import Range, plans
+from tests.interop.draws import Range, plans
 
 AMONG = Range(
     models=("tiny", "llama2-7b", "llama2-13b"), recipes=("bf16", "fp32"), acs=("none",), axes=("dp", "tp", "pp")

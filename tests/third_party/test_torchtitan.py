@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fivefold.formats.format import Plan
-from fivefold.formats.write import write
+from fivefold.interop.format import Plan
+from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.catalog import named
-from tests.formats.draws import Range, written_plans
+from tests.interop.draws import Range, written_plans
 
 manager = pytest.importorskip("torchtitan.config.manager")
 

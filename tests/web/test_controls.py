@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
-from fivefold.plan.predict import predict
+from fivefold.planner.predict import predict
 from fivefold.record import Mistake
 from fivefold.web.controls import changed, controls, sizes
 from fivefold.web.folder import Folder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from fivefold.check.sweep.rows_file import write
+from fivefold.sweeps.rows_file import write
 from fivefold.web.app import create
 from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, fits_the_window
 from tests.web.test_runs import write_run

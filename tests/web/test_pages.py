@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fivefold
-from fivefold.check.sweep.rows_file import write
 from fivefold.cli import app as cli
+from fivefold.sweeps.rows_file import write
 from fivefold.units import show_bytes
 from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, Server, fits_the_window, is_whole, serious
 from tests.web.test_runs import write_run
@@ -247,7 +247,7 @@ def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
     page.locator("svg.chart .hit").nth(120).hover()
     told = page.locator("#tip").inner_text()
     assert re.search(r"^[\d.]+ MiB at [\d.]+ .s\n.*micro-batch", told)
-    assert re.search(r"MiB +(\d+ × )?\w+ +blocks\.\*\.\w+.*\(fivefold/train/\S+\.py:\d+ ", told)
+    assert re.search(r"MiB +(\d+ × )?\w+ +blocks\.\*\.\w+.*\(fivefold/trainer/\S+\.py:\d+ ", told)
     tips = page.locator("svg.streams rect.k-F").evaluate_all("all => all.map((each) => each.dataset.tip)")
     assert any(tip.startswith("matmul: ") for tip in tips)
     assert serious(page) == []

@@ -8,9 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import fivefold
-from fivefold.check.sweep.rows_file import write
 from fivefold.layout.spec import Layout
-from fivefold.show.sweep.row import Row, of_layout, of_step
+from fivefold.rendering.sweep.row import Row, of_layout, of_step
+from fivefold.sweeps.rows_file import write
 from fivefold.units import show_seconds
 from fivefold.web.app import create
 from fivefold.web.pages.sweep import REACH

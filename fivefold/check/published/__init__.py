@@ -20,7 +20,7 @@ from fivefold.check.published.case import Case, Excluded, Message
 from fivefold.check.published.intervals import coverage
 from fivefold.check.published.score import Score, score, score_message, summarise
 from fivefold.record import Mistake, Record, nearest
-from fivefold.show.published import Summary, markdown
+from fivefold.rendering.published import Summary, markdown
 
 if TYPE_CHECKING:
     from fivefold.check.published.left_out import Fit
@@ -94,7 +94,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
     """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
     from fivefold.check.published import left_out  # only here: readers need no planner
     from fivefold.check.published.tune import Run
-    from fivefold.plan.predict import planner, predict
+    from fivefold.planner.predict import planner, predict
 
     scores: list[Score] = []
     excluded: list[Refusal] = []

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from fivefold.machine import reached, spec
 from fivefold.machine.catalog import NIC_200, NVLINK3, PCIE4
 from fivefold.machine.spec import Chip, Machine
-from fivefold.plan.count.memory import allocator
-from fivefold.plan.price import compute, data_parallel, network, roofline, timeline, unit_time
+from fivefold.planner.counts.memory import allocator
+from fivefold.planner.time import compute, data_parallel, network, roofline, timeline, unit_time
 from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fivefold.check.published.score import Coverage, Score, grouped
-from fivefold.plan.price.errors import TABLE, Cell, Quantity, RunClass, expected
+from fivefold.planner.time.errors import TABLE, Cell, Quantity, RunClass, expected
 from fivefold.step import Interval
 
 KEPT = 9

@@ -19,10 +19,10 @@ from statistics import fmean
 from fivefold.check.published.case import Case
 from fivefold.check.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, scaled
 from fivefold.check.published.tune import Run, prepared
-from fivefold.plan.count.memory.allocator import allocator_totals
-from fivefold.plan.price.errors import Quantity
-from fivefold.plan.price.timeline import Timeline
-from fivefold.plan.price.units import Units
+from fivefold.planner.counts.memory.allocator import allocator_totals
+from fivefold.planner.time.errors import Quantity
+from fivefold.planner.time.timeline import Timeline
+from fivefold.planner.time.units import Units
 from fivefold.record import Record
 
 TABLE = Path(__file__).with_name("left_out.csv")

@@ -19,10 +19,10 @@ from pydantic import PositiveFloat
 
 from fivefold.check.published.case import Case, Message
 from fivefold.layout.mesh import Group
-from fivefold.plan.price.errors import RunClass, run_class
-from fivefold.plan.price.network import Network
+from fivefold.planner.time.errors import RunClass, run_class
+from fivefold.planner.time.network import Network
 from fivefold.record import Record
-from fivefold.show.published import Summary
+from fivefold.rendering.published import Summary
 from fivefold.step import Step
 from fivefold.units import show_bytes
 

@@ -15,10 +15,10 @@ from fivefold.check.published.case import Case
 from fivefold.job import Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.rank_memory import RankMemory, memory
-from fivefold.plan.price.timeline import Timeline
-from fivefold.plan.price.units import Units
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.time.timeline import Timeline
+from fivefold.planner.time.units import Units
 
 STEPS = (1.3, 1.1, 1.03)  # of a factor, coarse to fine
 LIMIT = 2.0

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from fivefold.layout.comparison import Comparison, Variant
-from fivefold.plan.compare import compare as run
+from fivefold.planner.compare import compare as run
 from fivefold.record import Mistake
-from fivefold.show.comparison import describe_shared, finding, why, worded
-from fivefold.show.drawing.bars import Part, stacked
+from fivefold.rendering.comparison import describe_shared, finding, why, worded
+from fivefold.rendering.drawing.bars import Part, stacked
+from fivefold.results.comparison import Comparison, Variant
 from fivefold.units import show_bytes
 from fivefold.web.pages.plan import memory_parts, time_parts
 from fivefold.web.pages.render import page

@@ -8,18 +8,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from fivefold.layout.search_result import Change
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.plan import questions
+from fivefold.planner import questions
 from fivefold.record import Mistake
-from fivefold.show.drawing import interval, memory, pipeline
-from fivefold.show.drawing.bars import Part, scale, stacked
-from fivefold.show.memory import finding as memory_finding
-from fivefold.show.pipeline import finding
-from fivefold.show.question import describe_job
-from fivefold.show.table import PARTS
-from fivefold.show.table import machine as machine_line
+from fivefold.rendering.drawing import interval, memory, pipeline
+from fivefold.rendering.drawing.bars import Part, scale, stacked
+from fivefold.rendering.memory import finding as memory_finding
+from fivefold.rendering.pipeline import finding
+from fivefold.rendering.question import describe_job
+from fivefold.rendering.table import PARTS
+from fivefold.rendering.table import machine as machine_line
+from fivefold.results.search_result import Change
 from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web import answers

@@ -14,9 +14,9 @@ import fivefold
 from fivefold.job import RECIPES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
-from fivefold.show.drawing.svg import legend
-from fivefold.show.robust import share
-from fivefold.show.verdict import judgement
+from fivefold.rendering.drawing.svg import legend
+from fivefold.rendering.robust import share
+from fivefold.rendering.verdict import judgement
 from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About, of_ranks

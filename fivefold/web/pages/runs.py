@@ -10,12 +10,12 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from fivefold.record import Mistake
-from fivefold.show import run_folder
-from fivefold.show.budget import budget
-from fivefold.show.compare import Row, compare, difference, shown, so_far
-from fivefold.show.drawing import lines, pipeline
-from fivefold.show.drawing.lines import Curve
-from fivefold.show.run_folder import RunFolder
+from fivefold.rendering import run_folder
+from fivefold.rendering.budget import budget
+from fivefold.rendering.compare import Row, compare, difference, shown, so_far
+from fivefold.rendering.drawing import lines, pipeline
+from fivefold.rendering.drawing.lines import Curve
+from fivefold.rendering.run_folder import RunFolder
 from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import Field, TypeAdapter
 
-from fivefold.layout.search_result import Ranked, SearchResult, Walk
-from fivefold.layout.whole_run import Offer, Offers
 from fivefold.machine.catalog import resolve
-from fivefold.show.drawing import scatter
-from fivefold.show.drawing.plot import time_unit
-from fivefold.show.robust import worded
-from fivefold.show.whole_run import OFFERED, assumption, row, span
+from fivefold.rendering.drawing import scatter
+from fivefold.rendering.drawing.plot import time_unit
+from fivefold.rendering.robust import worded
+from fivefold.rendering.whole_run import OFFERED, assumption, row, span
+from fivefold.results.search_result import Ranked, SearchResult, Walk
+from fivefold.results.whole_run import Offer, Offers
 from fivefold.units import byte_unit, show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page

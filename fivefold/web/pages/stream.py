@@ -15,8 +15,8 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from fivefold.record import Mistake, Record
-from fivefold.show.elements import paragraph
-from fivefold.show.question import describe_question
+from fivefold.rendering.elements import paragraph
+from fivefold.rendering.question import describe_question
 from fivefold.web.question import About
 from fivefold.web.site import Site
 from fivefold.web.work import Busy

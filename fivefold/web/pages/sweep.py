@@ -10,10 +10,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from fivefold.check.sweep.rows_file import SUFFIXES, read
 from fivefold.record import Mistake
-from fivefold.show.drawing import heat, scatter
-from fivefold.show.sweep.row import Row
+from fivefold.rendering.drawing import heat, scatter
+from fivefold.rendering.sweep.row import Row
+from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web.folder import Folder
 from fivefold.web.pages.render import page

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fivefold.layout.spec import Layout
-from fivefold.train.data.prepare import prepare
+from fivefold.trainer.data.prepare import prepare
 
 Values = dict[str, Any]
 LLAMA = {

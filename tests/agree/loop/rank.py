@@ -14,10 +14,10 @@ import fivefold.layout.legal  # noqa: F401
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.record import read_lines
-from fivefold.train.build import build
-from fivefold.train.logs.run_log import Logs, NoLogs
-from fivefold.train.loop import Loop
-from fivefold.train.run import Run
+from fivefold.trainer.build import build
+from fivefold.trainer.logs.run_log import Logs, NoLogs
+from fivefold.trainer.loop import Loop
+from fivefold.trainer.run import Run
 
 Values = dict[str, Any]
 

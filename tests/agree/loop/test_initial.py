@@ -16,8 +16,8 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.train.build import build
-from fivefold.train.checkpoint.full_weights import full_weights
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint.full_weights import full_weights
 from tests.agree.loop.mutate import Mutation, plant
 from tests.agree.parity.processes import forked
 
@@ -119,7 +119,7 @@ def test_each_seed_draws_others() -> None:
         assert abs(together) < ERRORS * weight.size**-0.5 or weight.ndim == 1, name
 
 
-INITIAL = "train.build:initial"
+INITIAL = "trainer.build:initial"
 MUTATIONS = [
     Mutation("the seed is ignored", INITIAL, 'f"{seed} {weight.name}"', "weight.name"),
     Mutation("all weights are drawn alike", INITIAL, 'f"{seed} {weight.name}"', 'f"{seed}"'),

@@ -27,8 +27,8 @@ Planted = list[tuple[Case, Mutation]]
 
 
 def each(case: Case, place: str, *changes: tuple[str, str, str]) -> Planted:
-    """Of one function of ``fivefold/train``: what each change is called, what is there, and what comes instead."""
-    return [(case, Mutation(name, f"train.{place}", old, new)) for name, old, new in changes]
+    """Of one function of ``fivefold/trainer``: what each change is called, what is there, and what comes instead."""
+    return [(case, Mutation(name, f"trainer.{place}", old, new)) for name, old, new in changes]
 
 
 DATA = [

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fivefold.layout.spec import Layout
-from fivefold.show.progress import bar
+from fivefold.rendering.progress import bar
 from tests.agree.drawn import Drawn, drawn
 from tests.agree.parity.cases import text
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
@@ -54,10 +54,10 @@ def control(case: Drawn) -> Verdict:
 
 def _small_chunks() -> None:
     """Of a process of its own: of engine and planner."""
-    import fivefold.plan.count.operations.layer
-    import fivefold.train.model.chunked_loss
+    import fivefold.planner.counts.operations.layer
+    import fivefold.trainer.model.chunked_loss
 
-    fivefold.train.model.chunked_loss.LOSS_CHUNK_ROWS = fivefold.plan.count.operations.layer.LOSS_CHUNK_ROWS = (
+    fivefold.trainer.model.chunked_loss.LOSS_CHUNK_ROWS = fivefold.planner.counts.operations.layer.LOSS_CHUNK_ROWS = (
         CHUNK_ROWS
     )
 

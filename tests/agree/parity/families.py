@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.families import from_config
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
-from fivefold.train.supported import check_supported
+from fivefold.trainer.supported import check_supported
 from tests.agree.drawn import VOCAB, Drawn
 from tests.agree.parity.cases import TOKENS, job_for
 from tests.agree.parity.drawn import run

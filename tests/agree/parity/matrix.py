@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivefold.show.progress import bar
+from fivefold.rendering.progress import bar
 from tests.agree.parity.cases import DOCUMENTS, STEPS, TOKENS, VOCAB, Case
 from tests.agree.parity.compare import TOLERANCE, run
 from tests.agree.parity.covering import covering, every_case

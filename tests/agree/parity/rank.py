@@ -15,9 +15,9 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.step import Traffic
-from fivefold.train.build import Built, build
-from fivefold.train.engine import Engine
-from fivefold.train.measure.meter import ATTENTION_FORWARD, Meter
+from fivefold.trainer.build import Built, build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.measure.meter import ATTENTION_FORWARD, Meter
 from tests.agree.parity.cases import END, FEW, METERED, rows
 
 Array = NDArray[np.float32]

@@ -21,15 +21,15 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.show.charts import save
-from fivefold.show.progress import bar
-from fivefold.train.build import build
-from fivefold.train.data.loader import Loader
-from fivefold.train.data.prepare import prepare
-from fivefold.train.data.shards import Shards
-from fivefold.train.engine import Engine
-from fivefold.train.optimizers import optimizer
-from fivefold.train.run import Run as RunFile
+from fivefold.rendering.charts import save
+from fivefold.rendering.progress import bar
+from fivefold.trainer.build import build
+from fivefold.trainer.data.loader import Loader
+from fivefold.trainer.data.prepare import prepare
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.optimizers import optimizer
+from fivefold.trainer.run import Run as RunFile
 from tests.agree.parity.processes import forked
 
 STEPS, LAST, SMOOTH = 300, 50, 10  # steps; those whose mean is compared; and over which curves are drawn

@@ -10,8 +10,8 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.train.build import build
-from fivefold.train.engine import Engine
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
 from tests.agree.parity.cases import DENSE, batch, job_for
 from tests.agree.parity.compare import judge
 from tests.agree.parity.processes import forked

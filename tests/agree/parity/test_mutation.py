@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.train.parallel.collectives import Pending
-from fivefold.train.parallel.mesh import Axis
+from fivefold.trainer.parallel.collectives import Pending
+from fivefold.trainer.parallel.mesh import Axis
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge, reference
 from tests.agree.parity.processes import forked
@@ -146,7 +146,7 @@ def silenced(mutation: Mutation, sent: Callable[..., Any], calls: Iterator[int])
 def leave_out(mutation: Mutation) -> None:
     """Sabotage of this process: within ``place`` the name ``collective`` means what does not speak."""
     module_name, _, path = mutation.place.partition(":")
-    package = "fivefold.train.optimizers" if module_name == "optimizer" else "fivefold.train.parallel"
+    package = "fivefold.trainer.optimizers" if module_name == "optimizer" else "fivefold.trainer.parallel"
     module = importlib.import_module(f"{package}.{module_name}")
     *outer, last = path.split(".")
     owner: Any = functools.reduce(getattr, outer, module)

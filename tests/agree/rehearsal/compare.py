@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple, Protocol
 
-from fivefold.check.dryrun.fake.world import differ_over_cp, representatives
-from fivefold.check.dryrun.memory.breakdown import input_bytes, stage_memory
-from fivefold.check.dryrun.record.tape import KERNEL, START, Tape
-from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
-from fivefold.check.dryrun.report import pipeline_rank
+from fivefold.dry_run.fake.world import differ_over_cp, representatives
+from fivefold.dry_run.memory.breakdown import input_bytes, stage_memory
+from fivefold.dry_run.record.tape import KERNEL, START, Tape
+from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
+from fivefold.dry_run.report import pipeline_rank
 from fivefold.job import Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.buffers import inputs_bytes
-from fivefold.plan.count.traffic import messages
-from fivefold.plan.predict import Planner
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.buffers import inputs_bytes
+from fivefold.planner.counts.traffic import messages
+from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, sent_bytes
 
 EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")

@@ -11,13 +11,13 @@ import itertools
 import sys
 from typing import NamedTuple
 
-from fivefold.check.dryrun.match import findings
-from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.dry_run.match import findings
+from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.show.progress import bar
+from fivefold.rendering.progress import bar
 from tests.agree.drawn import Drawn, covering, drawn
 from tests.agree.rehearsal.cases import machine
 from tests.agree.rehearsal.compare import run

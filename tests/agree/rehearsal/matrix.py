@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fivefold.show.progress import bar
+from fivefold.rendering.progress import bar
 from tests.agree.rehearsal.cases import Case, every_case
 from tests.agree.rehearsal.compare import run
 

@@ -17,18 +17,18 @@ from torch._C._distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from fivefold.check.dryrun.fake.collectives import Handle, returned
-from fivefold.check.dryrun.fake.world import groups_of
-from fivefold.check.dryrun.record.recorder import SCALAR, Recorder
-from fivefold.check.dryrun.rehearse import CATEGORIES, THROUGH, RankTapes, two_steps
+from fivefold.dry_run.fake.collectives import Handle, returned
+from fivefold.dry_run.fake.world import groups_of
+from fivefold.dry_run.record.recorder import SCALAR, Recorder
+from fivefold.dry_run.rehearse import CATEGORIES, THROUGH, RankTapes, two_steps
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.train.build import build
-from fivefold.train.engine import Engine
-from fivefold.train.measure.meter import Meter, tensors
-from fivefold.train.model import routing
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.measure.meter import Meter, tensors
+from fivefold.trainer.model import routing
 from tests.agree.rehearsal.compare import Said
 
 c10d = torch.ops.c10d

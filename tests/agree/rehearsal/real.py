@@ -24,19 +24,19 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_impls import op_implementations_dict
 
-from fivefold.check.dryrun.fake.world import representatives
-from fivefold.check.dryrun.memory.breakdown import stage_memory
-from fivefold.check.dryrun.record.tape import Tape
-from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
+from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.memory.breakdown import stage_memory
+from fivefold.dry_run.record.tape import Tape
+from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.show.progress import bar
+from fivefold.rendering.progress import bar
 from tests.agree.parity.cases import MODELS, job_for, model_for
 from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.compare import differences, spoken, work
 from tests.agree.rehearsal.process import Told, play
-from tests.check.dryrun.record.test_replay import told
+from tests.dry_run.record.test_replay import told
 
 BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
 # of sizes that torch's grouped matmul takes; those of the parity proof are odd: their experts are multiplied singly

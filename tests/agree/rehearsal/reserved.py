@@ -11,12 +11,12 @@ import random
 import sys
 from collections.abc import Iterator
 
-from fivefold.check.dryrun.fake.world import representatives
-from fivefold.check.dryrun.memory.reserved import reserved
-from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.memory.reserved import reserved
+from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
-from fivefold.plan.predict import Planner
+from fivefold.planner.predict import Planner
 from fivefold.record import Mistake
 from tests.agree.rehearsal.cases import Case
 

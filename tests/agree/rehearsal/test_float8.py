@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.plan.predict import Planner
+from fivefold.planner.predict import Planner
 from tests.agree.rehearsal.cases import Case
 from tests.agree.rehearsal.compare import run
 from tests.agree.rehearsal.matrix import WORST

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivefold.job import RECIPES
-from fivefold.plan.count.counts import Counts
+from fivefold.planner.counts.counts import Counts
 from tests.agree.rehearsal.cases import Case
 from tests.agree.rehearsal.compare import planned, run
 from tests.agree.rehearsal.matrix import WORST

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fivefold.check.dryrun.record.tape import ALLOC, START, Tape
-from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.dry_run.record.tape import ALLOC, START, Tape
+from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.names import SCHEDULES
 from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.process import play

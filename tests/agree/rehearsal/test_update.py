@@ -6,12 +6,12 @@ from typing import Literal
 
 import pytest
 
-from fivefold.check.dryrun.fake.world import representatives
-from fivefold.check.dryrun.memory.breakdown import stage_memory
-from fivefold.check.dryrun.record.tape import ALLOC, FREE, SCOPE, Tape
-from fivefold.check.dryrun.rehearse import rehearse_rank
-from fivefold.plan.count.update import scratch_bytes
-from fivefold.plan.predict import Planner
+from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.memory.breakdown import stage_memory
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Tape
+from fivefold.dry_run.rehearse import rehearse_rank
+from fivefold.planner.counts.update import scratch_bytes
+from fivefold.planner.predict import Planner
 from fivefold.update import Optimizer
 from tests.agree.rehearsal.cases import OWN, Case
 from tests.agree.rehearsal.compare import EXACT, differences, planned, spoken, stages_held, work

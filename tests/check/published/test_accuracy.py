@@ -15,7 +15,7 @@ import pytest
 from fivefold.check.published import Report, exclusions, headline, run, table_markdown
 from fivefold.check.published.intervals import coverage, learn, write
 from fivefold.check.published.score import RESOLUTION, Score
-from fivefold.plan.price.errors import TABLE
+from fivefold.planner.time.errors import TABLE
 
 ROOT = Path(__file__).parents[3]
 PAGE, README = ROOT / "docs/how-a-step-costs/published.md", ROOT / "README.md"

@@ -12,8 +12,8 @@ from fivefold.check.published.case import Case, Excluded, Message, rows
 from fivefold.check.published.intervals import learn
 from fivefold.check.published.score import Score, score, score_message, summarise
 from fivefold.layout.mesh import Group
-from fivefold.plan.predict import predict
-from fivefold.plan.price.network import Network
+from fivefold.planner.predict import predict
+from fivefold.planner.time.network import Network
 
 HALVED = ("nccl_logs", "prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "xtuner", "nemo_automodel")
 

@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.check.published.intervals import KEPT, coverage, learn, write
 from fivefold.check.published.score import Quantity, Score
-from fivefold.plan.price import errors
+from fivefold.planner.time import errors
 
 
 def scored(

@@ -14,8 +14,8 @@ from fivefold.check.published.readers import (
     nemo_perf,
 )
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.work import work
-from fivefold.plan.predict import planner
+from fivefold.planner.counts.work import work
+from fivefold.planner.predict import planner
 
 
 def cases(source: str) -> dict[str, Case]:

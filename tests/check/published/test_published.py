@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.check.published import Report, reader, run
 from fivefold.check.published.case import Case
-from fivefold.plan.predict import predict
+from fivefold.planner.predict import predict
 
 
 @pytest.fixture(scope="module")

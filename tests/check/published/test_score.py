@@ -138,7 +138,7 @@ def test_run_scores_and_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Mistake("heads=64 is not divisible by tp=3; try tp2")
         return step(seconds=2.2, peak=1)
 
-    monkeypatch.setattr("fivefold.plan.predict.predict", predict)
+    monkeypatch.setattr("fivefold.planner.predict.predict", predict)
     monkeypatch.setattr(published, "reader", lambda _: cases)
     report = run(["vtrain"])
     assert [(s.row, round(s.error, 9)) for s in report.scores] == [("good", 0.1)]

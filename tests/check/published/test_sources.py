@@ -17,7 +17,7 @@ from fivefold.check.published.readers import (
     zero_bubble,
 )
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.work import work
+from fivefold.planner.counts.work import work
 from fivefold.units import GIB
 
 

@@ -1,0 +1,198 @@
+"""Measures this computer (matmuls, attention, memory-bound kernels, collectives) and returns a machine named ``local``.
+
+For each number of ranks that many workers run side by side, as in training: on a CPU each has its share of the cores,
+on GPUs each has one GPU. This file starts them and fits the machine to their results.
+
+points · kernels · worker · processes · hosts   what is measured; a process; several; hosts under torchrun
+profile · unit_worker · unit_clock · silent     units of one run; a rank's real step, by unit, that sends nothing
+messages                                        messages between pieces of work
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from statistics import geometric_mean, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from fivefold.calibration.points import Facts, Kind, MeasuredPoint, Points, Progress, WorkerOrder
+from fivefold.calibration.processes import side_by_side
+from fivefold.machine.spec import Calibration, Chip, Link, Machine
+from fivefold.record import Fault, Mistake
+from fivefold.units import Dtype
+
+SILENCE_SECONDS = 120.0
+MESSAGE: TypeAdapter[Facts | Progress | MeasuredPoint] = TypeAdapter(Facts | Progress | MeasuredPoint)
+MOST = 1024  # the largest number of ranks: more than any host has cores
+PARTS = 1000  # progress units for each number of ranks
+
+
+def calibrate(
+    *,
+    ranks: tuple[int, ...] = (1, 2),
+    quick: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+    points: Points | None = None,
+) -> Machine:
+    """Measure this computer with each number of ``ranks`` side by side: about a minute, ``quick`` a quarter of it.
+
+    ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes.
+    Raises ``Mistake`` for a bad number of ranks, ``Fault`` when a worker dies or hangs.
+    """
+    counts = sorted(set(ranks))
+    if not counts or counts[0] < 1 or counts[-1] > MOST:
+        raise Mistake(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
+    found: dict[Kind, list[dict[str, Any]]] = {"matmuls": [], "attentions": [], "kernels": [], "collectives": []}
+    facts: Facts | None = None
+    spreads: list[float] = []
+    for part, count in enumerate(counts):
+
+        def note(heard: Progress | MeasuredPoint, part: int = part, count: int = count) -> None:
+            if isinstance(heard, MeasuredPoint):
+                found[heard.kind].append(heard.point)
+                if heard.spread is not None:
+                    spreads.append(heard.spread)
+            elif progress:
+                done = part * PARTS + PARTS * heard.done // heard.total
+                progress(f"{heard.kind} on {count} rank{'s' if count > 1 else ''}", done, len(counts) * PARTS)
+
+        facts = _measure(count, quick=quick, points=points, note=note)
+    assert facts is not None, "there is at least one number of ranks"
+    found["collectives"] = rising(found["collectives"])
+    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores()}
+    values.update({str(kind): found[kind] for kind in found})
+    if len(spreads) > 1:
+        values["spread"] = quantiles(spreads, n=10)[-1]
+    calibration = Calibration.model_validate(values)
+    return fit_machine(calibration, facts=facts, ranks=counts[-1])
+
+
+def rising(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points of each collective with seconds that never fall as the message grows.
+
+    Neighbours in the wrong order, which only noise can explain, take their geometric mean (isotonic regression).
+    """
+    curves: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for point in points:
+        curves.setdefault((point["collective"], point["ranks"]), []).append(point)
+    found = []
+    for curve in curves.values():
+        curve.sort(key=lambda point: point["bytes"])
+        levels: list[list[float]] = []
+        for point in curve:
+            levels.append([point["seconds"]])
+            while len(levels) > 1 and geometric_mean(levels[-2]) > geometric_mean(levels[-1]):
+                levels[-2:] = [levels[-2] + levels[-1]]
+        seconds = [geometric_mean(level) for level in levels for _ in level]
+        found += [point | {"seconds": each} for point, each in zip(curve, seconds, strict=True)]
+    return found
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fit_machine(calibration: Calibration, *, facts: Facts, ranks: int) -> Machine:
+    """Return a machine of ``ranks`` ranks with peaks, bandwidths and latency taken from the measured points."""
+    shared = facts.backend == "gloo"  # ranks on a CPU share its memory; a GPU has its own
+    return Machine(
+        name="local",
+        chip=Chip(
+            name=f"{facts.device}, 1 of {ranks}" if shared and ranks > 1 else facts.device,
+            peak_flops=_peaks(calibration, ranks=ranks),
+            memory_bytes=facts.memory_bytes // ranks if shared else facts.memory_bytes,
+            memory_bandwidth=_memory_bandwidth(calibration, ranks=ranks),
+            source=f"fivefold calibrate, {calibration.date}: best product and largest copy of one rank while {ranks} "
+            f"ran side by side, so that ranks x peak is what the computer can do; memory is "
+            f"{'an equal share of what it has' if shared else 'what the driver shows'}",
+        ),
+        ranks=ranks,
+        ranks_per_node=ranks,
+        links=(_link(calibration, ranks=ranks),),
+        backend=facts.backend,
+        calibration=calibration,
+    )
+
+
+def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Fit ``seconds = latency + size / bandwidth``; return latency in seconds and bandwidth in bytes/s.
+
+    Least squares of the relative error, so that small messages count as much as large ones.
+    """
+    size, time = np.array(sizes, dtype=float), np.array(seconds)
+    latency, per_byte = np.linalg.lstsq(np.stack([1 / time, size / time], axis=1), np.ones_like(time), rcond=None)[0]
+    if latency < 0 or per_byte <= 0:  # too noisy for a line: take bandwidth from the largest message
+        return 0.0, float(size[-1] / time[-1])
+    return float(latency), float(1 / per_byte)
+
+
+def _peaks(calibration: Calibration, *, ranks: int) -> dict[Dtype, float]:
+    peaks: dict[Dtype, float] = {}
+    for point in calibration.matmuls:
+        if point.ranks == ranks:
+            rate = 2 * point.m * point.n * point.k / point.seconds
+            peaks[point.dtype] = max(rate, peaks.get(point.dtype, 0.0))
+    return peaks
+
+
+def _memory_bandwidth(calibration: Calibration, *, ranks: int) -> float:
+    copies = [point for point in calibration.kernels if point.kernel == "copy" and point.ranks == ranks]
+    largest = max(point.moved_bytes for point in copies)  # beyond the caches
+    return max(point.moved_bytes / point.seconds for point in copies if point.moved_bytes == largest)
+
+
+def _link(calibration: Calibration, *, ranks: int) -> Link:
+    messages = [point for point in calibration.collectives if point.collective == "p2p" and point.ranks == ranks]
+    if not messages:
+        bandwidth = _memory_bandwidth(calibration, ranks=ranks)
+        return Link(
+            name="none",
+            span=ranks,
+            bandwidth=bandwidth,
+            latency_seconds=0.0,
+            source="one rank sends nothing; this is its memory",
+        )
+    latency, bandwidth = fit_line([point.bytes for point in messages], [point.seconds for point in messages])
+    source = f"fivefold calibrate, {calibration.date}: line through {len(messages)} message sizes between two ranks"
+    return Link(name="local", span=ranks, bandwidth=bandwidth, latency_seconds=latency, source=source)
+
+
+def _measure(
+    ranks: int, *, quick: bool, points: Points | None, note: Callable[[Progress | MeasuredPoint], None]
+) -> Facts:
+    """Run ``ranks`` workers; pass the messages of rank 0 to ``note``; return its ``Facts`` about this computer."""
+    heard: list[Facts] = []
+
+    def on_line(line: str) -> None:
+        message = MESSAGE.validate_json(line)
+        if isinstance(message, Facts):
+            heard.append(message)
+        else:
+            note(message)
+
+    with TemporaryDirectory(prefix="fivefold-") as folder:
+        orders = [
+            WorkerOrder(
+                rank=rank,
+                ranks=ranks,
+                threads=max(1, cores() // ranks),
+                meeting=str(Path(folder) / "meeting"),
+                silence_seconds=SILENCE_SECONDS,
+                quick=quick,
+                points=points,
+            )
+            for rank in range(ranks)
+        ]
+        commands = [[sys.executable, "-m", "fivefold.calibration.worker", order.model_dump_json()] for order in orders]
+        side_by_side(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
+    if not heard:
+        raise Fault(f"{ranks} workers ended without a word; run `fivefold calibrate` again")
+    return heard[0]

@@ -1,0 +1,108 @@
+"""The memory-bound kernels that ``calibrate`` times, each made from a one-dimensional tensor.
+
+Bytes moved are counted as in ``planner/counts/operations/op.py``, so that measured bandwidths fit the planner's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.kernels.fused.kernels import TRITON
+from fivefold.trainer.model.kernels.fused.launch import unavailable
+from fivefold.trainer.model.kernels.loss import cross_entropy as cross_entropy_of
+
+WIDTH = 256  # elements of a row; the kernels' rates hardly depend on it
+
+
+class Work(NamedTuple):
+    """A function to time, and the bytes that it reads and writes."""
+
+    run: Callable[[], object]
+    moved_bytes: int
+
+
+def copy(x: Tensor) -> Work:
+    """Read x, write a copy into an existing tensor."""
+    target = torch.empty_like(x)
+    return Work(lambda: target.copy_(x), 2 * x.nbytes)
+
+
+def add(x: Tensor) -> Work:
+    """Read x and y, write the sum to a new tensor, as a residual connection does."""
+    y = torch.ones_like(x)
+    return Work(lambda: x + y, 3 * x.nbytes)
+
+
+def adamw(x: Tensor) -> Work:
+    """Read parameter, gradient and two moments; write all but the gradient (fused AdamW)."""
+    parameter = torch.nn.Parameter(x)
+    parameter.grad = torch.ones_like(x)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    return Work(optimizer.step, 7 * x.nbytes)
+
+
+def kernels_on(x: Tensor) -> Kernels:
+    """The kernels that a job gets by default where ``x`` is."""
+    return TRITON if x.is_cuda and not unavailable() else EAGER
+
+
+def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """RMS norm over rows of ``WIDTH``; returns output and differentiable inputs, as do the three below."""
+    rows, weight = x.view(-1, WIDTH).requires_grad_(), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
+    return kernels_on(x).rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
+
+
+def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Rotary embedding of 64 positions of 4 heads of dim 32."""
+    heads = x.view(-1, 64, 4, 32).requires_grad_()
+    table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
+    return kernels_on(x).rotate_first(heads, table, table), (heads,)
+
+
+def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """SwiGLU of a gate and an up tensor of the size of x."""
+    gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
+    return kernels_on(x).swiglu(gate, up), (gate, up)
+
+
+def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Cross entropy of logits over a vocabulary of ``WIDTH``."""
+    logits = x.view(-1, WIDTH).requires_grad_()
+    targets = torch.zeros(logits.shape[0], dtype=torch.int64, device=x.device)
+    kernels = kernels_on(x)
+    return cross_entropy_of(logits, targets, scale=1.0, loss=kernels.nats, rescale=kernels.rescale), (logits,)
+
+
+def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
+    return lambda x: Work(lambda: make(x.detach()), times * x.nbytes)
+
+
+def _backward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
+    def work(x: Tensor) -> Work:
+        # Cross entropy writes its gradient over its logits; the hooks keep autograd from refusing a second run.
+        with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved):
+            out, inputs = make(x.detach())
+        grad = torch.ones_like(out)
+        return Work(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True), times * x.nbytes)
+
+    return work
+
+
+KERNELS: dict[str, Callable[[Tensor], Work]] = {
+    "copy": copy,
+    "add": add,
+    "adamw": adamw,
+    "rms_norm": _forward(rms_norm, 2),
+    "rms_norm_backward": _backward(rms_norm, 3),
+    "rope": _forward(rope, 2),
+    "rope_backward": _backward(rope, 2),
+    "swiglu": _forward(swiglu, 3),
+    "swiglu_backward": _backward(swiglu, 5),
+    "cross_entropy": _forward(cross_entropy, 1),
+    "cross_entropy_backward": _backward(cross_entropy, 2),
+}

@@ -1,0 +1,262 @@
+"""The distinct messages of a run, timed among ranks of this computer between pieces of work as long as in a step.
+
+A message in a loop of its own takes a fraction of what it takes in a step on a CPU: there one rank comes late, and the
+threads that carry the message must first get a core.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from math import log
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Collective, CollectivePoint
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import table_of
+from fivefold.planner.counts.traffic import messages
+from fivefold.record import Record
+
+FEW, MANY = 10, 30  # repeats of one message
+ALIKE = 1.6  # messages that differ by less are one
+HICCUPS = 10  # of so many repeats the slowest is left out: a hiccup of the computer
+
+# torch 2.13 renamed the two single-tensor collectives.
+all_gather: Callable[..., dist.Work] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Callable[..., dist.Work] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class MessageOrder(Record):
+    """A message to time: full tensor of ``bytes`` over ``ranks``; ``both_ways``: a hop of a ring, to the next rank and
+    from the one before.
+    """
+
+    collective: Collective
+    ranks: PositiveInt
+    bytes: PositiveInt
+    both_ways: bool = False
+
+
+class Timed(Record):
+    """Seconds of one occurrence: the median over steps; ``spread``: (slowest - fastest) / median."""
+
+    seconds: float
+    spread: float
+
+
+class Circle(NamedTuple):
+    """The ranks that exchange a message: ``first`` and the next ones, ``ranks`` in all."""
+
+    rank: int  # of the world
+    first: int
+    ranks: int
+    group: dist.ProcessGroup | None
+
+
+def distinct_messages(counts: Counts, layout: Layout, *, beside: int) -> tuple[MessageOrder, ...]:
+    """Those of a step of ``layout`` whose ranks are all among the ``beside`` of this computer."""
+    held = table_of(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
+    found: dict[MessageOrder, None] = {}
+    for message in (message for chunks in held for message in messages(counts, layout, chunks=chunks)):
+        hop = message.collective == "p2p" and message.axis == "pp"
+        ranks = layout.pp if hop else message.ranks
+        if message.times and 1 < ranks <= beside and beside % ranks == 0 and message.payload >= 1:
+            both_ways = message.collective == "p2p" and not hop
+            sent = {"collective": message.collective, "ranks": ranks, "bytes": message.payload, "both_ways": both_ways}
+            found[MessageOrder.model_validate(sent)] = None
+    return tuple(found)
+
+
+@contextmanager
+def gloo_world(meeting: Path, *, rank: int, world: int, silence: timedelta) -> Iterator[None]:
+    """The workers of this computer as a world that does send."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=silence)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def time_messages(
+    orders: tuple[MessageOrder, ...], *, rank: int, beside: int, work: Callable[[], object], device: torch.device
+) -> list[CollectivePoint]:
+    """Time each message, on all ranks at once; the same points on each."""
+    circles = {ranks: circle(ranks, rank=rank, beside=beside) for ranks in {order.ranks for order in orders}}
+    return [time_message(order, circles[order.ranks], work=work, device=device) for order in orders]
+
+
+def time_message(
+    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+) -> CollectivePoint:
+    """Time one message; every rank calls it. A p2p also tells how long it keeps a core from its work."""
+    if order.collective == "p2p":
+        timing = hop_beside if order.both_ways else there_and_back
+        seconds, busy = timing(order, among, work=work, device=device)
+        return CollectivePoint(
+            collective="p2p", ranks=order.ranks, bytes=order.bytes, seconds=seconds, busy_seconds=min(busy, seconds)
+        )
+    seconds = amid(message_of(order, among, device=device), work)
+    return CollectivePoint(collective=order.collective, ranks=order.ranks, bytes=order.bytes, seconds=seconds)
+
+
+def there_and_back(
+    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+) -> tuple[float, float]:
+    """Seconds of a message one way, and those until it has left its sender, who worked; the receiver waited for it.
+
+    The last of an odd number of ranks does nothing.
+    """
+    rows = torch.zeros(max(1, order.bytes // 4), device=device)
+    place = among.rank - among.first
+    peer, sends, alone = among.rank + (-1 if place % 2 else 1), place % 2 == 0, (place ^ 1) >= among.ranks
+    ways, left = list[float](), list[float]()
+    for _ in range(MANY if not alone else 0):
+        if not sends:
+            dist.recv(rows, peer, group=among.group)
+            dist.send(rows, peer, group=among.group)
+            continue
+        work()
+        start = time.perf_counter()
+        dist.send(rows, peer, group=among.group)
+        left.append(time.perf_counter() - start)
+        dist.recv(rows, peer, group=among.group)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        ways.append((time.perf_counter() - start) / 2)
+    found = torch.tensor([_without_hiccups(ways), _without_hiccups(left), float(bool(ways))], dtype=torch.float64)
+    dist.all_reduce(found)
+    return float(found[0] / found[2]), float(found[1] / found[2])
+
+
+def hop_beside(
+    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+) -> tuple[float, float]:
+    """Seconds of a hop that is waited for at once, and those by which it delays work that is done meanwhile."""
+    sent = torch.zeros(max(1, order.bytes // 4), device=device)
+    received = torch.empty_like(sent)
+    seconds = amid(lambda: _wait(_hop(sent, received, among)), work)
+
+    def beside() -> None:
+        works = _hop(sent, received, among)
+        work()
+        _wait(works)
+
+    return seconds, max(0.0, amid(beside, work) - amid(work, work))
+
+
+def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
+    """Seconds of messages of this size that were timed in a step, by names such as ``message all_reduce 2 4096``.
+
+    Without one of exactly this size those within a factor of ``ALIKE``: routed tokens are never as many as expected.
+    """
+    start = f"message {order.collective} {order.ranks} "
+    if exact := timed.get(f"{start}{order.bytes}"):
+        return [exact.seconds]
+    sizes = {name: int(name.removeprefix(start)) for name in timed if name.startswith(start)}
+    return [timed[name].seconds for name, size in sizes.items() if size and abs(log(size / order.bytes)) < log(ALIKE)]
+
+
+def circle(ranks: int, *, rank: int, beside: int) -> Circle:
+    """The group of ``ranks`` neighbours of which ``rank`` is one; every rank calls it."""
+    groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, beside, ranks)]
+    return Circle(rank, rank - rank % ranks, ranks, groups[rank // ranks])
+
+
+def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> Callable[[], object]:
+    """A function that sends one such message and waits for it."""
+    ranks, group = among.ranks, among.group
+    share = torch.zeros(max(1, order.bytes // 4 // ranks), device=device)
+    full = torch.zeros(share.numel() * ranks, device=device)
+    other = torch.empty_like(full)
+
+    def gather() -> object:
+        return all_gather(torch.empty_like(full), share, group=group, async_op=True).wait()
+
+    runs: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(full, group=group),
+        "all_gather": gather,
+        "reduce_scatter": lambda: reduce_scatter(torch.empty_like(share), full, group=group, async_op=True).wait(),
+        "all_to_all": lambda: dist.all_to_all_single(other, full, group=group),
+        "broadcast": lambda: dist.broadcast(full, among.first, group=group),
+        "p2p": lambda: _wait(_hop(full, other, among)),
+    }
+    return runs[order.collective]
+
+
+def _hop(sent: Tensor, received: Tensor, among: Circle) -> list[dist.Work]:
+    """Start a message to the next rank and one from the rank before."""
+    after = among.first + (among.rank - among.first + 1) % among.ranks
+    before = among.first + (among.rank - among.first - 1) % among.ranks
+    operations = [
+        dist.P2POp(dist.irecv, received, before, among.group), dist.P2POp(dist.isend, sent, after, among.group)
+    ]  # fmt: skip
+    started: list[dist.Work] = dist.batch_isend_irecv(operations)
+    return started
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for each in works:
+        each.wait()
+
+
+def amid(run: Callable[[], object], work: Callable[[], object]) -> float:
+    """Seconds of one message that follows ``work`` on every rank: the mean over ranks, without hiccups."""
+    run()
+    begin, seconds = time.perf_counter(), list[float]()
+    while len(seconds) < MANY and (len(seconds) < FEW or not _late(begin)):
+        work()
+        start = time.perf_counter()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    mean = torch.tensor(_without_hiccups(seconds), dtype=torch.float64)
+    dist.all_reduce(mean)
+    return float(mean) / dist.get_world_size()
+
+
+def _without_hiccups(seconds: list[float]) -> float:
+    """The mean of all but the slowest few; 0 of none."""
+    kept = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
+    return statistics.fmean(kept) if kept else 0.0
+
+
+def _late(begin: float) -> bool:
+    """Whether the repeats have taken their time, by the slowest rank; every rank calls it."""
+    longest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return float(longest) > 0.3
+
+
+def some_work(seconds: float) -> Callable[[], object]:
+    """Matmuls and passes over memory larger than the caches near a core, for about ``seconds``, always as many."""
+    x, weight, row = torch.ones(512, 256), torch.ones(256, 512), torch.ones(2**18)
+
+    def once() -> None:
+        x @ weight
+        row.mul_(1.0)
+
+    once()
+    begin = time.perf_counter()
+    for _ in range(5):
+        once()
+    each = torch.tensor((time.perf_counter() - begin) / 5, dtype=torch.float64)
+    dist.all_reduce(each, dist.ReduceOp.MAX)
+    times = max(1, round(seconds / float(each)))
+
+    def work() -> None:
+        for _ in range(times):
+            once()
+
+    return work

@@ -1,0 +1,192 @@
+"""One worker process of ``calibrate --for``: runs one rank's real training step.
+
+    python -m fivefold.calibration.unit_worker '{"rank": 0, ...}'
+
+Modules, optimizer, schedule and tensors are those of ``train``. Where the workers of this computer are all ranks of the
+layout they send their messages; else messages return at once (``silent.py``). The workers of a computer begin every
+step together. The first prints the ``RankProfile`` of each.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch._C._distributed_c10d import FileStore
+
+from fivefold.calibration.messages import MessageOrder, Timed, gloo_world, heard, some_work, time_messages
+from fivefold.calibration.null_process_group import SilentGroup, silent_world
+from fivefold.calibration.processes import carry_out
+from fivefold.calibration.unit_clock import UnitClock, UnitSeconds
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import CollectivePoint
+from fivefold.model.spec import Model
+from fivefold.record import Record
+from fivefold.trainer.build import Built, build
+from fivefold.trainer.engine import Engine
+
+WARM = 2  # steps before those that count: moments and buffers exist by then
+
+
+class ProfileOrder(Record):
+    """The order to one worker. ``place``: of ``beside`` workers; ``rank``: of the layout's world."""
+
+    place: NonNegativeInt
+    beside: PositiveInt
+    rank: NonNegativeInt
+    model: Model
+    layout: str
+    job: Job
+    threads: PositiveInt
+    meeting: str  # path of a file that does not exist yet
+    seconds: PositiveFloat  # of steps that count, at least ``steps`` of them
+    steps: PositiveInt
+    silence_seconds: PositiveFloat
+    messages: tuple[MessageOrder, ...] = ()  # to time among the workers, after the steps
+    work_seconds: PositiveFloat = 5e-3  # between two messages
+
+
+class RankProfile(Record):
+    """Timed occurrences of one rank by ``direction unit`` such as ``F block 3``, ``update``, and messages in the step
+    such as ``message all_reduce 2 4096``; ``messages``: those that were timed by themselves.
+    """
+
+    place: NonNegativeInt
+    rank: NonNegativeInt
+    torch: str
+    device: str
+    timed: dict[str, Timed]
+    messages: tuple[CollectivePoint, ...] = ()
+
+
+class Meeting:
+    """A barrier and a table between the workers: they share a file, as their process groups are silent."""
+
+    def __init__(self, order: ProfileOrder) -> None:
+        self._store = FileStore(order.meeting, order.beside)
+        self._store.set_timeout(timedelta(seconds=order.silence_seconds))
+        self._order, self._round = order, 0
+
+    def together(self) -> None:
+        """Return when all workers have called it."""
+        self._round += 1
+        name = f"round/{self._round}"
+        if self._store.add(name, 1) == self._order.beside:
+            self._store.set(f"{name}/go", "1")
+        self._store.wait([f"{name}/go"])
+
+    def longest(self, seconds: float) -> float:
+        """The largest of all workers' values."""
+        self._store.set(f"value/{self._round}/{self._order.place}", repr(seconds))
+        return max(float(self._store.get(f"value/{self._round}/{p}")) for p in range(self._order.beside))
+
+    def report(self, profile: RankProfile) -> list[RankProfile]:
+        """Hand in a profile; all of them."""
+        self._store.set(f"profile/{self._order.place}", profile.model_dump_json())
+        return [
+            RankProfile.model_validate_json(self._store.get(f"profile/{place}")) for place in range(self._order.beside)
+        ]
+
+
+def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> RankProfile:
+    """Build the rank's part and time its steps."""
+    layout = Layout.parse(order.layout)
+    with _world(order, layout):
+        built = build(model=order.model, layout=layout, job=order.job, device=device, streams=False)
+        end = 0 if order.job.documents == "apart" else None  # any token may end a document
+        engine = Engine(built, model=order.model, layout=layout, job=order.job, end=end)
+        step = _step_of(engine, built, order)
+        for _ in range(WARM):
+            step()
+        steps: list[UnitSeconds] = []
+        begin = time.perf_counter()
+        while True:
+            meeting.together()
+            if len(steps) >= order.steps and meeting.longest(time.perf_counter() - begin) > order.seconds:
+                break
+            steps.append(step())
+    return RankProfile(
+        place=order.place, rank=order.rank, torch=torch.__version__, device=str(device), timed=_medians(steps)
+    )
+
+
+def _sends(order: ProfileOrder) -> bool:
+    """Whether the workers exchange messages: gloo's take other times in a step; NCCL's have streams of their own."""
+    world = Layout.parse(order.layout).world
+    return order.beside == world > 1 and not torch.cuda.is_available()
+
+
+def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
+    """The world of the profiled steps."""
+    if not _sends(order):
+        return silent_world(rank=order.rank, world=layout.world)
+    silence = timedelta(seconds=order.silence_seconds)
+    return gloo_world(Path(f"{order.meeting}.step"), rank=order.rank, world=layout.world, silence=silence)
+
+
+def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], UnitSeconds]:
+    """A function that runs one step on random tokens under the clock."""
+    layout, job, clock = engine.layout, order.job, UnitClock(engine)
+    SilentGroup.aside[0] = clock.aside
+    if _sends(order):
+        clock.follow(engine)
+    draw = torch.Generator().manual_seed(order.rank)
+    shape = layout.micro_batches(job), layout.mbs, job.sequence + 1 + order.model.predicted
+    tokens = torch.randint(0, order.model.vocab, shape, generator=draw)
+
+    def step() -> UnitSeconds:
+        clock.start()
+        engine.step(tokens)
+        engine.zero_grad()
+        return clock.stop()
+
+    return step
+
+
+def _medians(steps: list[UnitSeconds]) -> dict[str, Timed]:
+    """Seconds of one occurrence of each unit and direction, over the least disturbed half of the steps."""
+    quickest = sorted(steps, key=lambda one: one.seconds.total())[: (len(steps) + 1) // 2]
+    found = {}
+    for label in sorted({label for one in steps for label in one.seconds}):
+        seconds = [one.seconds[label] / max(1, one.times[label]) for one in quickest]
+        middle = statistics.median(seconds)
+        spread = (max(seconds) - min(seconds)) / middle if middle else 0.0
+        found[" ".join(label).strip()] = Timed(seconds=middle, spread=spread)
+    return found
+
+
+def _message_times(order: ProfileOrder, *, device: torch.device) -> list[CollectivePoint]:
+    """Time the messages of ``order`` among the workers, with the run's own work between two of them."""
+    silence = timedelta(seconds=order.silence_seconds)
+    with gloo_world(Path(f"{order.meeting}.gloo"), rank=order.place, world=order.beside, silence=silence):
+        work = some_work(order.work_seconds)
+        return time_messages(order.messages, rank=order.place, beside=order.beside, work=work, device=device)
+
+
+def main(order: ProfileOrder) -> None:
+    """Profile the rank of ``order``; the first worker prints all profiles."""
+    torch.set_num_threads(order.threads)
+    device = torch.device("cuda", order.place) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    meeting = Meeting(order)
+    found = profile(order, meeting, device=device)
+    if left := tuple(each for each in order.messages if not heard(each, found.timed)):
+        found = found.replace(messages=tuple(_message_times(order.replace(messages=left), device=device)))
+    profiles = meeting.report(found)
+    if order.place == 0:
+        for each in profiles:
+            print(each.model_dump_json(), flush=True)
+    meeting.together()  # the file must outlive the last reader
+
+
+if __name__ == "__main__":
+    carry_out(lambda: main(ProfileOrder.model_validate_json(sys.argv[1])))

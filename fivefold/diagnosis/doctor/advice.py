@@ -1,0 +1,268 @@
+"""Chooses the modules to recompute so that a step fits a memory budget with the least extra work, and verifies it.
+
+    saved(module) = activations made in it - its outputs - inputs that only it would keep  work = its forward again
+    choices in order of work → predicted peak: the tape without these bytes → step examined again with modules wrapped
+
+Candidates: children of ModuleList and Sequential, and the modules directly inside of them. A choice takes each whole,
+or some modules inside of it, or neither. Only Pareto-optimal choices (bytes, work) are tried, cheapest first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+
+from fivefold.diagnosis.doctor.memory import StepLifetimes, fullest
+from fivefold.diagnosis.doctor.rehearse import ExaminedSteps
+from fivefold.diagnosis.doctor.watch import Call
+from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE
+from fivefold.record import Mistake
+from fivefold.results.diagnosis import Advice, Fullest, like
+from fivefold.units import show_bytes
+
+# FLOPs that an H100 does in the time it moves a byte: 989e12 FLOP/s of bf16 ÷ 3.35e12 B/s (NVIDIA's data sheet)
+FLOPS_PER_BYTE = 295
+MOST = 600  # Pareto-optimal choices that are kept; more are thinned out evenly
+MOST_TRIALS = 6  # choices that are examined
+
+
+class Drop(NamedTuple):
+    """Effect of recomputing one call: ``bytes`` less from the ``end`` of its forward to ``back``, its backward's begin.
+
+    There the forward runs again; its peak is ``rise`` bytes above its begin, its cost ``flops`` and ``work`` (FLOPs).
+    """
+
+    end: int
+    back: int
+    bytes: int
+    rise: int
+    flops: int
+    work: int
+
+
+class Choice(NamedTuple):
+    """A set of modules to recompute. ``lateness`` breaks ties: bytes dropped early are absent longest."""
+
+    bytes: int
+    work: int
+    lateness: int
+    modules: tuple[str, ...]
+
+
+class Trial(NamedTuple):
+    """A choice that was examined, and the peak that was predicted for it."""
+
+    modules: tuple[str, ...]
+    predicted: int
+    seen: ExaminedSteps
+
+
+def candidates(model: nn.Module) -> tuple[str, ...]:
+    """Return the paths of modules that might be recomputed; of a model without lists, its children."""
+    lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+    paths = {path: part for path, part in model.named_modules() if path}
+    above = {path: path.rpartition(".")[0] for path in paths}
+    members = {path for path in paths if isinstance(model.get_submodule(above[path]), lists)}
+    members = members or {path for path in paths if not above[path]}
+    uncalled = (nn.ModuleList, nn.ModuleDict)
+    return tuple(path for path in paths if members & {path, above[path]} and not isinstance(paths[path], uncalled))
+
+
+def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
+    """Return the cheapest choice that fits, else the lowest peak found. ``again``: examines with modules recomputed."""
+    best = Trial((), seen.peak_bytes, seen)
+    lifetimes, refused = seen.fuller, dict[str, str]()
+    drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
+    ranked, margin = _ranked(lifetimes, drops), 0
+    for _ in range(MOST_TRIALS if seen.peak_bytes > budget_bytes else 0):
+        place = next((at for at, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
+        modules, peak = ranked[place] if place is not None else min(ranked, key=lambda each: each[1])
+        try:
+            trial = Trial(modules, peak, again(modules))
+        except Mistake as error:
+            refused |= _not_recomputable(again, modules, error)
+            drops = {path: these for path, these in drops.items() if like(path) not in refused}
+            ranked = _ranked(lifetimes, drops)
+            continue
+        best = min(best, trial, key=lambda each: each.seen.peak_bytes)
+        if best.seen.peak_bytes <= budget_bytes or place is None:
+            break
+        margin = max(margin + 1, trial.seen.peak_bytes - peak)
+    return _advice(best, seen, budget_bytes=budget_bytes, refused=refused)
+
+
+def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
+    """Return choices with their predicted peaks, in order of work."""
+    choices = sorted(_choices(drops), key=lambda choice: (choice.work, choice.lateness))
+    return [
+        (each.modules, _peak(lifetimes, [drop for path in each.modules for drop in drops[path]])) for each in choices
+    ]
+
+
+def _not_recomputable(
+    again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: Mistake
+) -> dict[str, str]:
+    """Return the kinds of modules that cannot be run twice, with the reason; all kinds, if each alone can."""
+    found: dict[str, str] = {}
+    first = {like(path): path for path in reversed(modules)}
+    for kind, path in first.items() if len(first) > 1 else ():
+        try:
+            again((path,))
+        except Mistake as alone:
+            found[kind] = str(alone)
+    return found or dict.fromkeys(first, str(error))
+
+
+def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
+    """Say what the remaining peak ``at`` is made of, and what else would lower it."""
+    least = f"{show_bytes(peak)} is the least that recomputation reaches"
+    if at.phase == "update":
+        mend = f"; {type(seen.optimizer).__name__}(fused=True) needs none" if "fused" in seen.optimizer.defaults else ""
+        return f"{least}: it peaks in the update, with {show_bytes(at.temporary_bytes)} of temporaries{mend}"
+    states = at.parameters_bytes + at.buffers_bytes + at.gradients_bytes + at.optimizer_bytes
+    return (
+        f"{least}, of which {show_bytes(states)} are weights, gradients and optimizer, and "
+        f"{show_bytes(at.activations_bytes)} activations: make the batch smaller, or keep states in fewer bytes"
+    )
+
+
+def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
+    total, peak = _flops(seen), best.seen.peak_bytes
+    extra, fits = _flops(best.seen) - total, peak <= budget_bytes
+    return Advice(
+        budget_bytes=budget_bytes, fits=fits, modules=best.modules, predicted_peak_bytes=best.predicted,
+        peak_bytes=peak, extra_flops=extra, extra_share=extra / total if total else 0.0,
+        refused=tuple(f"{kind} cannot be run twice: {why}" for kind, why in refused.items()),
+        reason="" if fits else _reason_not_less(peak, seen, fullest(best.seen.fuller)),
+    )  # fmt: skip
+
+
+def _flops(seen: ExaminedSteps) -> int:
+    tape = seen.steady.tape
+    return sum(tape.kernels[first].flops for kind, first, _, _ in tape if kind == KERNEL)
+
+
+# What recomputing a call saves
+
+
+def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
+    """Return the ``Drop`` of every call, by module, for modules whose backward is found."""
+    backs = _backward_starts(lifetimes)
+    lives = {life.key: life for life in lifetimes.lives}
+    births = np.array([life.birth for life in lifetimes.lives])
+    work, flops = _work(lifetimes)
+    found: dict[str, list[Drop]] = defaultdict(list)
+    for call in calls:
+        back = next((at for at in backs.get(call.module, ()) if at >= call.end), None)
+        if back is None:
+            continue
+        first, last = np.searchsorted(births, [call.begin, call.end])
+        made = lifetimes.lives[first:last]
+        size = sum(
+            life.bytes for life in made if _kept(life.category, life.death, back) and life.key not in call.outputs
+        )
+        for key in call.inputs & lives.keys():
+            if call.end < lives[key].death < back:
+                size -= lives[key].bytes
+        level = int(lifetimes.living[call.begin - 1])
+        rise = int(lifetimes.living[call.begin : call.end].max(initial=level)) - level
+        found[call.module].append(
+            Drop(
+                call.end,
+                back,
+                size,
+                rise,
+                int(flops[call.end] - flops[call.begin]),
+                int(work[call.end] - work[call.begin]),
+            )
+        )
+    return found
+
+
+def _kept(category: str, death: int, back: int) -> bool:
+    return category == "activations" and death >= back
+
+
+def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
+    """Return, by module, the first event of it or of a module inside of it in each backward."""
+    found: dict[str, list[int]] = defaultdict(list)
+    seen: set[str] = set()
+    tape, ids = lifetimes.tape, {scope for scope, each in enumerate(lifetimes.tape.scopes) if each.phase == "backward"}
+    within = False
+    for place, (kind, first, _, third) in enumerate(tape):
+        if kind == SCOPE:
+            phase = tape.scopes[first].phase
+            within = first in ids
+            if phase == "forward":
+                seen = set()
+        elif within and kind in (KERNEL, ALLOC):
+            module = tape.sites[tape.kernels[first].site if kind == KERNEL else third].module
+            while module and module not in seen:
+                seen.add(module)
+                found[module].append(place)
+                module = module.rpartition(".")[0]
+    return found
+
+
+def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
+    """Return cumulative work and FLOPs before each event; work of a kernel: max(FLOPs, 295 · bytes moved)."""
+    flops, moved = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
+    for place, (kind, first, _, _) in enumerate(lifetimes.tape):
+        if kind == KERNEL:
+            kernel = lifetimes.tape.kernels[first]
+            flops[place + 1], moved[place + 1] = kernel.flops, kernel.moved_bytes
+    return np.cumsum(np.maximum(flops, FLOPS_PER_BYTE * moved)), np.cumsum(flops)
+
+
+# The choices
+
+
+def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
+    """Return the predicted peak of the step with these drops."""
+    change = np.zeros(len(lifetimes.tape) + 1, np.int64)
+    for drop in drops:
+        change[drop.end] -= drop.bytes
+        change[drop.back] += drop.bytes
+    living = lifetimes.living + np.cumsum(change[:-1])
+    again = [int(living[drop.back - 1]) + drop.rise for drop in drops]
+    return max(int(living[lifetimes.begin :].max()), *again) if again else int(living[lifetimes.begin :].max())
+
+
+def _choices(drops: dict[str, list[Drop]]) -> list[Choice]:
+    """Return the Pareto-optimal choices over the tree of modules: each whole, or by modules inside of it."""
+    inside: dict[str, list[str]] = defaultdict(list)
+    for path in drops:
+        above = path.rpartition(".")[0]
+        while above and above not in drops:
+            above = above.rpartition(".")[0]
+        inside[above].append(path)
+    return _subtree_choices("", drops, inside)
+
+
+def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[Choice]:
+    found = [Choice(0, 0, 0, ())]
+    for child in inside.get(path, ()):
+        options = _subtree_choices(child, drops, inside)
+        found = _pareto(Choice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
+                      for a in found for b in options)  # fmt: skip
+    if path in drops:
+        mine = drops[path]
+        size = max(drop.bytes for drop in mine)
+        whole = Choice(size, sum(drop.work for drop in mine), size * mine[0].end, (path,))
+        found = _pareto([*found, whole])
+    return found
+
+
+def _pareto(choices: Iterable[Choice]) -> list[Choice]:
+    """Return the choices that no other beats in both bytes and work; of more than ``MOST``, evenly spaced ones."""
+    found: list[Choice] = []
+    for choice in sorted(choices, key=lambda each: (each.work, -each.bytes, each.lateness)):
+        if not found or choice.bytes > found[-1].bytes:
+            found.append(choice)
+    if len(found) <= MOST:
+        return found
+    return [found[round(at * (len(found) - 1) / (MOST - 1))] for at in range(MOST)]

@@ -1,0 +1,62 @@
+"""Loads a user's file for the doctor: a Python file with functions of known names.
+
+model() → Module        loss(model) → Tensor, which makes its own inputs
+optimizer(model) → Optimizer        step(model, optimizer): a whole step; loss is not needed then
+plan(model) → {name of a module: 'colwise' | 'rowwise' | …}, for tensor parallelism
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fivefold.diagnosis.doctor.user_errors import blaming
+from fivefold.record import Mistake, read_text
+
+NAMES = ("model", "loss", "optimizer", "step", "plan")
+
+
+class UserFile(NamedTuple):
+    """The functions of a user's file; None for those that it does not have."""
+
+    name: str
+    model: Callable[..., Any]
+    loss: Callable[..., Any] | None
+    optimizer: Callable[..., Any] | None
+    step: Callable[..., Any] | None
+    plan: Callable[..., Any] | None
+
+
+def load(path: Path) -> UserFile:
+    """Execute the file as an import would (not as ``__main__``); raises ``Mistake`` if it fails or lacks a function."""
+    source = read_text(path, kind="Python")
+    name = str(path)
+    module = ModuleType(f"doctored_{path.stem}", path.stem)
+    module.__file__ = name
+    sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with blaming(name):
+            exec(compile(source, name, "exec"), module.__dict__)
+    except SyntaxError as error:
+        raise Mistake(f"{name}:{error.lineno}: {error.msg}") from None
+    except SystemExit:
+        raise Mistake(f'{name}: ends the program when it is read; put that under if __name__ == "__main__"') from None
+    found = {each: getattr(module, each, None) for each in NAMES}
+    return _checked(name, {each: value if callable(value) else None for each, value in found.items()}, vars(module))
+
+
+def _checked(name: str, found: dict[str, Any], there: dict[str, Any]) -> UserFile:
+    wanted = "model" if found["model"] is None else "loss" if found["loss"] is found["step"] is None else ""
+    if wanted:
+        close = get_close_matches(wanted, [key for key, value in there.items() if callable(value)], n=1)
+        hint = f"; did you mean {close[0]!r} for it?" if close else ""
+        what = (
+            "def model(): … that returns a Module" if wanted == "model" else "def loss(model): … that returns a Tensor"
+        )
+        raise Mistake(f"{name}: has no function {wanted!r}; write {what}{hint}")
+    return UserFile(name, **found)

@@ -1,0 +1,191 @@
+"""Reads a tape for the diagnosis: lifetimes and categories of storages, the peak, FLOPs and kept bytes by module.
+
+A storage without a role is classified by its lifetime: allocated in a forward and freed in a later scope, it is an
+activation; live before the step, an input; else temporary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fivefold.diagnosis.doctor.watch import HERE, Role, short
+from fivefold.dry_run.record.call_sites import ROOT
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
+from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, like
+
+OURS = HERE.removeprefix(ROOT)
+MOST = 12  # groups of equal tensors that are listed at the peak
+
+
+class Lifetime(NamedTuple):
+    """A storage's lifetime, as event indices on the tape."""
+
+    key: int  # storage id
+    birth: int
+    death: int  # the number of events if it is not freed in the step
+    bytes: int
+    site: Site
+    category: str
+    name: str
+
+
+class StepLifetimes(NamedTuple):
+    """The lifetimes of all storages of one step."""
+
+    tape: Tape
+    lives: tuple[Lifetime, ...]  # in order of birth
+    scopes: tuple[tuple[int, Scope], ...]  # first event, scope
+    living: NDArray[np.int64]  # live bytes after each event
+
+    def scope(self, place: int) -> int:
+        """Return the number of the scope of an event."""
+        return int(np.searchsorted([at for at, _ in self.scopes], place, side="right")) - 1
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are live at once in the step."""
+        return int(self.living[self.begin :].max(initial=0))
+
+    @property
+    def peak_place(self) -> int:
+        """The event after which live bytes are at their peak."""
+        return self.begin + int(np.argmax(self.living[self.begin :]))
+
+    @property
+    def begin(self) -> int:
+        """The first event of the step itself, after the ALLOCs of what was live before."""
+        return self.scopes[1][0] if len(self.scopes) > 1 else len(self.tape)
+
+
+def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
+    """Return the lifetimes of all storages on a tape. ``roles``: known category and name, by storage id."""
+    scopes: list[tuple[int, Scope]] = []
+    born: dict[int, tuple[int, int, int, int]] = {}  # event, bytes, site, number of its scope
+    died: list[tuple[int, int, int, int, int, int, int]] = []
+    change = np.zeros(len(tape) + 1, np.int64)
+    for place, (kind, first, second, third) in enumerate(tape):
+        if kind == SCOPE:
+            scopes.append((place, tape.scopes[first]))
+        elif kind == ALLOC:
+            born[first] = place, second, third, len(scopes) - 1
+            change[place] += second
+        elif kind == FREE and first in born:
+            life = born.pop(first)
+            died.append((first, *life, place, len(scopes) - 1))
+            change[place] -= life[1]
+    end = len(tape)
+    died += [(key, *life, end, len(scopes)) for key, life in born.items()]
+    phases = [scope.phase for _, scope in scopes]
+    lives = []
+    for key, birth, size, at, scope, death, last in sorted(died, key=lambda life: life[1]):
+        what = _category_and_name(roles.get(key), tape.sites[at], phases[scope], last - scope)
+        lives.append(Lifetime(key, birth, death, size, tape.sites[at], *what))
+    return StepLifetimes(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
+
+
+def _category_and_name(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
+    """Return category and name of a storage. ``later``: how many scopes after its allocation it is freed."""
+    if role is not None:
+        return role.category, role.name
+    if phase == "start":
+        return "inputs", site.module
+    return "activations" if phase == "forward" and later else "temporary", site.module
+
+
+def fullest(lifetimes: StepLifetimes) -> Fullest:
+    """Describe the peak: bytes by category, its cause, and the largest groups of equal tensors."""
+    peak = lifetimes.peak_place
+    alive = [life for life in lifetimes.lives if life.birth <= peak < life.death]
+    sizes: Counter[str] = Counter()
+    groups: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
+    for life in alive:
+        sizes[life.category] += life.bytes
+        name, line = like(life.name), _line(life.site)
+        groups[life.bytes, life.category, name, line, life.site.operation] += 1
+    largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MOST]
+    born = next((life for life in alive if life.birth == peak), None)
+    site = born.site if born else Site("", "", "")
+    return Fullest(
+        **{f"{category}_bytes": sizes[category] for category in CATEGORIES},
+        phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase, module=site.module, line=_line(site),
+        operation=site.operation, largest=tuple(
+            Holding(bytes=size, number=number, category=category, name=name, line=line, operation=operation)
+            for (size, category, name, line, operation), number in largest
+        ),
+    )  # fmt: skip
+
+
+def most(lifetimes: StepLifetimes, category: str) -> int:
+    """Return the most bytes of a category that are live at once."""
+    change = np.zeros(len(lifetimes.tape) + 1, np.int64)
+    for life in lifetimes.lives:
+        if life.category == category:
+            change[life.birth] += life.bytes
+            change[life.death] -= life.bytes
+    return int(np.cumsum(change).max())
+
+
+def kept(lifetimes: StepLifetimes) -> dict[str, int]:
+    """Return the bytes of activations live when a backward begins, by the module that made them; of the fullest one."""
+    found: dict[str, int] = {}
+    for at, scope in lifetimes.scopes:
+        if scope.phase == "backward":
+            now: Counter[str] = Counter()
+            for life in lifetimes.lives:
+                if life.category == "activations" and life.birth < at < life.death:
+                    now[life.site.module] += life.bytes
+            if now.total() > sum(found.values()):
+                found = dict(now)
+    return found
+
+
+def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
+    """Return FLOPs by module, without its submodules, and by phase."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    phase = ""
+    for kind, first, _, _ in lifetimes.tape:
+        if kind == SCOPE:
+            phase = lifetimes.tape.scopes[first].phase
+        elif kind == KERNEL:
+            kernel = lifetimes.tape.kernels[first]
+            found[lifetimes.tape.sites[kernel.site].module][phase] += kernel.flops
+    return found
+
+
+def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
+    """Return a row for every module: parameters, FLOPs and kept bytes, its submodules included."""
+    work: dict[str, Counter[str]] = defaultdict(Counter)
+    keeps: Counter[str] = Counter()
+    for module, phases in flops(lifetimes).items():
+        for path in above(module):
+            work[path].update(phases)
+    for module, size in kept(lifetimes).items():
+        for path in above(module):
+            keeps[path] += size
+    return tuple(
+        Part(
+            module=path, kind=type(part).__name__, parameters=sum(p.numel() for p in part.parameters()),
+            forward_flops=work[path]["forward"], backward_flops=work[path]["backward"],
+            recomputed_flops=work[path]["recompute"], kept_bytes=keeps[path],
+        )
+        for path, part in model.named_modules()
+    )  # fmt: skip
+
+
+def above(module: str) -> Iterator[str]:
+    """Yield a module's path and those of all modules that contain it, up to "" for the model."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+    yield ""
+
+
+def _line(site: Site) -> str:
+    """Return a site's line in the user's code, "" if the line is the doctor's own."""
+    return "" if site.line.startswith((OURS, HERE)) else short(site.line)

@@ -1,0 +1,219 @@
+"""What FSDP2, tensor parallelism or recomputation of a user's module would cost: run on one fake rank of many.
+
+    model() under fake tensors → fully_shard | parallelize_module | torch.utils.checkpoint → three steps, metered
+
+PyTorch's own code shards, gathers and reduces, over its "fake" process group; what is counted is what rank 0 would hold
+and send (``trainer/measure/loop_meter.py``). Shapes that DTensor works out aside are hidden from the meter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)  # fmt: skip
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fivefold.diagnosis.doctor.rehearse import UserCode, deepcopy_by_storage, quiet, recompute
+from fivefold.diagnosis.doctor.user_errors import blaming
+from fivefold.profiling.watch_loop import METERED, Watched, watch
+from fivefold.record import Mistake, nearest
+from fivefold.results.diagnosis import Cost
+
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel, "rowwise": RowwiseParallel, "sequence": SequenceParallel,
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "sequence_parallel": SequenceParallel,
+}  # fmt: skip
+Plan = Mapping[str, Any]  # name of a module, perhaps with *, → a word of STYLES or a ParallelStyle
+Wrap = Callable[[nn.Module, DeviceMesh], None]
+
+
+def costs(
+    user: UserCode, *, fsdp: int | None, tp: int | None, plan: Callable[[nn.Module], Plan] | None,
+    file: str | None = None, report: Callable[[str], None] = lambda _: None,
+) -> tuple[Cost, ...]:  # fmt: skip
+    """As it is, its blocks recomputed, and each on ``fsdp`` ranks; on ``tp`` ranks by ``plan(model)``."""
+    wraps: list[tuple[str, int, Wrap]] = [("as it is", 1, _nothing), ("blocks recomputed", 1, _recompute)]
+    if fsdp is not None:
+        wraps += [(f"FSDP2, {fsdp} ranks", fsdp, _shard), ("… weights kept gathered", fsdp, _shard_gathered),
+                  ("… blocks recomputed", fsdp, _shard_recomputed)]  # fmt: skip
+    if tp is not None:
+        wraps.append((f"tensor parallel, {tp} ranks", tp, _tensor_parallel(plan)))
+    found = []
+    for what, ranks, wrap in wraps:
+        report(what)
+        with blaming(file):
+            found.append(_cost(user, what=what, ranks=ranks, wrap=wrap))
+    return tuple(found)
+
+
+def blocks(model: nn.Module) -> tuple[str, ...]:
+    """The units of FSDP: members of the outermost lists of modules; of a model without one, its children."""
+    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
+    outermost = [path for path in lists if not any(path.startswith(f"{other}.") or (path and not other)
+                                                   for other in lists if other != path)]  # fmt: skip
+    found = [
+        f"{path}.{name}".lstrip(".") for path in outermost for name, _ in model.get_submodule(path).named_children()
+    ]
+    found = found or [name for name, _ in model.named_children()]
+    return tuple(path for path in found if any(True for _ in model.get_submodule(path).parameters()))
+
+
+def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
+    """Three steps of rank 0 of ``ranks``."""
+    with quiet(), _fake_world(ranks), _shapes_hidden():
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in what else "dp",))
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with _running(mode):
+            model = user.make_model()
+        wrap(model, mesh)  # outside of the mode: meshes read real ranks
+        with _running(mode):
+            optimizer = _optimizer(user, model)
+            with watch(model, optimizer, mesh=mesh, fake=True) as watched:
+                for _ in range(METERED):
+                    user.step(model, optimizer)
+    return _read(watched, what=what, ranks=ranks)
+
+
+def _read(watched: Watched, *, what: str, ranks: int) -> Cost:
+    measured = watched.measured
+    if measured is None:
+        raise Mistake("step(model, optimizer) never calls optimizer.step(); nothing ends the step")
+    return Cost(
+        what=what, ranks=ranks, peak_bytes=measured.peak_bytes, parameters_bytes=measured.parameters_bytes,
+        gradients_bytes=measured.gradients_bytes, optimizer_bytes=measured.optimizer_bytes,
+        kept_bytes=measured.kept_bytes, flops=measured.flops, traffic=measured.traffic,
+    )  # fmt: skip
+
+
+def _optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:
+    """The user's, tensor by tensor where some are DTensors and others not: torch's joined kernels refuse both."""
+    optimizer = user.make_optimizer(model)
+    mixed = len({isinstance(parameter, DTensor) for parameter in model.parameters()}) > 1
+    for group in optimizer.param_groups:
+        if mixed and "foreach" in group:
+            group |= {"foreach": False, "fused": False}
+        elif group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+# How it is changed
+
+
+def _nothing(_model: nn.Module, _mesh: DeviceMesh) -> None:
+    """Leave it as it is."""
+
+
+def _recompute(model: nn.Module, _mesh: DeviceMesh) -> None:
+    recompute(model, blocks(model))
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, *, reshard: bool = True) -> None:
+    for path in blocks(model):
+        fully_shard(model.get_submodule(path), mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
+
+
+def _shard_gathered(model: nn.Module, mesh: DeviceMesh) -> None:
+    _shard(model, mesh, reshard=False)
+
+
+def _shard_recomputed(model: nn.Module, mesh: DeviceMesh) -> None:
+    _recompute(model, mesh)
+    _shard(model, mesh)
+
+
+def _tensor_parallel(plan: Callable[[nn.Module], Plan] | None) -> Wrap:
+    def wrap(model: nn.Module, mesh: DeviceMesh) -> None:
+        told = plan(model) if plan is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+        if not isinstance(told, Mapping) or not told:
+            raise Mistake("--tp needs a plan: write plan(model), which returns {'blocks.*.mlp.up': 'colwise', …}")
+        parallelize_module(model, mesh, {name: _style(name, style, model) for name, style in told.items()})
+
+    return wrap
+
+
+def _style(name: str, style: object, model: nn.Module) -> ParallelStyle:
+    """One entry of a plan as torch takes it; a ``Mistake`` for an unknown word or module."""
+    paths = [path.split(".") for path, _ in model.named_modules()]
+    words = name.split(".")
+    if not any(len(path) == len(words) and all(w in ("*", p) for w, p in zip(words, path, strict=True))
+               for path in paths):  # fmt: skip
+        raise nearest(name, [".".join(path) for path in paths if path != [""]], kind="module of the plan")
+    if isinstance(style, ParallelStyle):
+        return style
+    if str(style) not in STYLES:
+        raise nearest(str(style), list(STYLES), kind="style of a plan")
+    return STYLES[str(style)]()
+
+
+# Where it runs
+
+
+@contextmanager
+def _running(mode: FakeTensorMode) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(deepcopy_by_storage())
+        stack.enter_context(mode)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def _fake_world(ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of ``ranks``, whose messages return at once."""
+    if dist.is_initialized():
+        raise Mistake("the doctor makes a world of its own, but this process is in one")
+    hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+@contextmanager
+def _shapes_hidden() -> Iterator[None]:
+    """Hide the global tensors on which DTensor works out shapes."""
+    propagator: Any = ShardingPropagator
+    original = propagator._propagate_tensor_meta_non_cached
+
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args, **kwargs)
+
+    propagator._propagate_tensor_meta_non_cached = hidden
+    try:
+        yield
+    finally:
+        propagator._propagate_tensor_meta_non_cached = original
+
+
+def check_ranks(ranks: Sequence[tuple[str, int | None]]) -> None:
+    """Refuse numbers of ranks that are none."""
+    for option, number in ranks:
+        if number is not None and not 2 <= number <= 65536:
+            raise Mistake(f"{option} {number}: a number of ranks from 2 to 65536")

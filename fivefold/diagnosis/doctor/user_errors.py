@@ -1,0 +1,53 @@
+"""Turns an exception of the user's code into a one-line ``Mistake`` that names the user's file and line.
+
+step.py:12: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x4)
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from fivefold.diagnosis.doctor.watch import CUDA, HERE, short
+from fivefold.dry_run.record.call_sites import OWN, TORCH
+from fivefold.record import Mistake
+
+LONGEST = 300  # characters of a library's message
+NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in torch's errors without a GPU
+
+
+@contextmanager
+def blaming(file: str | None) -> Iterator[None]:
+    """Turn every exception of the user's code into a ``Mistake``. ``file``: its path, if it is one file."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except Exception as error:
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((OWN, HERE)):
+            raise  # raised by the doctor itself
+        raise Mistake(f"{line_of(error, file)}: {_reason(error)}") from error
+
+
+def line_of(error: BaseException, file: str | None) -> str:
+    """Return file:line of the innermost frame in the user's file, else of the innermost outside torch and fivefold."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames if frame.filename == file]
+    others = [frame for frame in frames if not frame.filename.startswith((TORCH, OWN, HERE))]
+    frame = (mine or others or list(frames))[-1]
+    return f"{frame.filename if mine else short(frame.filename)}:{frame.lineno}"
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).partition("Tip:")[0].split())
+    if isinstance(error, DynamicOutputShapeException):
+        return f"{error.func} makes a tensor whose shape hangs on values, which no tensor holds here; use torch.where"
+    if isinstance(error, DataDependentOutputException) or ".numpy() is not supported" in text:
+        return f"asks for values, which no tensor holds here ({text})"
+    if any(word in text for word in NEEDS_CUDA):
+        return f"goes to a GPU; {CUDA}"
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,227 @@
+"""A recorder for a step without a schedule: it derives forward, backward, recompute and update from torch's state.
+
+    in the autograd engine → backward; with gradients on or a module running → recompute; in Optimizer.step → update
+
+It also records the role of each storage, and the calls of modules that might be recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from fivefold.dry_run.record.recorder import SCALAR, Recorder
+from fivefold.dry_run.record.tape import KERNEL, Kernel, Scope, Site, Tape
+from fivefold.record import Mistake
+from fivefold.trainer.measure.meter import tensors
+
+aten = torch.ops.aten
+HERE = str(Path(__file__).parent)
+PLACES = ("cpu", "meta")
+CUDA = "leave the device to the doctor: build the model and its inputs on the default device, as it holds no numbers"
+SPLIT_ATTENTION = "aten::_safe_softmax"  # only in scaled_dot_product_attention that runs unfused
+
+
+class Role(NamedTuple):
+    """The known category of a storage, and the name of its parameter, buffer or optimizer state ("" for inputs)."""
+
+    category: str
+    name: str
+
+
+class Call(NamedTuple):
+    """One forward call of a module, from event ``begin`` to ``end`` of the tape."""
+
+    module: str
+    tape: Tape
+    begin: int
+    end: int
+    inputs: frozenset[int]  # storage ids
+    outputs: frozenset[int]
+
+
+class ModuleRecorder(Recorder):
+    """Records a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=0, through=(__file__,))
+        self.memo: MutableMapping[Any, Any] | None = None  # of fake tensors, cleared while the model is built
+        self.roles: dict[int, Role] = {}
+        self.calls: list[Call] = []
+        self.remarks: dict[str, None] = {}
+        self.updating = False
+        self._phase, self._making_inputs, self._micro_batch = "", False, -1
+
+    # Hooks
+
+    @contextmanager
+    def following(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: Iterable[str]) -> Iterator[None]:
+        """Install hooks on all modules, gradients and the optimizer; record the calls of ``modules``."""
+        parameters = dict(model.named_parameters())
+        with ExitStack() as stack:
+            stack.enter_context(self.places.watching(model))
+            hooks: list[Any] = [register_module_forward_pre_hook(self._on_module)]
+            hooks += [p.register_post_accumulate_grad_hook(self._on_gradient(n)) for n, p in parameters.items()
+                      if p.requires_grad]  # fmt: skip
+            hooks += [
+                optimizer.register_step_pre_hook(self._before_update),
+                optimizer.register_step_post_hook(self._after_update),
+            ]
+            for path in modules:
+                part, starts = model.get_submodule(path), list[tuple[int, frozenset[int]]]()
+                hooks.append(part.register_forward_pre_hook(self._before_call(starts), with_kwargs=True))
+                hooks.append(part.register_forward_hook(self._after_call(path, starts), with_kwargs=True))
+            for hook in hooks:
+                stack.callback(hook.remove)
+            yield
+
+    def begin(self) -> None:
+        """Begin a new step on a new tape."""
+        self.cut()
+        self._phase, self._making_inputs = "", True
+
+    def note(self, living: Iterable[tuple[str, Tensor]], category: str) -> None:
+        """Set the role of these (name, tensor) pairs; an unknown storage is recorded as allocated now."""
+        for name, tensor in living:
+            if tensor.untyped_storage().nbytes():
+                if tensor.untyped_storage()._cdata not in self._ids:
+                    self.name([tensor], category)
+                self.roles[self.id_of(tensor)] = Role(category, name)
+
+    def _on_module(self, _module: nn.Module, _inputs: object) -> None:
+        self._making_inputs = False
+
+    def _on_gradient(self, name: str) -> Callable[[Tensor], None]:
+        def grew(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self.note([(name, parameter.grad)], "gradients")
+
+        return grew
+
+    def _before_update(self, *_: object) -> None:
+        self.updating = True
+
+    def _after_update(self, *_: object) -> None:
+        self.updating = False
+
+    def _before_call(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
+        def calls(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._update_scope()
+            starts.append((self.place(), self._storages((args, kwargs))))
+
+        return calls
+
+    def _after_call(self, path: str, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
+        def called(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            begin, inputs = starts.pop()
+            if self._phase == "forward":
+                self.calls.append(Call(path, self.tape, begin, self.place(), inputs, self._storages(output)))
+
+        return called
+
+    def _storages(self, tree: Any) -> frozenset[int]:
+        addresses = (tensor.untyped_storage()._cdata for tensor in tensors(tree))
+        return frozenset(self._ids[address] for address in addresses if address in self._ids)
+
+    # Operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record the operation in its scope; raises ``Mistake`` for a device other than the CPU."""
+        device = (kwargs or {}).get("device")
+        if device is not None and torch.device(device).type not in PLACES:
+            raise Mistake(f"{self._line()}: a tensor goes to {device}; {CUDA}")
+        self._update_scope()
+        if func is SCALAR:
+            return self._scalar(func, args)
+        if func.name() == SPLIT_ATTENTION:
+            self._remark(f"{self._line()}: attention runs as separate products (dropout, or a mask that is learnt); "
+                         "flash attention on a GPU keeps less")  # fmt: skip
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.memo:  # its weak references would make model.bfloat16() fail
+            self.memo.clear()
+        return out
+
+    def _update_scope(self) -> None:
+        """Enter a new scope if the phase (forward, backward, recompute, update) has changed."""
+        phase = "forward"
+        if torch._C._current_graph_task_id() != -1:
+            phase = "recompute" if torch.is_grad_enabled() or self.places.module else "backward"
+        elif self.updating:
+            phase = "update"
+        if phase != self._phase:
+            if phase == "forward":
+                self._making_inputs, self._micro_batch = True, self._micro_batch + 1
+            self._phase = phase
+            self.enter_scope(Scope(phase, -1, self._micro_batch))
+
+    def _scalar(self, func: Any, args: Any) -> Any:
+        """Return a value for ``.item()``: 1 in an update, a known constant, else 0 or False with a remark."""
+        dtype = args[0].dtype
+        if self.updating:
+            return 1  # the optimizer's step counter
+        try:
+            return func(*args)  # a constant that the fake tensor knows
+        except DataDependentOutputException:
+            pass
+        if dtype != torch.bool and not dtype.is_floating_point:
+            raise Mistake(
+                f"{self._line()}: asks a tensor for a whole number (.item(), .tolist()), but no tensor holds one here; "
+                "take it from shapes, or leave it out"
+            )
+        taken = "False, and a branch on it is not taken" if dtype == torch.bool else "0"
+        self._remark(f"{self._line()}: asks a tensor for its value, which is taken as {taken}")
+        return False if dtype == torch.bool else 0.0
+
+    def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
+        flops = _convolution_flops(func, args, out)
+        if not flops:
+            if torch.is_autocast_enabled("cuda"):
+                self._remark("torch.autocast('cuda') does nothing to tensors on the CPU: write autocast('cpu') here")
+            super()._kernel(func, args, out, made, frame)
+            return
+        self._flush()
+        moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
+        site = self.tape.site(self.places.site(func, frame))
+        kernel = Kernel("convolution", (), str(made[0].dtype)[6:], flops, moved, 1, site)
+        self.tape.add(KERNEL, self.tape.kernel(kernel))
+
+    def _register(self, key: int, size: int, site: Site) -> None:
+        if self._making_inputs and self._phase == "forward":
+            self.roles[key] = Role("inputs", "")
+        super()._register(key, size, site)
+
+    def _remark(self, remark: str) -> None:
+        self.remarks[remark] = None
+
+    def _line(self) -> str:
+        frame = self.places.frame()
+        return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def short(file: str) -> str:
+    """Shorten a path: from the package name on if in site-packages, else relative to the current folder."""
+    package = file.rpartition("site-packages/")[2]
+    return package.removeprefix(f"{Path.cwd()}/")
+
+
+def _convolution_flops(func: Any, args: Any, out: Any) -> int:
+    """Return 2 FLOPs per weight of a group's filter and output element (input element, if transposed); else 0.
+
+    The backward costs the same for the input and again for the weight, each only if its gradient is wanted.
+    """
+    if func is aten.convolution.default:
+        x, weight, transposed, times, y = args[0], args[1], args[6], 1, out
+    elif func is aten.convolution_backward.default:
+        y, x, weight, transposed, times = args[0], args[1], args[2], args[7], sum(args[10][:2])
+    else:
+        return 0
+    pairs = int((x if transposed else y).numel()) * int(weight[0].numel())
+    return 2 * times * pairs

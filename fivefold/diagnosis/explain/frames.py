@@ -1,0 +1,103 @@
+"""Reads stacks of Python frames: which line of the user's code it was, and which phase of a training step.
+
+Frames run from the innermost on. A line is named as ``file:line function``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LIBRARY = re.compile(
+    r"(^|/)(torch|torchgen|torchvision|triton|contextlib\.py|threading\.py|runpy\.py|typing_extensions\.py|importlib)(/|$)"
+    r"|^<"
+)
+OPTIMIZER = re.compile(r"(^|/)(optim|optimizers?)/|(^|/)\w*(optimizer|adamw?|muon)\.py$", re.IGNORECASE)
+FSDP_GATHER = re.compile(r"all_gather|unshard|unsharded")
+OPERATION = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)")
+MADE = ("_apply", "to_empty", "load_state_dict", "reset_parameters", "_init_weights", "from_pretrained")
+INIT = re.compile(r"(^|/)(nn/parameter|nn/init|nn/modules/(linear|sparse|normalization))\.py$")
+
+
+class Frame(NamedTuple):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{short(self.file)}:{self.line} {self.function}" if self.line else self.function
+
+
+def frames(raw: object) -> tuple[Frame, ...]:
+    """Read frames as PyTorch writes them, dictionaries of filename, line and name; what is none is left out."""
+    found = []
+    for each in raw if isinstance(raw, list | tuple) else ():
+        if isinstance(each, dict):
+            line = each.get("line", 0)
+            number = line if isinstance(line, int) else int(line) if str(line).isdecimal() else 0
+            found.append(Frame(str(each.get("filename", "")), number, str(each.get("name", ""))))
+    return tuple(found)
+
+
+def user_line(stack: Sequence[Frame]) -> str:
+    """Return the innermost line outside of torch and Python; else the innermost that has a file; else ""."""
+    placed = [frame for frame in stack if frame.line and frame.file.endswith((".py", ">"))]
+    own = [frame for frame in placed if not LIBRARY.search(short(frame.file))]
+    return str(own[0]) if own else str(placed[0]) if placed else ""
+
+
+def operation(stack: Sequence[Frame]) -> str:
+    """Return torch's operation, where C++ frames or this engine's own snapshots tell it."""
+    for frame in stack:
+        if frame.file == "torch":  # dry_run/memory/snapshot.py
+            return frame.function.partition("::")[2] or frame.function
+        if match := OPERATION.search(frame.function):
+            return match[1]
+    return ""
+
+
+def phase(stack: Iterable[Frame]) -> str:
+    """Return update, backward, gather, forward, made (a module's weights) or ""; the first of them that a frame says.
+
+    A stack without frames is of the autograd engine's own threads, in which no Python runs: backward.
+    """
+    stack = tuple(stack)
+    if not stack:
+        return "backward"
+    names = [frame.function.rpartition(".")[2] for frame in stack]
+    if any("distributed/fsdp" in f.file and FSDP_GATHER.search(n) for f, n in zip(stack, names, strict=True)):
+        return "gather"
+    if any(OPTIMIZER.search(frame.file) for frame in stack):
+        return "update"
+    if any(_runs_backward(frame, name) for frame, name in zip(stack, names, strict=True)):
+        return "backward"
+    if any(name in ("forward", "_call_impl", "_wrapped_call_impl") for name in names):
+        return "forward"
+    made = any(name in MADE for name in names) or any(INIT.search(frame.file) for frame in stack)
+    return "made" if made else ""
+
+
+def _runs_backward(frame: Frame, name: str) -> bool:
+    return name in ("backward", "_engine_run_backward") or "torch::autograd::Engine" in frame.function
+
+
+def short(file: str) -> str:
+    """Shorten a path: from the package's name on, or relative to the current folder."""
+    package = re.split(r"(?:site|dist)-packages/", file)[-1]
+    return package.removeprefix(f"{Path.cwd()}/")
+
+
+def from_traceback(lines: Iterable[str]) -> tuple[Frame, ...]:
+    """Return the frames of a Python traceback, the innermost first."""
+    found = [Frame(match[1], int(match[2]), match[3]) for line in lines
+             if (match := re.search(r'File "([^"]+)", line (\d{1,9}), in (\S+)', line))]  # fmt: skip
+    return tuple(reversed(found))
+
+
+def as_size(value: Any) -> int:
+    """Return a size in bytes as a whole number; 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

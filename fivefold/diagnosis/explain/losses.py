@@ -1,0 +1,242 @@
+"""Reads the losses of any trainer's log, and says when they began to be no numbers, to leap, to rise or to stand still.
+
+    spike: above median + 8 · 1.4826 · MAD of the last good ones (``trainer/faults/spikes.py``)
+    divergence: spikes up to the end, or windows whose median rises from their least until the end
+    plateau: windows whose medians have not fallen by more than their spread, until the end
+
+Formats: JSON lines, CSV, trainer_state.json, and text such as Megatron's, torchtitan's, nanotron's, Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from fivefold.results.explanation import Explanation, LossEvent
+from fivefold.trainer.faults.spikes import NORMAL, Faults, LossGuard
+
+LOSS = ("loss", "lm_loss", "lm loss", "train_loss", "train/loss", "training_loss", "loss/train", "global_avg_loss",
+        "loss_metrics/global_avg_loss", "train/lm_loss")  # fmt: skip
+STEP = ("step", "iteration", "iter", "global_step", "_step", "it", "train/global_step", "steps")
+NORM = ("grad_norm", "gradient_norm", "grad norm", "gnorm", "train/grad_norm", "grad-norm")
+NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
+TEXT_STEP = re.compile(r"\b(?:step|iteration|iter)s?\b[\s:=#\[]*(\d[\d,]*)", re.IGNORECASE)
+TEXT_LOSS = re.compile(
+    rf"(?<![\w-])(?:lm[ _]|train(?:ing)?[ _/]|(?:global_)?avg[ _])?loss['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE
+)  # fmt: skip
+TEXT_NORM = re.compile(rf"(?:grad(?:ient)?[ _-]?norm|gnorm)['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LEAST = 8  # losses of a log that says something
+RISE = 3.0  # spreads by which the last window is above the least one, for a divergence
+
+
+class Point(NamedTuple):
+    """A loss, with the gradient's norm if the log has it (else 0)."""
+
+    step: int
+    loss: float
+    norm: float
+
+
+def read(text: str) -> list[Point]:
+    """The losses of a text, in order; empty if it has none."""
+    rows = _json_rows(text) or _csv_rows(text)
+    return list(_points(rows)) if rows else list(_text_points(text))
+
+
+def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation | None:
+    """What happened to the losses; None if they are too few."""
+    steep = [point.step for point in points if not math.isfinite(point.norm)]
+    ends_steep = bool(steep) and steep[-1] == points[-1].step
+    if len(points) < LEAST and not ends_steep and all(math.isfinite(point.loss) for point in points):
+        return None
+    events = sorted(_events(points), key=lambda event: event.step)
+    good = [point for point in points if math.isfinite(point.loss)]
+    least = min(good, key=lambda point: point.loss, default=None)
+    last = points[-1]
+    findings = (
+        [f"least {least.loss:.4g} at step {least.step}, last {last.loss:.4g} at step {last.step}"] if least else []
+    )
+    back = [(a.step, b.step) for a, b in pairwise(points) if b.step <= a.step]
+    if back:
+        findings.append(f"the log goes back {len(back)} times, first from step {back[0][0]} to {back[0][1]}: restarts")
+    if steep:
+        findings.append(f"the gradient's norm is no number at step {steep[0]}, {len(steep)} of {len(points)} in all")
+    worst = next(
+        (e for kind in ("not a number", "divergence", "spike", "plateau") for e in events if e.kind == kind), None
+    )
+    verdict = (
+        worst.line
+        if worst
+        else findings.pop()
+        if ends_steep
+        else f"{len(points)} losses fall as they should, from {points[0].loss:.4g} to {last.loss:.4g}"
+    )
+    return Explanation(kind="losses", files=files, verdict=verdict, findings=tuple(findings), losses=tuple(events))
+
+
+# What happened
+
+
+def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
+    window = max(LEAST, min(64, len(points) // 4))
+    guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
+    usual, flagged = dict[int, float](), list[tuple[int, bool]]()  # place, whether it is a number
+    for place, point in enumerate(points):
+        finite = math.isfinite(point.loss)
+        usual[place] = statistics.median(guard.recent) if guard.recent else math.nan
+        if guard.judge(point.loss, point.norm if math.isfinite(point.norm) and finite else 0.0) is not None:
+            flagged.append((place, finite))
+    runs = list(_runs(flagged))
+    for finite, first, last in runs:
+        yield _flagged(points, finite, first, last, usual=usual, window=window)
+    if any(last == len(points) - 1 for _, _, last in runs):
+        return  # of what follows an end like this nothing can be said
+    taken = {place for place, _ in flagged}
+    kept = [point for place, point in enumerate(points) if place not in taken]
+    yield from _trend(kept, window)
+
+
+def _runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]]:
+    """Runs of neighbours: whether numbers, first and last place."""
+    run: tuple[bool, int, int] | None = None
+    for place, finite in flagged:
+        if run is not None and run[0] == finite and place == run[2] + 1:
+            run = (finite, run[1], place)
+            continue
+        if run is not None:
+            yield run
+        run = (finite, place, place)
+    if run is not None:
+        yield run
+
+
+def _flagged(
+    points: Sequence[Point], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
+) -> LossEvent:  # fmt: skip
+    begin, end = points[first].step, points[last].step
+    at = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
+    to_end = last == len(points) - 1
+    if not finite:
+        also = _norm(points, first - 1, window) if first else ""
+        rest = ", to the end of the log" if to_end and last > first else ""
+        return LossEvent(kind="not a number", step=begin, last=end, line=f"the loss is no number {at}{rest}{also}")
+    high = max(point.loss for point in points[first : last + 1])
+    sized = f"up to {high:.4g}, where {usual[first]:.4g} is usual{_norm(points, first, window)}"
+    if to_end and last - first + 1 >= LEAST // 2:
+        return LossEvent(kind="divergence", step=begin, last=end, line=f"the loss diverges {at}: {sized}, to the end")
+    return LossEvent(kind="spike", step=begin, last=end, line=f"the loss leaps {at}: {sized}")
+
+
+def _norm(points: Sequence[Point], place: int, window: int) -> str:
+    """The gradient's norm there, if it is far above what was usual."""
+    before = [point.norm for point in points[max(0, place - window) : place] if math.isfinite(point.norm)]
+    usual, here = statistics.median(before) if before else 0.0, points[place].norm
+    return f"; gradient norm {here:.4g}, where {usual:.4g} is usual" if usual > 0 and not here < 3 * usual else ""
+
+
+def _trend(points: Sequence[Point], window: int) -> Iterator[LossEvent]:
+    """A slow divergence or a plateau, by the medians of windows that follow one another."""
+    starts = range(len(points) % window, len(points) - window + 1, window)
+    medians = [statistics.median(point.loss for point in points[at : at + window]) for at in starts]
+    if len(medians) < 3:
+        return
+    least = min(range(len(medians)), key=medians.__getitem__)
+    spread = statistics.median(_spread([point.loss for point in points[at : at + window]]) for at in starts)
+    spread = max(spread, 1e-3 * abs(medians[least]))
+    step, last = points[starts[least]].step, points[-1].step
+    if least < len(medians) - 1 and medians[-1] > medians[least] + RISE * spread:
+        line = f"the loss rises from step {step}, from {medians[least]:.4g} to {medians[-1]:.4g}"
+        yield LossEvent(kind="divergence", step=step, last=last, line=line)
+        return
+    still = len(medians) - 1
+    while still > 0 and abs(medians[still - 1] - medians[-1]) <= spread:
+        still -= 1
+    if len(medians) - still >= 3:
+        step = points[starts[still]].step
+        line = f"the loss stands still from step {step}, at {medians[-1]:.4g} within {spread:.2g}"
+        yield LossEvent(kind="plateau", step=step, last=last, line=line)
+
+
+def _spread(losses: Sequence[float]) -> float:
+    """Standard deviation of a window, by the differences of neighbours, so that a fall is none."""
+    steps = [b - a for a, b in pairwise(losses)]
+    middle = statistics.median(steps)
+    return NORMAL * statistics.median(abs(step - middle) for step in steps) / math.sqrt(2)
+
+
+# Reading
+
+
+def _json_rows(text: str) -> list[dict[str, Any]]:
+    """Objects of a text of JSON: one a line, a list, or the log_history of a trainer_state.json."""
+    begin = text.lstrip()[:1]
+    if begin not in ("{", "["):
+        return []
+    try:
+        data = json.loads(text)
+        data = data.get("log_history", [data]) if isinstance(data, dict) else data
+        return [row for row in data if isinstance(row, dict)]
+    except (ValueError, RecursionError):
+        pass
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _csv_rows(text: str) -> list[dict[str, Any]]:
+    """Rows of a table whose first line names a column of losses."""
+    first = text.lstrip().partition("\n")[0]
+    mark = next((mark for mark in (",", "\t", ";") if mark in first), None)
+    names = [name.strip().strip('"').lower() for name in first.split(mark)] if mark else []
+    if not set(names) & set(LOSS):
+        return []
+    return list(csv.DictReader(text.lstrip().splitlines(), fieldnames=names, delimiter=mark or ","))[1:]
+
+
+def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
+    count = 0
+    for row in rows:
+        lower = {str(key).lower(): value for key, value in row.items()}
+        loss = next((number for key in LOSS if (number := _number(lower.get(key))) is not None), None)
+        if loss is None:
+            continue
+        count += 1
+        step = next((number for key in STEP if (number := _number(lower.get(key))) is not None), None)
+        norm = next((number for key in NORM if (number := _number(lower.get(key))) is not None), 0.0)
+        yield Point(int(step) if step is not None and math.isfinite(step) and step >= 0 else count, loss, norm)
+
+
+def _text_points(text: str) -> Iterator[Point]:
+    count = 0
+    for raw in text.splitlines():
+        line = ANSI.sub("", raw)
+        loss = TEXT_LOSS.search(line)
+        if loss is None or len(line) > 4000:
+            continue
+        count += 1
+        step, norm = TEXT_STEP.search(line), TEXT_NORM.search(line)
+        number = int(step[1].replace(",", "")) if step else count
+        yield Point(number, _number(loss[1]) or 0.0, (_number(norm[1]) or 0.0) if norm else 0.0)
+
+
+def _number(value: object) -> float | None:
+    """A number, also spelled as text; None if it is none."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value.replace(",", "") if isinstance(value, str) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None

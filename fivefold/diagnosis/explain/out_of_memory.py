@@ -1,0 +1,191 @@
+"""Reads "out of memory" in a log: what was asked for, who holds the rest, at which line, and why it did not fit.
+
+    capacity = tensors + reserved but unused + the rest of this process + other processes + free
+
+Texts of PyTorch 1.0 to 2.x on CUDA, ROCm, XPU, MPS and the CPU: c10/cuda/CUDACachingAllocator.cpp and its siblings. Of
+several ranks in one log each is read by its own prefix (``[rank3]:``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fivefold.diagnosis.explain.frames import Frame, from_traceback, phase, user_line
+from fivefold.results.explanation import Explanation, HeldMemory
+from fivefold.units import GIB, KIB, MIB, show_bytes
+
+UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(bytes|B|[KMGT]iB|[KMG]B)\b"
+FOUND = re.compile(
+    r"out of memory\b.*tried to allocate|out of memory on device|CUDA(?: driver)? error: out of memory"
+    r"|DefaultCPUAllocator: |Cuda failure.*out of memory|Failed to CUDA calloc"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|oom[_-]kill event|Out of memory: Kill(?:ed)? process", re.IGNORECASE
+)  # fmt: skip
+PREFIX = re.compile(r"^\s*(?:\[(?:default|rank)?\s?(\d{1,6})\]:?|(\d{1,6}):)\s?(?=.)")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+COLUMNS = {  # what a message says, each as a pattern with one size
+    "wanted": rf"tried to allocate {SIZE}",
+    "capacity": rf"(?:{SIZE} total capacity|total capac?i?ty of {SIZE}|max allowed: {SIZE})",
+    "allocated": rf"(?:{SIZE} already allocated|{SIZE} is allocated by PyTorch|MPS allocated: {SIZE})",
+    "reserved": rf"{SIZE} reserved in total",
+    "unused": rf"(?:{SIZE} is reserved by PyTorch but unallocated|{SIZE} cached\))",
+    "private": rf"{SIZE} allocated in private pools",
+    "free": rf"(?:of which {SIZE} is free|{SIZE} free[;)])",
+    "allowed": rf"{SIZE} allowed",
+    "process": rf"this process has {SIZE} memory in use",
+    "others": rf"other allocations: {SIZE}",
+}
+COMPILED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in COLUMNS.items()}
+NEIGHBOUR = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
+CPU = re.compile(r"allocate (\d{1,18}) bytes")
+HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
+DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
+SLACK = 64 * MIB  # what a context takes beside a process's own pools, at least
+PHASES = {"update": "the optimizer's step", "backward": "the backward", "forward": "the forward",
+          "gather": "a gather of weights", "made": "the making or moving of the model", "": ""}  # fmt: skip
+
+
+class Message(NamedTuple):
+    """One message: its sizes by name, device, rank ("" if the log has none), and the traceback above it."""
+
+    sizes: dict[str, int]
+    device: str
+    rank: str
+    stack: tuple[Frame, ...]
+
+    def get(self, name: str) -> int | None:
+        """Bytes of a name, if the message says them."""
+        return self.sizes.get(name)
+
+
+def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
+    """What ran out of memory, by the fullest message of the log's first ones by rank; None if nothing did."""
+    messages = _messages(text)
+    if not messages:
+        return None
+    first: dict[str, Message] = {}
+    for message in messages:
+        first.setdefault(message.rank, message)
+    chosen = next(iter(first.values()))
+    findings = list(_findings(chosen))
+    if len(first) > 1:
+        ranks = ", ".join(sorted(first, key=int))
+        findings.append(f"{len(first)} ranks ran out of memory ({ranks}); this is of rank {chosen.rank}, the first")
+    return Explanation(kind="out of memory", files=files, verdict=_verdict(chosen), findings=tuple(findings),
+                       memory=_held(chosen))  # fmt: skip
+
+
+def _messages(text: str) -> list[Message]:
+    """All messages in order, with the traceback of the same rank above each."""
+    stacks: dict[str, list[str]] = defaultdict(list)
+    found = []
+    for raw in ANSI.sub("", text).splitlines():
+        match = PREFIX.match(raw)
+        rank = (match[1] or match[2]) if match else ""
+        line = raw[match.end() :] if match else raw
+        if "Traceback (most recent call last)" in line:
+            stacks[rank] = []
+        elif FOUND.search(line):
+            found.append(_message(line, rank, stacks.pop(rank, [])))
+        else:
+            stacks[rank].append(line)
+    return found
+
+
+def _message(line: str, rank: str, above: Sequence[str]) -> Message:
+    sizes = {name: size for name, pattern in COMPILED.items() if (size := _size(pattern.search(line))) is not None}
+    if match := CPU.search(line):
+        sizes["wanted"] = int(match[1])
+    taken = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
+    mine = sizes.get("allocated", 0) + sizes.get("unused", 0)
+    if taken and "process" not in sizes and len(taken) == 1 and taken[0][1] + SLACK >= mine > 0.5 * taken[0][1]:
+        sizes["process"], taken = round(taken[0][1]), []  # of another name space: a container's own process
+    if taken:
+        sizes["others"] = round(sum(size for _, size in taken))
+    where = DEVICE.search(line)
+    device = "the CPU" if CPU.search(line) or HOST.search(line) else f"{where[1]} {where[2]}" if where else "the GPU"
+    return Message(sizes, device, rank, from_traceback(above))
+
+
+def _size(match: re.Match[str] | None) -> int | None:
+    if match is None:
+        return None
+    number, unit = (group for group in match.groups() if group is not None)
+    known = {name.lower(): size for name, size in UNITS.items()}
+    return round(float(number) * known[unit.lower()])
+
+
+def _unused(message: Message) -> int | None:
+    """Reserved by PyTorch, but in no tensor."""
+    if "unused" in message.sizes:
+        return message.sizes["unused"]
+    allocated, reserved = message.get("allocated"), message.get("reserved")
+    return max(0, reserved - allocated) if allocated is not None and reserved is not None else None
+
+
+def _held(message: Message) -> HeldMemory:
+    allocated, unused, free = message.get("allocated") or 0, _unused(message), message.get("free")
+    parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
+    parts["other processes"] = message.get("others") or 0
+    known = allocated + (unused or 0)
+    if "process" in message.sizes:
+        parts["the rest of this process"] = max(0, message.sizes["process"] - known)
+    elif (capacity := message.get("capacity")) is not None and free is not None and "allowed" not in message.sizes:
+        parts["all else: contexts, NCCL, other processes"] = max(0, capacity - free - known - parts["other processes"])
+    parts["free"] = free or 0
+    return HeldMemory(
+        device=message.device, parts={name: size for name, size in parts.items() if size}, held_bytes=allocated,
+        reserved_bytes=allocated + unused if unused is not None else None, capacity_bytes=message.get("capacity"),
+        free_bytes=free, wanted_bytes=message.get("wanted"),
+    )  # fmt: skip
+
+
+def _verdict(message: Message) -> str:
+    wanted, at = message.get("wanted"), user_line(message.stack)
+    where = f"rank {message.rank}, {message.device}" if message.rank else message.device
+    doing = PHASES[phase(message.stack)] if message.stack else ""
+    line = f"{where} ran out of memory"
+    line += f" in {doing}" if doing else ""
+    line += f", at {at}" if at else ""
+    if wanted is None:
+        return f"{line}; the message has no figures"
+    held, capacity = message.get("allocated"), message.get("capacity")
+    if held is None or capacity is None:
+        return f"{line}: {show_bytes(wanted)} were asked for"
+    return f"{line}: {show_bytes(wanted)} were asked for, and tensors hold {show_bytes(held)} of {show_bytes(capacity)}"
+
+
+def _findings(message: Message) -> list[str]:
+    """Why it did not fit, the first cause first."""
+    wanted, unused, free = message.get("wanted"), _unused(message) or 0, message.get("free")
+    capacity, allocated = message.get("capacity"), message.get("allocated") or 0
+    if message.device == "the CPU":
+        return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]
+    if wanted is None:
+        return ["the driver had nothing left: other processes, or NCCL's own buffers beside a full allocator; look at "
+                "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"]  # fmt: skip
+    found = []
+    if capacity is not None and wanted > capacity:
+        return [f"{show_bytes(wanted)} at once is more than the device has: no setting of the allocator helps"]
+    if unused + (free or 0) >= wanted > (free or 0):
+        found.append(f"fragmentation: {show_bytes(unused)} are reserved and in no tensor, in pieces too small for "
+                     f"{show_bytes(wanted)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
+    if (others := message.get("others") or 0) >= wanted:
+        found.append(f"other processes hold {show_bytes(others)} of this device: end them, or take another")
+    rest = _held(message).parts.get("the rest of this process", 0)
+    if rest > 4 * GIB:
+        found.append(f"{show_bytes(rest)} of this process are in no tensor of PyTorch's: NCCL's buffers, graphs, or "
+                     "libraries with memory of their own")  # fmt: skip
+    if (allowed := message.get("allowed")) is not None:
+        found.append(f"the process may take {show_bytes(allowed)} only: set_per_process_memory_fraction")
+    if free is not None and free >= wanted and not found:
+        found.append(f"the driver says {show_bytes(free)} are free, which is enough: a limit of the system (WSL, MIG, "
+                     "a container), or another process that has left since")  # fmt: skip
+    if not found:
+        short = wanted - (free or 0)
+        found.append(f"tensors fill it: {show_bytes(short)} more are needed, and {show_bytes(allocated)} are in use; "
+                     "--against MODEL MACHINE LAYOUT says what should be there, and what would fit")  # fmt: skip
+    return found

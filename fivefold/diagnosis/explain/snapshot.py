@@ -1,0 +1,190 @@
+"""Reads PyTorch's memory snapshot: what lived at the peak, or when memory ran out, by category and line of code.
+
+    state at the end − what the trace has done = state at its begin → played forward → the fullest moment
+
+The trace is a ring: its begin may be cut off, but not its end. A block lives until its free is completed.
+Format: torch.cuda.memory._dump_snapshot (torch/csrc/cuda/memory_snapshot.cpp); 1.x wrote the segments alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fivefold.diagnosis.explain.category import Life, categories
+from fivefold.diagnosis.explain.frames import Frame, as_size, frames, operation, user_line
+from fivefold.record import Mistake
+from fivefold.results.explanation import Explanation, HeldLine, HeldMemory
+from fivefold.units import show_bytes
+
+ENDS = ("free_completed", "free")  # "free" of the first versions
+
+
+class Device(NamedTuple):
+    """One GPU of a snapshot."""
+
+    number: int
+    segments: list[dict[str, Any]]
+    trace: list[dict[str, Any]]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of its segments when the snapshot was written."""
+        return sum(as_size(segment.get("total_size")) for segment in self.segments)
+
+
+def is_snapshot(data: object) -> bool:
+    """Whether ``data`` looks like a memory snapshot, of any version."""
+    if isinstance(data, dict):
+        return "segments" in data
+    return isinstance(data, list) and bool(data) and all(isinstance(one, dict) and "blocks" in one for one in data)
+
+
+def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
+    """What the fullest GPU of a snapshot held, by category and its ``top`` lines."""
+    devices = _devices(data, origin=files[0])
+    told = [(device, *_fullest(device)) for device in devices]
+    device, lives, place = max(told, key=lambda each: sum(_alive(each[1], each[2]).values()))
+    sizes = _alive(lives, place)
+    named = categories(lives)
+    parts: Counter[str] = Counter()
+    for number, size in sizes.items():
+        parts[named[number]] += size
+    shortage = next((entry for entry in reversed(device.trace) if entry.get("action") == "oom"), None)
+    memory = HeldMemory(
+        device=f"GPU {device.number}", parts=dict(parts.most_common()), held_bytes=sum(sizes.values()),
+        lines=tuple(_lines(lives, sizes, named))[:top],
+        reserved_bytes=device.reserved_bytes or None, wanted_bytes=as_size(shortage.get("size")) if shortage else None,
+        free_bytes=as_size(shortage.get("device_free")) if shortage else None,
+    )  # fmt: skip
+    findings = tuple(_findings(device, memory, devices=devices))
+    return Explanation(kind="memory snapshot", files=files, verdict=_verdict(device, lives, place, memory),
+                       findings=findings, memory=memory)  # fmt: skip
+
+
+def _devices(data: Any, *, origin: str) -> list[Device]:
+    """The GPUs that have allocated anything."""
+    segments, traces = (data.get("segments"), data.get("device_traces")) if isinstance(data, dict) else (data, [])
+    if not isinstance(segments, list) or not isinstance(traces or [], list):
+        raise Mistake(f"{origin}: a snapshot whose segments are no list; write it by torch.cuda.memory._dump_snapshot")
+    by_device: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for segment in (each for each in segments if isinstance(each, dict)):
+        number = segment.get("device", 0)
+        by_device[number if isinstance(number, int) else 0].append(segment)
+    count = max([len(traces or []), *(number + 1 for number in by_device)])
+    found = []
+    for number in range(count):
+        trace = traces[number] if traces and number < len(traces) else []
+        entries = [entry for entry in trace if isinstance(entry, dict)] if isinstance(trace, list) else []
+        found.append(Device(number, by_device[number], entries))
+    busy = [device for device in found if device.trace or any(_blocks(device))]
+    if not busy:
+        raise Mistake(f"{origin}: a snapshot of a process that has allocated nothing on any GPU")
+    return busy
+
+
+def _blocks(device: Device) -> Iterator[Life]:
+    """Blocks that lived when the snapshot was written."""
+    for segment in device.segments:
+        place = as_size(segment.get("address"))
+        for block in segment.get("blocks") or ():
+            address = as_size(block.get("address")) or place
+            place = address + as_size(block.get("size"))
+            if str(block.get("state", "")).startswith("active"):
+                stack = block.get("frames") or next((h.get("frames") for h in block.get("history") or ()), None)
+                size = as_size(block.get("requested_size")) or as_size(block.get("size"))
+                yield Life(-1, None, address, size, frames(stack), "")
+
+
+def _fullest(device: Device) -> tuple[list[Life], int]:
+    """All blocks with their births and deaths, and the event at which most was held (if memory ran out: that one)."""
+    lives: list[Life] = []
+    born: dict[int, int] = {}  # address → place in ``lives``
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    for place, entry in enumerate(device.trace):
+        action, address = entry.get("action"), as_size(entry.get("addr"))
+        if action == "alloc":
+            born[address] = len(lives)
+            lives.append(Life(place, None, address, as_size(entry.get("size")), _stack(entry, stacks),
+                              str(entry.get("category") or "")))  # fmt: skip
+        elif action in ENDS:
+            if address in born:
+                number = born.pop(address)
+                lives[number] = lives[number]._replace(death=place)
+            else:  # it lived before the trace begins
+                lives.append(Life(-1, place, address, as_size(entry.get("size")), _stack(entry, stacks), ""))
+    lives += [block for block in _blocks(device) if block.address not in born]
+    change = [0] * (len(device.trace) + 2)
+    for life in lives:
+        change[life.birth + 1] += life.bytes
+        if life.death is not None:
+            change[life.death + 1] -= life.bytes
+    held, most, peak, shortage = 0, -1, -1, None
+    for place, step in enumerate(change[:-1], start=-1):
+        held += step
+        if held > most:
+            most, peak = held, place
+        if 0 <= place < len(device.trace) and device.trace[place].get("action") == "oom":
+            shortage = place
+    return lives, peak if shortage is None else shortage
+
+
+def _stack(entry: dict[str, Any], known: dict[int, tuple[Frame, ...]]) -> tuple[Frame, ...]:
+    """Frames of an entry; those of one list, which many entries share, are read once."""
+    raw = entry.get("frames")
+    if id(raw) not in known:
+        known[id(raw)] = frames(raw)
+    return known[id(raw)]
+
+
+def _alive(lives: Sequence[Life], place: int) -> dict[int, int]:
+    """Bytes of the blocks that are held after an event, by their place in ``lives``."""
+    return {
+        number: life.bytes
+        for number, life in enumerate(lives)
+        if life.birth <= place and (life.death is None or life.death > place)
+    }
+
+
+def _lines(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[str]) -> Iterator[HeldLine]:
+    """What is held by category and line, the largest first."""
+    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for number, size in sizes.items():
+        stack = lives[number].stack
+        groups[named[number], user_line(stack), operation(stack)].append(size)
+    for (category, line, made), held in sorted(groups.items(), key=lambda item: -sum(item[1])):
+        yield HeldLine(category=category, bytes=sum(held), blocks=len(held), line=line, operation=made)
+
+
+def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
+    held, name = show_bytes(memory.held_bytes), memory.device
+    if memory.wanted_bytes is not None:
+        at = user_line(frames(device.trace[place].get("frames")))
+        return f"{name} ran out of memory{f', at {at}' if at else ''}: {show_bytes(memory.wanted_bytes)} were asked " \
+               f"for, and tensors hold {held}"  # fmt: skip
+    if not device.trace:
+        return f"{name} held {held} when the snapshot was written; it has no history, so its peak is not known"
+    made = [life for life in lives if life.birth == place]
+    at = user_line(made[0].stack) if made else ""
+    return f"{name} held {held} at the peak{f', reached at {at}' if at else ''}"
+
+
+def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
+    wanted = memory.wanted_bytes
+    if not device.trace:
+        yield "no history: call torch.cuda.memory._record_memory_history() before the model is made, and dump again"
+    elif not any(line.line for line in memory.lines):
+        yield "no stacks: _record_memory_history(stacks='all', context='all') records which line made each block"
+    idle = [as_size(block.get("size")) for segment in device.segments for block in segment.get("blocks") or ()
+            if block.get("state") == "inactive"]  # fmt: skip
+    if wanted is not None and sum(idle) >= wanted > max(idle, default=0):
+        yield (f"fragmentation: {show_bytes(sum(idle))} are reserved and in no tensor, the largest piece "
+               f"{show_bytes(max(idle))}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
+    elif sum(idle) > 0.2 * device.reserved_bytes:
+        yield f"{show_bytes(sum(idle))} of {show_bytes(device.reserved_bytes)} reserved were in no tensor at the end"
+    others = [f"GPU {each.number}" for each in devices if each is not device]
+    if others:
+        yield f"also in it, and less full: {', '.join(others)}"
+    if memory.parts.get("not known", 0) > 0.1 * memory.held_bytes:
+        yield "what is not known was allocated before the history begins, or by lines that say no phase of a step"

@@ -1,0 +1,164 @@
+"""Reads stack dumps of a hang, of one or many ranks: who waits for others, who is elsewhere, and in which line.
+
+Formats: Python's faulthandler (``stacks-rank3.txt`` of our watchdog) and py-spy's ``dump``. Of each process the main
+thread counts: it waits in a collective, or else for data, a checkpoint, a compilation, or runs: the others wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fivefold.diagnosis.explain.flight_recorder import _ranks
+from fivefold.diagnosis.explain.frames import Frame, user_line
+from fivefold.results.explanation import Explanation, RankAt
+
+FAULT = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\):")
+FAULT_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d{1,9}) in (.+)$')
+SPY = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \((?:idle|active)[^)]*\)(?:: \"([^\"]*)\")?")
+SPY_FRAME = re.compile(r"^\s+(\S.*?) \(([^()]+?)(?::(\d{1,9}))?\)$")
+PROCESS = re.compile(r"^Process (\d+):")
+COLLECTIVES = re.compile(
+    r"torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger|nn/functional)\.py$"
+    r"|fivefold/trainer/parallel/collectives\.py$|deepspeed/comm/|mpi4py|horovod"
+)
+WAITS = (  # what a thread waits for, by a frame's file and function
+    ("waits for data", re.compile(
+        r"utils/data/(dataloader|_utils)|multiprocessing/(queues|connection)\.py|/prefetch\.py$|datasets/.*iterable|streaming/"
+    ), None),
+    ("writes or reads a checkpoint", re.compile(
+        r"distributed/checkpoint/|torch/serialization\.py|safetensors|/checkpoint(ing)?(/|\.py$)"
+    ), None),
+    ("compiles", re.compile(r"torch/(_dynamo|_inductor)/|triton/compiler"), re.compile(r"compile|codegen|wait")),
+    ("waits for the device", re.compile(r"torch/(cuda|xpu)/"), re.compile(r"synchronize|wait")),
+    ("waits for a lock", re.compile(r"threading\.py$"), re.compile(r"wait|acquire|join")),
+)  # fmt: skip
+
+
+class Main(NamedTuple):
+    """A process's main thread: what it does, in which line."""
+
+    rank: str
+    state: str
+    line: str
+    collective: str  # its name, "" if it waits in none
+
+
+def is_stacks(text: str) -> bool:
+    """Whether a text holds a stack dump."""
+    return any(FAULT.match(line) or SPY.match(line) for line in text.splitlines())
+
+
+def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
+    """Where each rank of ``texts`` hangs. ``texts``: by rank, or by another name of the process."""
+    mains = []
+    for name, text in texts.items():
+        found = list(_processes(text))
+        for process, threads in found:
+            label = (
+                name if len(found) == 1 else f"{name}, process {process}" if len(texts) > 1 else f"process {process}"
+            )
+            mains.append(_main(label, threads))
+    ranks = tuple(RankAt(rank=main.rank, state=main.state, line=main.line) for main in mains)
+    return Explanation(
+        kind="stacks", files=files, verdict=_verdict(mains), findings=tuple(_findings(mains)), ranks=ranks
+    )
+
+
+def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ...]]]]]:
+    """The threads of each process: name and frames. Of a dump that was written twice, the last."""
+    process, threads, stack, name = "", list[tuple[str, tuple[Frame, ...]]](), list[Frame](), ""
+    inside = False
+
+    def close() -> None:
+        if inside:
+            threads.append((name, tuple(stack)))
+
+    for line in text.splitlines():
+        if started := PROCESS.match(line):
+            close()
+            if threads:
+                yield process, threads
+            process, threads, stack, inside = started[1], [], [], False
+        elif FAULT.match(line) or (spied := SPY.match(line)):
+            close()
+            spied = SPY.match(line)
+            stack, inside, name = [], True, (spied[1] or "") if spied else ""
+        elif inside and (match := FAULT_FRAME.match(line)):
+            stack.append(Frame(match[1], int(match[2]), match[3].strip()))
+        elif inside and (match := SPY_FRAME.match(line)):
+            stack.append(Frame(match[2], int(match[3] or 0), match[1]))
+    close()
+    if threads:
+        yield process, threads
+
+
+def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> Main:
+    """The main thread: the one of that name, else the last one that a module began."""
+    named = [stack for name, stack in threads if name == "MainThread"]
+    begun = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
+    stack = (named or begun or [threads[-1][1]])[-1]
+    collective = next((frame.function for frame in reversed(_collective_frames(stack))), "")
+    line = user_line(stack)
+    if collective:
+        return Main(rank, f"waits in {collective}", line, collective)
+    for state, file, function in WAITS:
+        if any(
+            file.search(frame.file) and (function is None or function.search(frame.function)) for frame in stack[:12]
+        ):
+            return Main(rank, state, line, "")
+    backward = any(frame.function in ("_engine_run_backward", "backward") for frame in stack)
+    return Main(rank, "runs the backward" if backward else "runs", line, "")
+
+
+def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
+    """The frames of torch.distributed at the inner end, without wrappers."""
+    found = [frame for frame in stack[:10] if COLLECTIVES.search(frame.file)]
+    return [frame for frame in found if frame.function not in ("wrapper", "__exit__", "wait", "_fn")] or found
+
+
+def _verdict(mains: Sequence[Main]) -> str:
+    waits = [main for main in mains if main.collective]
+    others = [main for main in mains if not main.collective]
+    at = f" at {mains[0].line}" if mains and mains[0].line else ""
+    if len(mains) == 1:
+        return f"{_named([mains[0].rank])} {mains[0].state}{at}"
+    if waits and others:
+        first = others[0]
+        where = f" at {first.line}" if first.line else ""
+        return (f"{_named(main.rank for main in others)} did not come: it {first.state}{where}, while "
+                f"{_named(main.rank for main in waits)} {'waits' if len(waits) == 1 else 'wait'} in "
+                f"{waits[0].collective}{f' at {waits[0].line}' if waits[0].line else ''}")  # fmt: skip
+    if waits and len({main.collective for main in waits}) > 1:
+        return f"the ranks wait in different collectives: {_places(waits)}"
+    if waits and len({main.line for main in waits}) > 1:
+        return f"the ranks wait in {waits[0].collective}, called from different lines: {_places(waits)}"
+    if waits:
+        return f"all {len(waits)} ranks wait in {waits[0].collective}{at}: the calls agree, the messages do not arrive"
+    return f"no rank waits in a collective: {_places(mains)}"
+
+
+def _places(mains: Sequence[Main]) -> str:
+    by_place: dict[str, list[str]] = defaultdict(list)
+    for main in mains:
+        by_place[f"{main.state}{f' at {main.line}' if main.line else ''}"].append(main.rank)
+    return "; ".join(
+        f"{_named(ranks)} {place}" for place, ranks in sorted(by_place.items(), key=lambda item: len(item[1]))
+    )
+
+
+def _findings(mains: Sequence[Main]) -> Iterator[str]:
+    waits = [main for main in mains if main.collective]
+    if waits and len({(main.collective, main.line) for main in waits}) > 1 and len(waits) == len(mains):
+        yield "a branch that not all ranks take, or another order of collectives; a flight recorder tells which"
+    if len(mains) == 1:
+        yield "one process alone does not tell who did not come: dump the stacks of every rank"
+    if waits and len(waits) == len(mains) > 1 and len({(main.collective, main.line) for main in waits}) == 1:
+        yield "look for a rank whose dump is missing, then at the network: NCCL_DEBUG=INFO, and the flight recorder"
+
+
+def _named(ranks: object) -> str:
+    found = [str(rank) for rank in ranks]  # type: ignore[attr-defined]
+    return _ranks(map(int, found)) if all(rank.isdecimal() for rank in found) else ", ".join(found)

@@ -1,0 +1,284 @@
+"""Measures a precision recipe's error against fp32: one batch, the same weights, compared tensor by tensor.
+
+    weights ──┬─> fp32 ────> every result, its gradient, the gradients of weights ──┐
+              └─> recipe ──> the same, each compared as it is made <────────────────┘
+
+Both run in the engine, in one process; hooks only observe. fp32's tensors wait in host memory. The recipe's run takes
+the experts that fp32 has chosen, or rows could not be compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fivefold.job import RECIPES, Job
+from fivefold.layout.schedule import schedule
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_name
+from fivefold.record import Fault
+from fivefold.results.numerics import Compared, Kind, Numerics
+from fivefold.trainer.build import Built, build
+from fivefold.trainer.checkpoint.full_weights import gather_full
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.generate.source import Source
+from fivefold.trainer.model.experts import Experts
+from fivefold.trainer.model.float8.blocks import in_blocks, widen_blocks
+from fivefold.trainer.model.float8.cast import Cast, widen
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.optimizers.loss_scaling import START
+
+MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
+NOISE = 2.0**-20  # relative to the largest: below it an fp32 value may be rounding alone, and 0 is no underflow
+Place = tuple[Kind, int | None, str]  # kind, layer (None outside of blocks), name
+
+
+@dataclass
+class ErrorStats:
+    """Running error statistics of the tensors of one place (a: the recipe's values, b: fp32's)."""
+
+    elements: int = 0
+    underflow: int = 0
+    overflow: int = 0
+    largest: float = 0.0
+    difference: float = 0.0  # Σ (a − b)²
+    squared: float = 0.0  # Σ a²
+    reference: float = 0.0  # Σ b²
+    product: float = 0.0  # Σ a·b
+
+    def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
+        """Compare ``found`` ÷ ``scale`` with ``wanted``; |found| ≥ ``top``, the format's largest, is overflow."""
+        a, b = found.detach().double(), wanted.to(found.device, torch.float64)
+        beyond = ~(a.abs() < top)
+        self.elements += a.numel()
+        noise = NOISE * b.abs().max() if b.numel() else 0.0
+        self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
+        self.overflow += int(beyond.sum())
+        a, b = (a / scale).masked_fill(beyond, 0), b.masked_fill(beyond, 0)
+        self.largest = max(self.largest, float(a.abs().max()) if a.numel() else 0.0)
+        self.difference += float((a - b).square().sum())
+        self.squared, self.reference = self.squared + float(a.square().sum()), self.reference + float(b.square().sum())
+        self.product += float((a * b).sum())
+
+    def compared(self, place: Place) -> Compared:
+        """Return the statistics as a row of the report: relative error, cosine, shares of underflow and overflow."""
+        kind, layer, name = place
+        count, both = max(1, self.elements), math.sqrt(self.squared * self.reference)
+        alike = 1.0 if self.difference == 0 else 0.0
+        return Compared(
+            kind=kind, layer=layer, name=name, elements=self.elements, underflow=self.underflow / count,
+            overflow=self.overflow / count, largest=self.largest,
+            error=math.sqrt(self.difference / self.reference) if self.reference else math.sqrt(self.difference),
+            cosine=max(-1.0, min(1.0, self.product / both)) if both else alike,
+        )  # fmt: skip
+
+
+@dataclass
+class TensorProbe:
+    """The tensors of one run: kept, or with a ``reference`` run compared as they are made."""
+
+    reference: TensorProbe | None = None
+    scale: float = 1.0  # loss scale, which gradients carry
+    tensors: dict[tuple[Place, int], Tensor] = field(default_factory=dict)
+    tallies: dict[Place, ErrorStats] = field(default_factory=dict)
+    choices: int = 0  # (token, expert) choices compared
+    rerouted: int = 0  # of them, those that fp32 has not made
+    loss: float = math.nan
+
+    def take(self, place: Place, index: int, found: Tensor) -> None:
+        """Keep or compare the ``index``-th tensor of a place."""
+        if self.reference is None:
+            self.tensors[place, index] = found.detach().to("cpu", copy=True)
+            return
+        wanted = self.reference.tensors[place, index]
+        scale = 1.0 if place[0] == "activation" else self.scale
+        tally = self.tallies.setdefault(place, ErrorStats())
+        tally.add(found, wanted, top=torch.finfo(found.dtype).max, scale=scale)
+
+    def cast(self, place: Place, x: Tensor, cast: Cast) -> None:
+        """Compare a matmul's operand with its fp8 cast; a value that rounds to the format's largest is no overflow, so
+        there is none in MXFP8 and NVFP4.
+        """
+        if in_blocks(cast):
+            wide = widen_blocks(cast, columns=x.shape[-1]).double()
+            self.tallies.setdefault(place, ErrorStats()).add(wide, x, top=torch.inf)
+            return
+        info = torch.finfo(cast.data.dtype)
+        step = info.eps * 2.0 ** math.floor(math.log2(info.max))
+        ones = widen(cast._replace(data=torch.ones_like(cast.data)), torch.float32).double()
+        top = (info.max + step / 2) * ones
+        value, wide = x.double(), widen(cast, torch.float32).double()
+        found = wide.masked_fill(value.abs() >= top, torch.inf)
+        self.tallies.setdefault(place, ErrorStats()).add(found, x, top=torch.inf)
+
+    def pick(self, place: Place, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run the choice of experts, but return the reference's choice; count where the two differ."""
+        if self.reference is None:
+            found = function(*inputs)
+            self.tensors[place, 1] = found[1].cpu()
+            return found
+        with torch.no_grad():
+            own = function(*inputs)[1]
+        chosen = self.reference.tensors[place, 1].to(own.device)
+        self.choices += own.numel()
+        self.rerouted += int((own[:, :, None] != chosen[:, None, :]).all(-1).sum())
+        return function(*inputs, chosen=chosen)
+
+    def rows(self) -> tuple[Compared, ...]:
+        """Return a row per place, in order of first occurrence."""
+        return tuple(tally.compared(place) for place, tally in self.tallies.items())
+
+
+def examine(
+    *, model: Model, job: Job, source: Source | None, tokens: NDArray[Any], end: int, device: torch.device,
+    report: Callable[[str, int, int], None],
+) -> Numerics:  # fmt: skip
+    """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or initialised.
+
+    Needs a process group of one rank. With loss scaling, the scale is halved, as in training, until no gradient of a
+    weight overflows. ``report(what, done, total)``. Raises ``Fault`` if the loss in fp32 is not finite.
+    """
+    weights = None if source is None else source.weights(dtype=torch.float32)
+    job = job.replace(compile=False)
+    run = partial(_run, model=model, weights=weights, tokens=torch.from_numpy(tokens), end=end, device=device)
+    report("fp32", 0, 2)
+    reference = run(TensorProbe(), job=job.replace(precision=RECIPES["fp32"]))
+    report(job.precision.name, 1, 2)
+    scale, probe = _first_scale(job), reference
+    while True:
+        probe = run(TensorProbe(reference, scale=scale), job=job)
+        gradients = [row for row in probe.rows() if row.kind == "weight"]
+        if scale <= 1 or all(row.overflow == 0 for row in gradients):
+            break
+        scale /= 2
+    return Numerics(
+        model=model.name, recipe=job.precision.name, weights="drawn" if source is None else str(source.path),
+        tokens=tokens[:, 1:].size, loss=probe.loss if math.isfinite(probe.loss) else None,
+        reference_loss=reference.loss, loss_scale=scale, rows=probe.rows(),
+        rerouted=probe.rerouted / probe.choices if probe.choices else None,
+    )  # fmt: skip
+
+
+def _first_scale(job: Job) -> float:
+    return START if job.precision.loss_scaling else 1.0
+
+
+def _run(
+    probe: TensorProbe, *, job: Job, model: Model, weights: dict[str, Tensor] | None, tokens: Tensor, end: int,
+    device: torch.device,
+) -> TensorProbe:  # fmt: skip
+    """Run one micro-batch forward and backward in the engine, scaled as in the job's step; return ``probe``."""
+    layout = Layout.parse(f"dp1 mbs{len(tokens)}")
+    table = schedule(layout.schedule, pp=1, v=1, micro_batches=1)
+    built = build(model=model, layout=layout, job=job, device=device, table=table)
+    if weights is not None:
+        _load_weights(built, weights)
+    engine = Engine(built, model=model, layout=layout, job=job, end=end)
+    engine.scale = probe.scale / job.tokens_per_step
+    for moe in engine.routed.values():
+        moe.scale = engine.scale
+    with probing(built.module, probe):
+        total = engine.backward(tokens[None])
+    probe.loss = float(total.view(-1)[0]) / engine.scale / (len(tokens) * job.sequence)
+    if probe.reference is None and not math.isfinite(probe.loss):
+        raise Fault(f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint")
+    rows = [_gradient(shard.weight) for shard in built.shards]
+    for name, gradient in gather_full(built, rows, model=model).items():
+        layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
+        short = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
+        probe.take(("weight", layer, short), 0, gradient)
+    return probe
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
+@torch.no_grad()
+def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
+    """Copy full ``weights``, by name, into the shards."""
+    for shard in built.shards:
+        shard.weight.copy_(shard.rows_of(weights[shard.name]))
+    for layer, moe in built.routed.items():
+        moe.bias.copy_(weights[f"{block_name(built.module.model, layer)}.moe.bias"])
+    for unit in built.units:
+        unit.updated()
+
+
+@contextmanager
+def probing(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
+    """Pass the result of every operation of ``module``, and its gradient, to ``probe`` within."""
+    hooks = []
+    for layer, block in enumerate(module.get_submodule("blocks").children()):
+        for path, part in block.named_modules():
+            if hasattr(part, "run"):
+                part.run = partial(_observe_operation, probe, layer, part.run)
+            if isinstance(part, Linear | Experts) and hasattr(part.gemms, "casts"):
+                part.gemms = _observe_casts(part.gemms, probe, layer, path)
+        hooks.append(block.register_forward_hook(partial(_observe_output, probe, layer, "stream")))
+    outside = ("embed", "head.norm", "head.out")
+    hooks += [
+        module.get_submodule(path).register_forward_hook(partial(_observe_output, probe, None, path))
+        for path in outside
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _observe_operation(
+    probe: TensorProbe, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any
+) -> Any:
+    """Replace ``run`` of a module's operations: run one, and observe its result."""
+    if name == "moe.topk":
+        return run(name, partial(probe.pick, ("activation", layer, name), function), *inputs)
+    found = run(name, function, *inputs)
+    if name.split(".")[-1] not in MOVED:
+        _observe(probe, layer, name, found)
+    return found
+
+
+def _observe_output(
+    probe: TensorProbe, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any
+) -> None:
+    _observe(probe, layer, name, found)
+
+
+def _observe(probe: TensorProbe, layer: int | None, name: str, found: Any) -> None:
+    for index, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
+        probe.take(("activation", layer, name), index, tensor)
+        if tensor.requires_grad:
+            tensor.register_hook(partial(_observe_gradient, probe, ("gradient", layer, name), index))
+
+
+def _observe_gradient(probe: TensorProbe, place: Place, index: int, gradient: Tensor) -> None:
+    probe.take(place, index, gradient)
+
+
+def _observe_casts(gemms: Any, probe: TensorProbe, layer: int, path: str) -> Any:
+    """Return a copy of fp8 ``gemms`` whose casts are observed."""
+    found = copy.copy(gemms)
+    roles = {"x": "x", "gradient": "gradient", "weight": "weight", "weight_back": "weight"}
+    found.casts = gemms.casts._replace(
+        **{
+            role: partial(_cast, probe, ("operand", layer, f"{path} {name}"), getattr(gemms.casts, role))
+            for role, name in roles.items()
+        }
+    )
+    return found
+
+
+def _cast(probe: TensorProbe, place: Place, caster: Callable[[Tensor], Cast], x: Tensor) -> Cast:
+    cast = caster(x)
+    probe.cast(place, x, cast)
+    return cast

@@ -1,0 +1,74 @@
+"""Fake c10d collectives: they send nothing and return at once, with a handle that reports when it is waited for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.distributed import ProcessGroup
+
+from fivefold.dry_run.record.tape import Message
+from fivefold.trainer.measure.meter import COLLECTIVES, is_group, tensors
+
+c10d = torch.ops.c10d
+
+
+class Group(NamedTuple):
+    """What the tape says of a process group: its mesh axis, and its members as ranks of the world."""
+
+    axis: str
+    members: tuple[int, ...]
+
+
+class Handle(Work):
+    """The handle of a fake message; the first ``wait`` calls ``waited``, which records a WAIT event."""
+
+    def __init__(self, waited: Callable[[], None]) -> None:
+        super().__init__()
+        self._waited: Callable[[], None] | None = waited
+
+    def wait(self, timeout: object = None) -> bool:
+        """Report the wait and return at once: nothing is sent."""
+        if self._waited is not None:
+            self._waited()
+            self._waited = None
+        return True
+
+
+def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
+    """Describe a c10d call as a ``Message``; also return its full tensor (of a list, the first)."""
+    group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
+    known = groups(group.group_name)
+    received = func is c10d.recv_.default
+    collective, full = COLLECTIVES[c10d.send.default if received else func]
+    whole = list(tensors(args[full]))
+    message = Message(
+        known.axis, group.group_name, known.members, collective, str(whole[0].dtype)[6:],
+        sum(tensor.numel() for tensor in whole), sum(tensor.nbytes for tensor in whole),
+        known.members[args[2]] if collective == "p2p" else -1, received, site,
+        collective == "p2p" and _continues_batch(whole[0]),
+    )  # fmt: skip
+    return message, whole[0]
+
+
+def _continues_batch(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is in a running ``batch_isend_irecv``, but not its first (read from the frames)."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "batch_isend_irecv":
+            return frame.f_locals["p2p_op_list"][0].tensor is not tensor
+        frame = frame.f_back
+    return False
+
+
+def returned(func: Any, args: Any, work: torch.ScriptObject) -> Any:
+    """Return the value that the schema of the c10d operation requires: the work handle, or (tensors, work)."""
+    if func in (c10d.allreduce_.default, c10d.broadcast_.default, c10d._allgather_base_.default,
+                c10d._reduce_scatter_base_.default):  # fmt: skip
+        return args[0], work
+    return work

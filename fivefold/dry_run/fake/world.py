@@ -1,0 +1,139 @@
+"""A fake world for one rank: torch's "fake" process group of any size, and fake tensors without storage.
+
+    with fake_rank(layout, rank=3): …build, Engine.step…      collectives return at once, tensors have only shapes
+
+What would depend on values is made even: each expert gets as many rows as every other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fivefold.dry_run.fake.collectives import Group
+from fivefold.job import Job
+from fivefold.layout.mesh import group
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.attention import window_of
+from fivefold.trainer.model.attention import LatentAttention
+from fivefold.trainer.model.flash_attention import Flash
+from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.parallel.expert import AllToAllDispatcher, DispatchPlan
+from fivefold.trainer.parallel.mesh import Ranks
+
+
+@contextmanager
+def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
+    """Make this process ``rank`` of the layout's world, with fake tensors on the CPU."""
+    if dist.is_initialized():
+        raise RuntimeError("a rehearsal makes a world of its own, but this process is in one")
+    hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
+    """Return the first rank of each pipeline rank: of the ranks with the same stages its shards are the largest.
+
+    ``by_cp``: of each pipeline and context rank, as ``differ_over_cp`` wants it.
+    """
+    pp, cp = group(layout, "pp"), group(layout, "cp")
+    places = range(cp.ranks if by_cp else 1)
+    return tuple(sorted(stage * pp.stride + place * cp.stride for stage in range(pp.ranks) for place in places))
+
+
+def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
+    """Return whether the ranks of a ring do unequal work: a window shows the first chunks less than the others."""
+    windows = {window_of(model, job, layer=layer) for layer in range(model.layers)}
+    return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
+
+
+def stands_for(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:
+    """Return for how many ranks each rehearsed one stands: itself, those of its pp and cp rank, or of its pp rank."""
+    pp, cp = group(layout, "pp"), group(layout, "cp")
+    nearest: dict[tuple[int, ...], int] = {}
+    for rank in rehearsed:
+        for key in ((rank,), (-1, pp.place(rank), cp.place(rank)), (-1, pp.place(rank))):
+            nearest.setdefault(key, rank)
+    places = ((rank, (-1, pp.place(rank), cp.place(rank))) for rank in range(layout.world))
+    return Counter(nearest[next(key for key in ((rank,), both, both[:2]) if key in nearest)] for rank, both in places)
+
+
+def even_experts(module: nn.Module) -> None:
+    """Make every MoE layer of ``module`` route the same number of rows to each expert."""
+    for layer in (part for part in module.modules() if isinstance(part, Moe)):
+        layer.experts.ends = even_ends
+        if isinstance(layer.dispatcher, AllToAllDispatcher):
+            layer.dispatcher = dispatcher = EvenDispatcher(
+                layer.dispatcher.ep, layer.dispatcher.etp, narrow=layer.dispatcher.narrow
+            )
+            layer.experts.meanwhile = dispatcher.meanwhile
+
+
+def even_ends(offsets: Tensor, rows: int) -> list[int]:
+    """Return the end row of each expert, without reading ``offsets``."""
+    return [rows * (place + 1) // len(offsets) for place in range(len(offsets))]
+
+
+class EvenDispatcher(AllToAllDispatcher):
+    """An all-to-all dispatcher whose plans assume even row counts."""
+
+    def plan(self, counts: Tensor) -> DispatchPlan:
+        """Start the exchange of counts, as the real dispatcher does."""
+        return EvenDispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+
+
+class EvenDispatchPlan(DispatchPlan):
+    """A dispatch plan with rows spread over ranks as evenly as possible, the same on all ranks."""
+
+    def read(self, numbers: Tensor, copies: int) -> list[int]:
+        """Return the rows to send to each rank, then those to receive, without reading ``numbers``."""
+        shares = [copies // self.ep.size + (place < copies % self.ep.size) for place in range(self.ep.size)]
+        return [*shares, *[shares[self.ep.rank]] * (self.ep.size * self.etp.size)]
+
+
+def gpu_attention(module: nn.Module) -> None:
+    """Replace latent attention's flash core by the GPU's kernel, which needs no padding where v is narrower than k.
+
+    Attention with sinks keeps its core, which needs the log-sum-exp of a kernel that pads, on GPUs too.
+    """
+    for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
+        if isinstance(layer.core, Flash) and layer.rule.plain and layer.sinks is None:
+            layer.core = GpuFlash(layer.rule)
+
+
+class GpuFlash(Flash):
+    """Memory-efficient attention: what ``scaled_dot_product_attention`` takes on GPUs if dims of k and v differ."""
+
+    def __call__(
+        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return [B, T, N, H of v]."""
+        heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+            *heads, None, True, 0.0, True, scale=self.rule.scale
+        )
+        out_BNTH: Tensor = found[0]
+        return out_BNTH.transpose(1, 2)
+
+
+def groups_of(ranks: Ranks) -> Callable[[str], Group]:
+    """Return a function from the name of a process group of ``ranks`` to its ``Group``."""
+    members: dict[str, tuple[int, ...]] = {}
+    members |= {group.group_name: axis.ranks for axis in ranks.axes.values() for group in axis.groups}
+    return lambda name: Group(ranks.axis(name), members[name])

@@ -1,0 +1,256 @@
+"""Memory over time from a tape: live bytes by category after every event, the peak and its cause.
+
+    ALLOC, FREE → lifetimes (birth, death, bytes, category) → levels → peak
+
+A storage whose site has no category is classified by its lifetime: allocated in a forward (or split backward) and
+freed in a later action, it is an activation; else temporary. A pipeline receive is temporary until it has arrived;
+from then on it is classified as if allocated at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, START, WAIT, Scope, Site, Tape
+from fivefold.results.spans import Level
+from fivefold.step import StageMemory
+
+Ints = NDArray[np.int64]
+
+# in the order of a Level's fields, where ``states`` stands for the first three
+PARAMETERS, OPTIMIZER, INPUTS, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, TEMPORARY = range(8)
+CATEGORIES = ("parameters", "optimizer", "inputs", "gradients", "activations", "gathers", "logits", "temporary")
+NAMED = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
+BY_LIFE = -1
+PASSES = ("forward", "backward", "pair")  # phases in which activations are allocated
+MOST_LEVELS = 20_000
+
+
+class LiveStorage(NamedTuple):
+    """A storage that is live at the peak."""
+
+    bytes: int
+    category: str  # one of CATEGORIES
+    site: Site
+    scope: Scope  # in which it was allocated
+
+
+class Lifetimes(NamedTuple):
+    """All storages of a tape, one row each; a pipeline receive has two rows, before and after its arrival."""
+
+    birth: Ints  # index of the ALLOC event
+    death: Ints  # index of the FREE event; the number of events if it is never freed
+    size: Ints
+    site: Ints
+    category: Ints
+
+
+def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = None) -> list[Level]:
+    """Return live bytes after each event that changes them; thinned to some 20,000 events, the peak among them.
+
+    ``seconds``: the time of each event; by default its index.
+    """
+    events, lives = events_of(tape), lifetimes(tape)
+    living = _live_bytes(lives, len(events))
+    total = living.sum(axis=0)
+    changed = np.flatnonzero(np.diff(total, prepend=-1))
+    changed = changed[changed >= _first_event(events)]
+    chosen = _thinned(changed, total)
+    at = chosen if seconds is None else np.asarray(seconds)[chosen]
+    states = living[PARAMETERS] + living[OPTIMIZER] + living[INPUTS]
+    rows = np.stack([states, *living[GRADIENTS:]])[:, chosen].T.tolist()
+    causes = _causes(tape, events, chosen)
+    return [Level._make((when, *row, cause)) for when, row, cause in zip(at.tolist(), rows, causes, strict=True)]
+
+
+def stage_memory(tape: Tape, stage: int) -> StageMemory:
+    """Return the peak of a tape, as pipeline rank ``stage``. ``activations_bytes`` as the planner counts them: the most
+    that is live at once between two actions, of all micro-batches in flight.
+    """
+    events, lives = events_of(tape), lifetimes(tape)
+    living = _live_bytes(lives, len(events))
+    total, begin = living.sum(axis=0), _first_event(events)
+    peak = begin + int(np.argmax(total[begin:]))
+    ends = np.append(_scope_events(events)[1:] - 1, len(events) - 1)
+    gradients = int(living[GRADIENTS, ends[_update_scope(tape, events) - 1]])
+    parameters, optimizer = int(living[PARAMETERS, begin]), int(living[OPTIMIZER, ends[-1]])
+    activations = int((living[ACTIVATIONS] + living[LOGITS])[np.append(ends, _within_pairs(tape, events))].max())
+    rest = int(total[peak]) - parameters - optimizer - gradients - activations
+    (cause,) = _causes(tape, events, np.array([peak]))
+    return StageMemory(
+        stage=stage, parameters_bytes=parameters, gradients_bytes=gradients, optimizer_bytes=optimizer,
+        activations_bytes=activations, temporary_bytes=max(0, rest), peak_bytes=int(total[peak]), peak_cause=cause,
+    )  # fmt: skip
+
+
+def input_bytes(tape: Tape) -> int:
+    """Return the bytes of the inputs that are live before the step: tokens, position tables, buffers of modules."""
+    lives, begin = lifetimes(tape), _first_event(events_of(tape))
+    return int(lives.size[(lives.category == INPUTS) & (lives.birth <= begin)].sum())
+
+
+def largest(tape: Tape, n: int) -> list[LiveStorage]:
+    """Return the ``n`` largest storages that are live at the peak."""
+    events, lives = events_of(tape), lifetimes(tape)
+    begin = _first_event(events)
+    peak = begin + int(np.argmax(_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
+    alive = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
+    chosen = alive[np.argsort(-lives.size[alive], kind="stable")[:n]]
+    scopes = events[_scope_events(events)[_scopes(events, lives.birth[chosen])], 1]
+    return [
+        LiveStorage(
+            int(lives.size[row]), CATEGORIES[lives.category[row]], tape.sites[lives.site[row]], tape.scopes[scope]
+        )
+        for row, scope in zip(chosen, scopes, strict=True)
+    ]
+
+
+def birth_categories(tape: Tape) -> dict[int, str]:
+    """Return the category of each storage that is not temporary, by the event that allocates it."""
+    lives = lifetimes(tape)
+    named = zip(lives.birth.tolist(), lives.category.tolist(), strict=True)
+    return {birth: CATEGORIES[category] for birth, category in named if category != TEMPORARY}
+
+
+# Lifetimes
+
+
+def events_of(tape: Tape) -> Ints:
+    """Return the tape's events as rows of four."""
+    return np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4) if len(tape) else np.zeros((0, 4), np.int64)
+
+
+def lifetimes(tape: Tape) -> Lifetimes:
+    """Return when each storage is allocated and freed, where, and of which category it is."""
+    events = events_of(tape)
+    found = _pair_frees(events)
+    category = _site_categories(tape)[found.site]
+    found = _split_received(tape, events, found._replace(category=category))
+    return found._replace(category=_classified(tape, events, found))
+
+
+def _pair_frees(events: Ints) -> Lifetimes:
+    """Pair every ALLOC with its FREE: the next event of the same storage."""
+    places = np.flatnonzero(events[:, 0] <= FREE)
+    places = places[np.lexsort((places, events[places, 1]))]
+    births = np.flatnonzero(events[places, 0] == ALLOC)
+    after = np.minimum(births + 1, len(places) - 1)
+    ends = (events[places[after], 0] == FREE) & (events[places[after], 1] == events[places[births], 1])
+    birth = places[births]
+    death = np.where(ends, places[after], len(events))
+    return Lifetimes(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
+
+
+def _site_categories(tape: Tape) -> Ints:
+    """Return the category of each site of the tape; ``BY_LIFE`` if it has none."""
+    return np.array([NAMED.get(site.category, BY_LIFE) for site in tape.sites] or [BY_LIFE], dtype=np.int64)
+
+
+def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
+    """Make payloads of pp messages temporary; give a received one a second row, from its WAIT, without category."""
+    hops = np.array([each.collective == "p2p" and each.axis == "pp" for each in tape.messages] or [False])
+    starts = np.flatnonzero(events[:, 0] == START)
+    starts = starts[hops[events[starts, 2]] & (events[starts, 3] >= 0)]
+    if not len(starts):
+        return lives
+    order = np.lexsort((lives.birth, events[lives.birth, 1]))  # by storage
+    keys = events[lives.birth[order], 1] * len(events) + lives.birth[order]
+    rows = order[np.searchsorted(keys, events[starts, 3] * len(events) + starts) - 1]
+    category, death = lives.category.copy(), lives.death.copy()
+    category[rows] = TEMPORARY
+    receives = np.array([message.receives for message in tape.messages])[events[starts, 2]]
+    handles = dict(zip(events[starts[receives], 1].tolist(), rows[receives].tolist(), strict=True))
+    waits = np.flatnonzero(events[:, 0] == WAIT).tolist()
+    known = [(at, handles[handle]) for at, handle in zip(waits, events[waits, 1].tolist(), strict=True)
+             if handle in handles]  # fmt: skip
+    came, again = np.array(known, dtype=np.int64).reshape(-1, 2).T
+    death[again] = came
+    anew = (came, lives.death[again], lives.size[again], lives.site[again], np.full_like(again, BY_LIFE))
+    before = lives._replace(category=category, death=death)
+    return Lifetimes._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
+
+
+def _classified(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
+    """Fill in the categories that are ``BY_LIFE``, by the phases of ALLOC and FREE."""
+    first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
+    phase = np.array([scope.phase for scope in tape.scopes] or [""])
+    named = events[_scope_events(events), 1]
+    born, dies = phase[named[first]], phase[named[last]]
+    logits = np.array([_is_logits(site) for site in tape.sites] or [False])[lives.site]
+    passes = np.isin(born, PASSES) & (last > first) & (dies != "update") & (lives.death < len(events))
+    by_life = np.where(passes, np.where(logits, LOGITS, ACTIVATIONS), TEMPORARY)
+    by_life = np.where(logits & np.isin(born, ("forward", "pair")), LOGITS, by_life)
+    by_life = np.where(born == "start", INPUTS, by_life)
+    return np.where(lives.category == BY_LIFE, by_life, lives.category)
+
+
+def _is_logits(site: Site) -> bool:
+    """Return whether a site is the head's forward matmul with the vocabulary."""
+    product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
+    gradient = site.line.endswith(("backward", "LinearGemms.dgrad", "LinearGemms.wgrad"))
+    return product and site.module.startswith("head") and not gradient
+
+
+# Scopes and events
+
+
+def _scope_events(events: Ints) -> Ints:
+    return np.flatnonzero(events[:, 0] == SCOPE)
+
+
+def _scopes(events: Ints, places: Ints) -> Ints:
+    """Return for each event the number of its scope, counted over the SCOPE events; a tape begins with one."""
+    return np.searchsorted(_scope_events(events), places, side="right") - 1
+
+
+def _update_scope(tape: Tape, events: Ints) -> int:
+    """Return the number of the scope in which the optimizer runs, or one after the last."""
+    named = events[_scope_events(events), 1].tolist()
+    return next((at for at, scope in enumerate(named) if tape.scopes[scope].phase == "update"), len(named))
+
+
+def _within_pairs(tape: Tape, events: Ints) -> Ints:
+    """Return the events within FB pairs: with two passes in one action the most is live between them, not after."""
+    pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
+    return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
+
+
+def _first_event(events: Ints) -> int:
+    """Return the last of the initial ALLOC events, which list what was live before the step."""
+    others = np.flatnonzero(events[1:, 0] != ALLOC)
+    return int(others[0]) if len(others) else len(events) - 1
+
+
+def _live_bytes(lives: Lifetimes, count: int) -> Ints:
+    """Return live bytes of each category after each event, [categories, events]."""
+    change = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
+    np.add.at(change, (lives.category, lives.birth), lives.size)
+    np.subtract.at(change, (lives.category, lives.death), lives.size)
+    return change[:, :count].cumsum(axis=1)
+
+
+def _thinned(changed: Ints, total: Ints) -> Ints:
+    """Thin ``changed`` to ``MOST_LEVELS``: of equal stretches the events with most and least memory, first and last."""
+    if len(changed) <= MOST_LEVELS:
+        return changed
+    stretches = np.array_split(changed, MOST_LEVELS // 2)
+    ends = {int(pick(total[each])) + at for at, each in _offsets(stretches) for pick in (np.argmax, np.argmin)}
+    return changed[sorted(ends | {0, len(changed) - 1})]
+
+
+def _offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
+    starts = np.cumsum([0, *(len(each) for each in stretches[:-1])])
+    return list(zip(starts.tolist(), stretches, strict=True))
+
+
+def _causes(tape: Tape, events: Ints, places: Ints) -> list[str]:
+    """Describe each event: "phase of micro-batch, module operation (file:line)"; a FREE by its phase alone."""
+    named = events[_scope_events(events), 1][_scopes(events, places)].tolist()
+    scopes = [str(scope) for scope in tape.scopes]
+    sites = [str(site) for site in tape.sites]
+    births = zip(events[places, 0].tolist(), events[places, 3].tolist(), named, strict=True)
+    return [f"{scopes[scope]}, {sites[site]}" if kind == ALLOC else scopes[scope] for kind, site, scope in births]

@@ -1,0 +1,143 @@
+"""Writes tapes as a CUDA memory snapshot, which https://pytorch.org/memory_viz opens as if a GPU had run the steps.
+
+    tapes → blocks in segments (``caching_allocator.py``) → {"segments": at the end, "device_traces": events}, pickled
+
+The format is that of ``torch.cuda.memory._snapshot()``. Two limits of the viewer (pytorch/pytorch@0006736:
+torch/utils/viz/MemoryViz.js): it reads pickles up to protocol 4, and it fails if there are categories but none of
+them is "unknown".
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fivefold.dry_run.memory.breakdown import birth_categories
+from fivefold.dry_run.memory.caching_allocator import Allocator, Block
+from fivefold.dry_run.memory.reserved import changes, initial_allocations
+from fivefold.dry_run.record.tape import Site, Tape
+from fivefold.record import Fault
+
+PROTOCOL = 4
+UNKNOWN = "unknown"  # the viewer's name for no category: of what is temporary
+Frames = list[dict[str, Any]]
+
+
+def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
+    """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raises ``Fault`` if it cannot be written."""
+    found = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            pickle.dump(found, file, protocol=PROTOCOL)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise Fault(
+            f"{path}: cannot write the snapshot: {error.strerror}; free some space or name another path"
+        ) from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:
+    """Return what ``torch.cuda.memory._snapshot()`` would; beyond the capacity it ends with an "oom" entry."""
+    trace = _Trace()
+    allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes, on_segment=trace.add)
+    blocks: dict[int, tuple[Block, int, Site]] = {}
+    frames: dict[Site, Frames] = {}
+    # a later tape may know the category of a storage: the optimizer's moments are made in the first step
+    named = {storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)}
+    by_life = [birth_categories(tape) for tape in tapes]
+    for place, event, storage, size, number in changes(tapes):
+        if not size:
+            block, size, site = blocks.pop(storage)
+            for action in ("free_requested", "free_completed"):
+                trace.add(action, block.address, size, frames=frames[site])
+            allocator.free(block)
+            continue
+        site = tapes[place].sites[number]
+        trace.frames = frames.setdefault(site, _frames(site))  # also for the segments that the allocation needs
+        made = allocator.allocate(size)
+        if made is None:
+            trace.out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
+            break
+        category = site.category or named.get(storage) or by_life[place].get(event) or UNKNOWN
+        trace.add("alloc", made.address, size, category=category)
+        blocks[storage] = made, size, site
+    used = {block.address: (size, frames[site]) for block, size, site in blocks.values()}
+    segments = [_segment(run, used, expandable=expandable) for run in allocator.segments()]
+    return {
+        "segments": segments,
+        "device_traces": [trace.entries],
+        "allocator_settings": {"expandable_segments": expandable},
+        "external_annotations": [],
+    }
+
+
+class _Trace:
+    """The viewer's list of trace entries, in order; ``time_us`` is an entry's number."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.frames: Frames = []
+
+    def add(
+        self, action: str, address: int, size: int, *, frames: Frames | None = None, category: str | None = None
+    ) -> None:  # fmt: skip
+        """Append an entry; ``frames``: by default ``self.frames``."""
+        entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": len(self.entries)}
+        entry["frames"] = self.frames if frames is None else frames
+        if category is not None:
+            entry["category"] = category
+        self.entries.append(entry)
+
+    def out_of_memory(self, size: int, free: int) -> None:
+        """Append the "oom" entry, the last one. ``size``: bytes wanted; ``free``: bytes not reserved."""
+        entry = {"action": "oom", "device_free": free, "size": size, "stream": 0, "time_us": len(self.entries)}
+        self.entries.append(entry | {"frames": self.frames})
+
+
+def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandable: bool) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    for block in run:
+        requested, frames = used.get(block.address, (0, []))
+        blocks.append({
+            "address": block.address,
+            "size": block.size,
+            "requested_size": requested,
+            "state": "active_allocated" if block.address in used else "inactive",
+            "frames": frames,
+        })  # fmt: skip
+    allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+    return {
+        "device": 0,
+        "address": run[0].address,
+        "total_size": sum(block.size for block in run),
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block["requested_size"] for block in blocks),
+        "stream": 0,
+        "segment_type": "small" if run[0].pool.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": expandable,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _frames(site: Site) -> Frames:
+    """Return the stack frames of a site, innermost first: operation, line, module."""
+    found: Frames = []
+    if site.operation:
+        found.append({"filename": "torch", "line": 0, "name": site.operation})
+    if site.line:
+        place, _, function = site.line.partition(" ")
+        file, _, line = place.rpartition(":")
+        found.append({"filename": file, "line": int(line), "name": function})
+    if site.module or not found:
+        found.append({"filename": "module", "line": 0, "name": site.module or site.category or UNKNOWN})
+    return found

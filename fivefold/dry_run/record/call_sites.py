@@ -1,0 +1,119 @@
+"""Finds the site of an operation: the model's module, and file and line of the code.
+
+In a forward, module hooks say which module runs. In a backward, it is the module whose forward made the running
+autograd node: autograd numbers nodes in the order in which they are made.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fivefold.dry_run.record.tape import Site
+
+LEAF = 2**62  # AccumulateGrad nodes, which no module made, have numbers above; they belong to the node that ran before
+TORCH, OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+LIBRARY = (TORCH, OWN)  # folders whose frames are never a site: torch, and the dry run itself
+ROOT = str(Path(__file__).parents[3]) + "/"
+
+
+class CallSites:
+    """Tracks the running module and names sites. ``categories``: memory category of the storages that a function
+    allocates, by its qualified name. ``through``: files that are skipped, so that their caller is the site.
+    """
+
+    def __init__(self, *, categories: Mapping[str, str], through: tuple[str, ...]) -> None:
+        self._categories, self._skipped = categories, (*LIBRARY, *through)
+        self.module = self._last_backward_module = ""
+        self._module_starts: tuple[list[int], list[str]] = ([0], [""])  # first autograd node number, module path
+        self._lines: dict[tuple[CodeType, int], str] = {}
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Install forward hooks on all submodules of ``module``, which track the one that runs."""
+        hooks = []
+        for path, part in module.named_modules():
+            if path:
+                stack: list[str] = []
+                hooks.append(part.register_forward_pre_hook(self._enter_hook(path, stack), prepend=True))
+                hooks.append(part.register_forward_hook(self._leave_hook(stack), always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter_hook(self, path: str, stack: list[str]) -> Callable[..., None]:
+        def enter(_module: object, _inputs: object) -> None:
+            stack.append(self.module)
+            self.enter(path)
+
+        return enter
+
+    def _leave_hook(self, stack: list[str]) -> Callable[..., None]:
+        def leave(_module: object, _inputs: object, _output: object) -> None:
+            self.enter(stack.pop())
+
+        return leave
+
+    def enter(self, path: str = "") -> None:
+        """Make ``path`` the running module, from the next autograd node on."""
+        self.module = path
+        numbers, paths = self._module_starts
+        number = torch._C._autograd._get_sequence_nr()
+        if numbers[-1] == number:
+            paths[-1] = path
+        else:
+            numbers.append(number)
+            paths.append(path)
+
+    def enter_again(self) -> None:
+        """Enter the running module anew, after nodes of other modules were made in between."""
+        self.enter(self.module)
+
+    @contextmanager
+    def inside(self, module: str) -> Iterator[None]:
+        """Report ``module`` as the running module within."""
+        former, self.module = self.module, module
+        try:
+            yield
+        finally:
+            self.module = former
+
+    def frame(self) -> FrameType:
+        """Return the innermost frame that is not of torch, of the dry run or of a ``through`` file."""
+        frame = sys._getframe(3)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(self._skipped):
+            frame = frame.f_back
+        return frame
+
+    def site(self, func: Any, frame: FrameType) -> Site:
+        """Return the site of operation ``func`` called in ``frame``."""
+        key = frame.f_code, frame.f_lineno
+        line = self._lines.get(key)
+        if line is None:
+            file = frame.f_code.co_filename.removeprefix(ROOT)
+            line = self._lines[key] = f"{file}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        return Site(self.where(), line, func.name(), self._categories.get(frame.f_code.co_qualname, ""))
+
+    def where(self) -> str:
+        """Return the path of the running module, in forward or backward; "" if none."""
+        node = torch._C._current_autograd_node()
+        if node is None or self.module:  # what is recomputed runs through modules again
+            return self.module
+        self._last_backward_module = self.maker(node)
+        return self._last_backward_module
+
+    def maker(self, node: Any) -> str:
+        """Return the module whose forward made an autograd node; for a leaf's node, that of the node before."""
+        number: int = node._sequence_nr()
+        numbers, paths = self._module_starts
+        return paths[bisect_right(numbers, number) - 1] if number < LEAF else self._last_backward_module

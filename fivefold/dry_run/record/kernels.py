@@ -1,0 +1,128 @@
+"""Classifies torch operations as GPU kernels: matmul, attention, or memory-bound ("moving", counted in bytes).
+
+Consecutive elementwise operations of one function call count as one kernel, since a GPU would run them fused: it
+reads the bytes that existed before and writes the bytes that outlive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivefold.dry_run.record.tape import Site
+from fivefold.trainer.measure.meter import (
+    ATTENTION_BACKWARD,
+    ATTENTION_FORWARD,
+    CAST_MATMULS,
+    GROUPED_INNER,
+    GROUPED_WIDE,
+    MATMULS,
+    tensors,
+    window_of,
+)
+from fivefold.trainer.measure.meter import GROUPED as GROUPED_FLOAT8
+
+aten = torch.ops.aten
+NO_WORK = frozenset({
+    "empty", "new_empty", "lift_fresh", "_unsafe_view", "empty_like", "_local_scalar_dense", "set_", "detach_",
+})  # fmt: skip
+FILLS = frozenset({"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"})  # write their target, do not read it
+
+
+def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
+    """Return kind and shape of an operation's kernel, as in ``tape.Kernel``; grouped matmuls take the mean group."""
+    if func in MATMULS:
+        inner = int(args[MATMULS[func]].shape[-1])
+        *batch, rows, columns = out.shape
+        return "matmul", (rows, columns, inner, batch[0] if batch else 1)
+    if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED_FLOAT8):
+        out = out[0]  # a cast
+    if func in CAST_MATMULS:
+        return "matmul", (*out.shape, args[CAST_MATMULS[func]], 1)
+    if func in GROUPED_WIDE:
+        left, right = args[0], args[1]
+        if right.dim() == 3:  # [n, K] by [E, K, N]: rows times the matrix of their group
+            return "matmul", (-(-left.shape[0] // right.shape[0]), right.shape[2], left.shape[1], right.shape[0])
+        groups = out.shape[0]
+        return "matmul", (left.shape[0], right.shape[1], -(-left.shape[1] // groups), groups)
+    if func in GROUPED_FLOAT8:
+        rows, right, inner = args[0].shape[0], args[3].shape, args[GROUPED_INNER]
+        if GROUPED_FLOAT8[func]:  # [n, K] by [E, N, K]
+            return "matmul", (-(-rows // right[0]), right[1], inner, right[0])
+        return "matmul", (rows, right[0], -(-inner // out.shape[0]), out.shape[0])  # [M, n] by [N, n]
+    if func in ATTENTION_FORWARD or func in ATTENTION_BACKWARD:
+        q, k = args[:2] if func in ATTENTION_FORWARD else args[1:3]
+        window = window_of(func, args)
+        kind = "attention" if window is None else "attention_window"
+        keys = k.shape[2] if window is None else min(window.keys, k.shape[2])
+        back = "_backward" if func in ATTENTION_BACKWARD else ""
+        return kind + back, (q.shape[0] * q.shape[1], q.shape[2], keys, q.shape[3])
+    return "moving", ()
+
+
+class Fused:
+    """One fused kernel: the elementwise operations of one function call, or of one iteration of its loop.
+
+    It keeps the code object, not the frame: a frame would keep the call's tensors alive.
+    """
+
+    def __init__(self, code: CodeType, site: Site, dtype: str) -> None:
+        self.code, self.last = code, -1
+        self.site, self.dtype, self.operations, self.passed_bytes = site, dtype, 0, 0
+        self._read: dict[int, dict[Part, int]] = {}  # bytes by storage, and range within it
+        self._wrote: dict[int, dict[Part, int]] = {}
+
+    def goes_on(self, frame: FrameType) -> bool:
+        """Return whether ``frame`` may be the same call: a new call or iteration is at an earlier instruction."""
+        return frame.f_code is self.code and frame.f_lasti > self.last
+
+    def add(self, func: Any, args: Any, made: list[Tensor], *, ids: dict[int, int]) -> None:
+        """Add one operation. ``made``: its new tensors; ``ids``: storage ids by address."""
+        self.operations += 1
+        written = [*made, *_written(func, args)]
+        fills = func._opname in FILLS or func._overloadname == "out"
+        unread = {id(tensor) for tensor in written} if fills else frozenset()
+        for tensor in tensors(args):
+            key, part = _range_of(tensor, ids)
+            if id(tensor) in unread:
+                continue
+            self.passed_bytes += tensor.nbytes
+            if key not in self._wrote:
+                self._read.setdefault(key, {})[part] = tensor.nbytes
+        for tensor in written:
+            self.passed_bytes += tensor.nbytes
+            key, part = _range_of(tensor, ids)
+            self._wrote.setdefault(key, {})[part] = tensor.nbytes
+
+    def moved(self, living: Mapping[int, tuple[int, Site]]) -> int:
+        """Return bytes read of older storages plus bytes written to ``living`` ones, at most its size for each."""
+
+        def total(parts: dict[int, dict[Part, int]], kept: bool) -> int:
+            sizes = [(sum(found.values()), living.get(key)) for key, found in parts.items()]
+            return sum(min(size, known[0]) if known else 0 if kept else size for size, known in sizes)
+
+        return total(self._read, False) + total(self._wrote, True)
+
+
+Part = tuple[int, torch.Size]  # a range of a storage: offset in elements, and the tensor's shape
+
+
+def _range_of(tensor: Tensor, ids: Mapping[int, int]) -> tuple[int, Part]:
+    return ids.get(tensor.untyped_storage()._cdata, -1), (int(tensor.storage_offset()), tensor.size())
+
+
+def _written(func: Any, args: Any) -> Iterator[Tensor]:
+    """Yield the arguments that an operation writes in place, by its schema."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors(value)
+
+
+def by_group(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Return an empty result of a grouped matmul, in any dtype: torch's own fake form takes bf16 only."""
+    groups = () if right.dim() == 3 else (ends.shape[0],)
+    return left.new_empty(*groups, left.shape[0], right.shape[-1])

@@ -1,0 +1,277 @@
+"""Records a step below autograd, as a ``TorchDispatchMode`` that writes events to a tape (``tape.py``).
+
+torch operation → ALLOC and FREE of storages · KERNEL · START and WAIT of a message, each with its site in the code
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fivefold.dry_run.fake.collectives import Group, Handle, message_of, returned
+from fivefold.dry_run.record.call_sites import CallSites
+from fivefold.dry_run.record.kernels import NO_WORK, Fused, by_group, kind_of
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Kernel, Scope, Site, Tape
+from fivefold.trainer.measure.meter import GROUPED_WIDE, operation_flops, tensors
+
+SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
+HIDDEN = -1  # id of a storage whose ALLOC and FREE are not recorded
+NOWHERE = Site("", "", "")
+
+
+class Recorder(TorchDispatchMode):
+    """Writes ``tape`` while it is entered, on top of a ``FakeTensorMode`` or of real tensors without process groups.
+
+    ``groups``: ``Group`` of a process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages
+    are not sent: each collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``,
+    storages are tracked but no event is written.
+    """
+
+    def __init__(
+        self, *, rank: int, groups: Callable[[str], Group] | None = None, categories: Mapping[str, str] = {},
+        through: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rank, self.groups = rank, groups
+        self.places = CallSites(categories=categories, through=through)
+        self.tape = Tape(rank)
+        self._ids: dict[int, int] = {}  # id of each live storage, by address
+        self._live: dict[int, tuple[int, Site]] = {}  # bytes and site of each live storage, by id
+        self._next = 0
+        self._handles = 0
+        self._works: list[object] = []  # work handles: C++ holds them without their Python object
+        self._fused: Fused | None = None
+        self.live_bytes = 0
+        self._hiding = False
+        self.silent = False
+
+    # The tape
+
+    def cut(self) -> Tape:
+        """Return the tape so far and begin a new one, with an ALLOC of every live storage."""
+        self._flush()
+        done, self.tape = self.tape, Tape(self.rank)
+        self._works.clear()
+        self.tape.add(SCOPE, self.tape.scope(Scope("start")))
+        for storage, (size, site) in self._live.items():
+            self.tape.add(ALLOC, storage, size, self.tape.site(site))
+        return done
+
+    def name(self, living: Iterable[Tensor], category: str) -> None:
+        """Set the category of the storages of ``living``, from the next tape on; record unknown ones as allocated."""
+        for tensor in living:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._ids:
+                if storage.nbytes():
+                    self._created(storage, Site("", "", "", category))
+                continue
+            key = self._ids[storage._cdata]
+            size, site = self._live[key]
+            self._live[key] = size, site._replace(category=category)
+
+    def enter_scope(self, scope: Scope) -> None:
+        """Write a SCOPE event: what follows belongs to ``scope``."""
+        self._flush()
+        self.tape.add(SCOPE, self.tape.scope(scope))
+
+    @property
+    def phase(self) -> str:
+        """Set by the engine, as on its meter. Only "optimizer" has an effect; the schedule tells the other phases."""
+        return ""
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        if phase == "optimizer":
+            self.enter_scope(Scope("update"))
+
+    # For replay.py, which writes recorded events to the tape
+
+    @contextmanager
+    def aside(self) -> Iterator[Tape]:
+        """Write the events within to a tape of their own, which is yielded."""
+        self._flush()
+        (outer, live), self.tape = (self.tape, self.live_bytes), Tape(self.rank)
+        try:
+            yield self.tape
+        finally:
+            self._flush()
+            self.tape, self.live_bytes = outer, live
+            self.places.enter_again()
+
+    def place(self) -> int:
+        """Return the number of events on the tape."""
+        self._flush()
+        return len(self.tape)
+
+    def id_of(self, tensor: Tensor) -> int:
+        """Return the id of a tensor's storage."""
+        return self._ids[tensor.untyped_storage()._cdata]
+
+    def site_here(self) -> Site:
+        """Return a site that names the running module only."""
+        return Site(self.places.where(), "", "")
+
+    def reserve_ids(self, count: int) -> int:
+        """Reserve ``count`` consecutive storage ids; return the first."""
+        first, self._next = self._next, self._next + count
+        return first
+
+    def reserve_handles(self, count: int) -> int:
+        """Reserve ``count`` consecutive message handles; return the first."""
+        first, self._handles = self._handles, self._handles + count
+        return first
+
+    def play(self, events: NDArray[np.int64], *, live_bytes: int) -> None:
+        """Append ``events`` [n, 4] to the tape; ``live_bytes``: bytes that they allocate less those that they free."""
+        self._flush()
+        self.tape.events.frombytes(events.tobytes())
+        self.live_bytes += live_bytes
+
+    @contextmanager
+    def hiding(self) -> Iterator[None]:
+        """Hide storages created within: neither their ALLOC nor their FREE is recorded."""
+        self._hiding, former = True, self._hiding
+        try:
+            yield
+        finally:
+            self._hiding = former
+
+    def make(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
+        """Create a tensor and record its storage at site number ``site`` of the tape."""
+        self._flush()
+        with self.hiding():
+            made = tensor()
+        storage = made.untyped_storage()
+        self._ids[storage._cdata] = key = self.reserve_ids(1)
+        self._register(key, storage.nbytes(), self.tape.sites[site])
+        return made
+
+    def free_early(self, tensor: Tensor) -> None:
+        """Record a FREE of the tensor's storage now, though Python still holds it."""
+        address = tensor.untyped_storage()._cdata
+        self._flush()
+        self._freed(address)
+        self._ids[address] = HIDDEN
+
+    # Operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, or fake it (collectives, scalars, resizes), and record what it does."""
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            return self._message(func, args)
+        if func is SCALAR:
+            dtype = args[0].dtype
+            return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+        if func is RESIZE:
+            self._resize(args[0], args[1])
+            return None
+        fake = func in GROUPED_WIDE and isinstance(args[0], FakeTensor)
+        out = by_group(*args) if fake else func(*args, **(kwargs or {}))
+        if self._hiding:
+            for tensor in tensors(out):
+                if tensor.untyped_storage()._cdata not in self._ids:
+                    self._created(tensor.untyped_storage(), NOWHERE)
+            return out
+        if self.silent:
+            return out
+        frame = self.places.frame()
+        if self._fused is not None and not func.is_view and not self._fused.goes_on(frame):
+            self._flush()
+        made = list(tensors(out))
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._ids and storage.nbytes():
+                self._created(storage, self.places.site(func, frame))
+        if not func.is_view and func._opname not in NO_WORK:
+            self._kernel(func, args, out, made, frame)
+        return out
+
+    def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
+        kind, shape = kind_of(func, args, out)
+        if kind == "moving":
+            if self._fused is None:
+                self._fused = Fused(frame.f_code, self.places.site(func, frame), str(made[0].dtype)[6:] if made else "")
+            self._fused.last = frame.f_lasti
+            self._fused.add(func, args, made, ids=self._ids)
+            return
+        self._flush()
+        moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
+        site = self.tape.site(self.places.site(func, frame))
+        flops = operation_flops(func, args, out)
+        kernel = Kernel(kind, shape, str(next(tensors(args)).dtype)[6:], flops, moved, 1, site)
+        self.tape.add(KERNEL, self.tape.kernel(kernel))
+
+    def _flush(self) -> None:
+        """End the current fused kernel and write its KERNEL event."""
+        fused, self._fused = self._fused, None
+        if fused is not None and not self.silent:
+            moved = fused.moved(self._live)
+            site = self.tape.site(fused.site)
+            kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, site, fused.passed_bytes)
+            self.tape.add(KERNEL, self.tape.kernel(kernel))
+
+    def _message(self, func: Any, args: Any) -> Any:
+        self._flush()
+        assert self.groups is not None
+        site = self.tape.site(self.places.site(func, self.places.frame()))
+        message, tensor = message_of(func, args, self.groups, site=site)
+        handle = self.reserve_handles(1)
+        carried = self._ids.get(tensor.untyped_storage()._cdata, -1)
+        self.tape.add(START, handle, self.tape.message(message), carried)
+        work = Handle(lambda: self._record_wait(handle))
+        boxed: torch.ScriptObject = work.boxed()
+        self._works.append((work, boxed))
+        return returned(func, args, boxed)
+
+    def _record_wait(self, handle: int) -> None:
+        self._flush()
+        self.tape.add(WAIT, handle)
+
+    # Storages
+
+    def _created(self, storage: torch.UntypedStorage, site: Site) -> None:
+        weakref.finalize(storage, self._freed, storage._cdata)
+        if self._hiding:
+            self._ids[storage._cdata] = HIDDEN
+            return
+        self._ids[storage._cdata] = key = self.reserve_ids(1)
+        self._register(key, storage.nbytes(), site)
+
+    def _register(self, key: int, size: int, site: Site) -> None:
+        self._live[key] = size, site
+        self.live_bytes += size
+        if not self.silent:
+            self.tape.add(ALLOC, key, size, self.tape.site(site))
+
+    def _freed(self, address: int) -> None:
+        key = self._ids.pop(address, None)
+        if key is not None and key != HIDDEN:
+            self.live_bytes -= self._live.pop(key)[0]
+            if not self.silent:
+                self.tape.add(FREE, key)
+
+    def _resize(self, tensor: Tensor, size: int) -> None:
+        """Record a resize: to 0 as FREE, from 0 as ALLOC; the finalizer of the storage stays the first one."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._ids:
+            self._freed(address)
+            known = True
+        else:
+            known = storage.nbytes() == 0
+        storage.resize_(size)
+        if size and known:
+            self._ids[address] = key = self.reserve_ids(1)
+            self._register(key, size, self.places.site(RESIZE, self.places.frame()))

@@ -1,0 +1,184 @@
+"""The recording of one block's forward and backward, and its translation to the ids and sites of another block.
+
+    recorded    ALLOC 1 · KERNEL 0 · FREE 1        replayed    ALLOC 5001 · KERNEL 17 · FREE 5001, of layer 12
+
+Between chunks of events lie steps that replay executes: deliver a gradient, defer a weight gradient, make a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, WAIT, Tape
+
+Events = NDArray[np.int64]  # [n, 4]
+DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # further kinds: weight gradient made, or deferred; dropped
+X, G = 0, 1  # ids of the forward's input and of the output's gradient; storages made inside are numbered from 2
+
+
+class NotReplayable(Exception):
+    """The block frees or waits for something older than itself, or leaves storages behind: it cannot be replayed."""
+
+
+class Shape(NamedTuple):
+    """Size, stride (in elements) and dtype of a tensor that replay makes."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        """Return the shape of ``tensor``."""
+        return cls(tensor.size(), tensor.stride(), tensor.dtype)
+
+    def empty(self) -> Tensor:
+        """Return an empty tensor of this shape."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+
+
+Made = tuple[int, Shape]  # storage id and shape of a tensor that leaves the block: y or dx
+
+
+class Recording(NamedTuple):
+    """One forward and backward of a block. Storage ids count from ``G`` + 1; sites etc. index the lists of ``tape``."""
+
+    tape: Tape
+    forward: Events
+    backward: Events
+    works: tuple[Events, ...]  # deferred weight gradients, each the events of one W
+    end: Events  # what happens when the autograd graph is freed
+    ids: int
+    handles: int
+    y: Made
+    dx: Made
+    gradients: tuple[tuple[str, tuple[Shape, ...]], ...]  # weight's name, its gradient's tensors, in order of delivery
+
+
+def recording_of(
+    tape: Tape, spans: list[tuple[int, int]], *, ids: dict[int, int], y: Made, dx: Made,
+    gradients: tuple[tuple[str, tuple[Shape, ...]], ...],
+) -> Recording:  # fmt: skip
+    """Cut ``spans`` (first, end) out of ``tape`` and renumber their ids and handles; may raise ``NotReplayable``."""
+    events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
+    handles: dict[int, int] = {}
+    parts = [events[start:stop].copy() for start, stop in spans]
+    ours = set(events[events[:, 0] == ALLOC, 1].tolist())  # storages allocated during the recording
+    freed = set[int]()
+    for part in parts:
+        for event in part:
+            kind = event[0]
+            if kind == ALLOC:
+                event[1] = ids.setdefault(int(event[1]), len(ids))
+            elif kind == FREE and int(event[1]) in ids:
+                event[1] = ids[int(event[1])]
+                freed.add(int(event[1]))
+            elif kind == FREE:
+                if int(event[1]) not in ours:
+                    raise NotReplayable
+                event[0] = NOTHING
+            elif kind == START:
+                event[1] = handles.setdefault(int(event[1]), len(handles))
+                event[3] = ids.get(int(event[3]), -1)
+            elif kind == WAIT:
+                if int(event[1]) not in handles:
+                    raise NotReplayable
+                event[1] = handles[int(event[1])]
+    if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
+        raise NotReplayable
+    forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
+    return Recording(tape, forward, backward, tuple(works), end, len(ids) - 2, len(handles),
+                     (ids[y[0]], y[1]), (ids[dx[0]], dx[1]), gradients)  # fmt: skip
+
+
+class Chunk:
+    """Consecutive events with sites, kernels and messages of the target tape; ids and handles are the recording's."""
+
+    def __init__(self, events: Events) -> None:
+        kinds = events[:, 0]
+        self.events = events
+        self.ids = np.isin(kinds, (ALLOC, FREE))
+        self.handles = np.isin(kinds, (START, WAIT))
+        self.carrying = (kinds == START) & (events[:, 3] > G)
+        self.entering = np.flatnonzero((kinds == START) & (events[:, 3] == X))
+        self.sizes: dict[int, int] = {}
+        self.live_bytes = 0
+
+    def laid(self, *, first_id: int, first_handle: int) -> Events:
+        """Return the events with the ids and handles of one micro-batch."""
+        out = self.events.copy()
+        out[self.ids, 1] += first_id - G - 1
+        out[self.handles, 1] += first_handle
+        out[self.carrying, 3] += first_id - G - 1
+        out[self.entering, 3] = -1
+        return out
+
+
+def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
+    """Yield ``Chunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
+    lists, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
+    special = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
+    chunk: list[list[int]] = []
+    live = 0
+
+    def done() -> Iterator[Chunk]:
+        nonlocal live
+        if chunk:
+            found = Chunk(np.array(chunk, dtype=np.int64))
+            found.live_bytes, live = live, 0
+            chunk.clear()
+            yield found
+
+    for kind, first, second, third in events.tolist():
+        apart = kind in (DELIVER, PUT_OFF) or (kind == ALLOC and first == special) or (kind == FREE and first <= G)
+        if apart:
+            yield from done()
+            path = tape.sites[lists.sites[second]].module if kind == DELIVER else ""
+            yield kind, lists.sites[third] if kind == ALLOC else first, path
+        elif kind == FREE and first in (recording.y[0], recording.dx[0]):
+            continue  # a real tensor in replay: its finalizer records the FREE
+        elif kind == ALLOC:
+            chunk.append([kind, first, second, lists.sites[third]])
+            live += second
+        elif kind == FREE:
+            chunk.append([kind, first, 0, 0])
+            live -= sizes[first]
+        elif kind == KERNEL:
+            chunk.append([kind, lists.kernels[first], 0, 0])
+        elif kind == START:
+            chunk.append([kind, first, lists.messages[second], third])
+        else:
+            chunk.append([kind, first, second, third])
+    yield from done()
+
+
+class _TranslatedLists(NamedTuple):
+    """Indices on another tape of a recording's sites, kernels and messages."""
+
+    sites: list[int]
+    kernels: list[int]
+    messages: list[int]
+
+
+def _translated_lists(recording: Recording, *, tape: Tape, layer: int) -> _TranslatedLists:
+    sites = []
+    for site in recording.tape.sites:
+        first, dot, rest = site.module.partition(".")
+        if first == "blocks":
+            _, dot, rest = rest.partition(".")
+            site = site._replace(module=f"blocks.{layer}{dot}{rest}")
+        sites.append(tape.site(site))
+    kernels = [tape.kernel(kernel._replace(site=sites[kernel.site])) for kernel in recording.tape.kernels]
+    messages = [tape.message(message._replace(site=sites[message.site])) for message in recording.tape.messages]
+    return _TranslatedLists(sites, kernels, messages)
+
+
+def _sizes(recording: Recording) -> dict[int, int]:
+    parts = (recording.forward, recording.backward, recording.end, *recording.works)
+    return {first: second for part in parts for kind, first, second, _ in part.tolist() if kind == ALLOC}

@@ -1,0 +1,287 @@
+"""Runs one block of each kind and records it; the others replay the recording, which saves the dry run's time.
+
+    forward    events … make y                           backward   events · deliver a weight's gradient · … make dx
+    W          events of one deferred weight gradient    end        frees of what lives as long as the autograd graph
+
+Only the inside of a block is replayed: gathering weights, collecting gradients and pipeline messages run as in
+training. A block's inputs and outputs are tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.recording import (
+    DELIVER,
+    PUT_OFF,
+    Chunk,
+    G,
+    Made,
+    NotReplayable,
+    Recording,
+    Shape,
+    X,
+    recording_of,
+    steps_of,
+)
+from fivefold.dry_run.record.tape import ALLOC, Tape
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import recomputed_layers
+from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.layer import kind_of
+from fivefold.trainer.build import Built
+from fivefold.trainer.model.float8.cast import Cast
+from fivefold.trainer.model.linear import WgradStore, Work
+from fivefold.trainer.model.transformer import Head
+from fivefold.trainer.parallel.pipeline import exit_of, run_backward
+
+
+def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
+    """Make each block of this rank replay the recording of its kind, which is made when the first of the kind runs.
+
+    The head replays its own recording of the first micro-batch, unless it predicts several tokens.
+    """
+    split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
+    known: dict[Hashable, dict[bool, Recording] | None] = {}
+    again = recomputed_layers(model.layers, layout)
+    for layer, block in enumerate(built.module.blocks):
+        kind = kind_of(model, layer), again[layer]
+        block.forward = Player(
+            block, layer=layer, kind=kind, known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
+        ).forward
+    head = built.module.head
+    if model.mtp is not None:  # has blocks of its own, and more inputs
+        return
+    head.forward = Player(  # type: ignore[method-assign,assignment]
+        head, layer=-1, kind="head", known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
+    ).forward
+
+
+class Player:
+    """Replaces the forward of one block: records the first of its kind (``known``, by kind), else replays."""
+
+    def __init__(
+        self, block: nn.Module, *, layer: int, kind: Hashable, known: dict[Hashable, dict[bool, Recording] | None],
+        split: bool, wgrad_store: WgradStore, recorder: Recorder,
+    ) -> None:  # fmt: skip
+        self.block, self.inner, self.layer, self.kind, self.known = block, block.forward, layer, kind, known
+        self.split, self.wgrad_store, self.recorder = split, wgrad_store, recorder
+        self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
+        self.ends = isinstance(block, Head)
+        self.keeps = isinstance(block, Head) and block.chunked  # the backward needs the targets too
+        if isinstance(block, Head):
+            self.weights["out"] = block.out.matrix  # may be the embedding's weight, if tied
+        self._cached_steps: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
+        self._dummies: dict[str, Tensor | Cast] = {}
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """Record the block if its kind is new; then replay it, or run it if it is not replayable."""
+        if self.kind not in self.known:
+            try:
+                ways = {way: self._record(x, rest, split=way) for way in ((False, True) if self.split else (False,))}
+                self.known[self.kind] = ways
+            except NotReplayable:
+                self.known[self.kind] = None
+        recordings = self.known[self.kind]
+        if recordings is None:
+            y: Tensor = self.inner(x, *rest)
+        else:
+            y = _ReplayBlock.apply(x, self, recordings, rest if self.keeps else ())  # type: ignore[no-untyped-call]
+        return y
+
+    # Recording
+
+    def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> Recording:
+        """Run forward and backward of this block on a tape aside; ``split``: with deferred weight gradients."""
+        with self.recorder.aside() as tape, torch.enable_grad(), self._intercepted_gradients(tape) as gradients:
+            spans, ids, y, dx = self._run_once(like, rest, split=split)
+        return recording_of(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
+
+    def _run_once(
+        self, like: Tensor, rest: Sequence[Any], *, split: bool
+    ) -> tuple[list[tuple[int, int]], dict[int, int], Made, Made]:
+        """Run once; return the tape ranges (forward, backward, end, each W), the ids of x and dy, y, and dx."""
+        recorder, spans, found = self.recorder, list[tuple[int, int]](), dict[str, Any]()
+        leaf = torch.empty_like(like).requires_grad_()
+        x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, found, recorder))  # type: ignore[no-untyped-call]
+        x_id, start = recorder.id_of(x), recorder.place()
+        y = self.inner(x, *rest)
+        spans.append((start, recorder.place()))
+        made = recorder.id_of(y), Shape.of(y)
+        inbox = [torch.empty_like(y)]
+        g_id = recorder.id_of(inbox[0])
+        end = exit_of(y, inbox)
+        del x, y
+        seed = torch.ones_like(end)
+        self.wgrad_store.deferring, start = split, recorder.place()
+        with recorder.places.inside(""):
+            run_backward(end, seed)
+        self.wgrad_store.deferring = False
+        spans.append((start, found["place"]))
+        start = recorder.place()
+        del end
+        spans.append((start, recorder.place()))
+        works = self.wgrad_store.take()[::-1]
+        while works:
+            start = recorder.place()
+            with recorder.places.inside(""):
+                works.pop()()
+            spans.append((start, recorder.place()))
+        return spans, {x_id: X, g_id: G}, made, found["dx"]
+
+    @contextmanager
+    def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, tuple[Shape, ...]]]]:
+        """Discard weight gradients, but mark on ``tape`` where they are made or deferred; yields names and shapes."""
+        gradients: list[tuple[str, tuple[Shape, ...]]] = []
+        former = {name: weight.collect for name, weight in self.weights.items()}
+        put_off = count()
+
+        def spy(name: str, gradient: Tensor | Cast) -> None:
+            self.recorder.place()
+            tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
+            parts = gradient[:2] if isinstance(gradient, Cast) else (gradient,)
+            gradients.append((name, tuple(Shape.of(part) for part in parts)))
+            if self.wgrad_store.deferring and self.weights[name].waits:  # type: ignore[attr-defined]
+                do(partial(_let_go, gradient))  # it lives until W
+
+        def do(work: Work) -> None:
+            if self.wgrad_store.deferring:
+                tape.add(PUT_OFF, next(put_off))
+            WgradStore.run_or_defer(self.wgrad_store, work)
+
+        self.wgrad_store.run_or_defer = do  # type: ignore[method-assign]
+        for name, weight in self.weights.items():
+            weight.collect = partial(spy, name)
+        try:
+            yield gradients
+        finally:
+            del self.wgrad_store.run_or_defer
+            for name, weight in self.weights.items():
+                weight.collect = former[name]
+
+    # Replaying
+
+    def play(self, played: Played, part: int) -> None:
+        """Replay one part of the recording: 0 forward, 1 backward, 2 end, from 3 on the deferred weight gradients."""
+        for step in self._steps(played.recording, part):
+            if isinstance(step, Chunk):
+                self.recorder.play(
+                    step.laid(first_id=played.first_id, first_handle=played.first_handle), live_bytes=step.live_bytes
+                )
+                continue
+            kind, argument, path = step
+            if kind == DELIVER:
+                name, shapes = played.recording.gradients[argument]
+                with self.recorder.places.inside(path):
+                    self.weights[name].collect(self._dummy(name, shapes))
+            elif kind == PUT_OFF:
+                self.wgrad_store.run_or_defer(partial(self.play, played, 3 + argument))
+            elif kind == ALLOC:
+                played.made = self.recorder.make(
+                    (played.recording.y if part == 0 else played.recording.dx)[1].empty, site=argument
+                )
+            elif argument == X:
+                played.x = None
+            elif played.g is not None:
+                self.recorder.free_early(played.g)
+                played.g = None
+
+    def _dummy(self, name: str, shapes: tuple[Shape, ...]) -> Tensor | Cast:
+        if name not in self._dummies:
+            with self.recorder.hiding():
+                made = [shape.empty() for shape in shapes]
+                self._dummies[name] = made[0] if len(made) == 1 else Cast(*made)
+        return self._dummies[name]
+
+    def _steps(self, recording: Recording, part: int) -> list[Any]:
+        """Return the chunks and steps of a part for the current tape; cached, as all micro-batches share them."""
+        tape, key = self.recorder.tape, (id(recording), part)
+        laid = self._cached_steps.get(key)
+        if laid is None or laid[0] is not tape:
+            events = (recording.forward, recording.backward, recording.end, *recording.works)[part]
+            laid = self._cached_steps[key] = tape, list(steps_of(events, recording, part, tape=tape, layer=self.layer))
+        return laid[1]
+
+
+def _let_go(_gradient: Tensor | Cast) -> None:
+    """The work of a gradient that only waits: it is freed with this call."""
+
+
+class Played:
+    """State of one micro-batch in a replayed block: its tensors, its first storage id and its first handle.
+
+    It starts with the recording without deferral; the backward picks the right one (their forwards are equal).
+    """
+
+    def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
+        self.recording = recordings[False]
+        self.x: Tensor | None = x
+        self.g: Tensor | None = None
+        self.made: Tensor | None = None
+        self.first_id = recorder.reserve_ids(max(each.ids for each in recordings.values()))
+        self.first_handle = recorder.reserve_handles(max(each.handles for each in recordings.values()))
+
+    def take(self) -> Tensor:
+        """Return the tensor that was made last (y or dx), and drop it here."""
+        made, self.made = self.made, None
+        assert made is not None
+        return made
+
+
+class _GraphEnd:
+    """Held by the autograd graph: replays the end part when the graph is freed."""
+
+    def __init__(self, player: Player, played: Played) -> None:
+        self.player, self.played = player, played
+
+    def __del__(self) -> None:
+        self.player.play(self.played, 2)
+
+
+class _ReplayBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]
+    ) -> Tensor:  # fmt: skip
+        ctx.player, ctx.recordings, ctx.kept = player, recordings, kept
+        ctx.played = played = Played(recordings, x, player.recorder)
+        player.play(played, 0)
+        return played.take()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        player, played = ctx.player, ctx.played
+        played.recording = recording = ctx.recordings[player.wgrad_store.deferring]
+        played.g = None if player.ends else gradient  # the head's gradient is held by the caller of backward
+        ctx.end = _GraphEnd(player, played)
+        player.play(played, 1)
+        ctx.played = None
+        if recording.dx[0] == G:
+            return gradient, None, None, None
+        return played.take(), None, None, None
+
+
+class _InputGradient(torch.autograd.Function):
+    """The input boundary of a recording: forward copies x; backward passes dx to ``arrived`` and stops."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        ctx.arrived = arrived
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        ctx.arrived(gradient)
+        return None, None
+
+
+def _note_gradient(found: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
+    found["place"], found["dx"] = recorder.place(), (recorder.id_of(gradient), Shape.of(gradient))

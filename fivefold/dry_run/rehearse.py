@@ -1,0 +1,121 @@
+"""Runs one rank's training step on fake tensors, in a fake process group, and records it on tapes.
+
+It builds what ``train`` builds (modules, parallelisms, optimizer, schedule) and calls ``Engine.step`` twice: the first
+step, in which the optimizer creates its moments, and the steady step, which stands for every later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fivefold.dry_run.fake.world import even_experts, fake_rank, gpu_attention, groups_of
+from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.replay import play_like_blocks
+from fivefold.dry_run.record.tape import Scope, Tape
+from fivefold.job import Job
+from fivefold.layout.schedule.action import Action
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.trainer.build import Built, build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.supported import idle_window
+
+# memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
+CATEGORIES = {
+    "Gradients._sums_of": "gradients", "Gradients._reduce": "gradients", "Gradients._set_grads": "widened",
+    "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
+    "Payload.pack": "gathers", "resize": "gathers",
+    "Pipeline._receive": "pipeline",
+}  # fmt: skip
+PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}
+
+# files whose lines are never reported as a site: their caller's line is
+THROUGH = (str(Path(__file__).parents[1] / "trainer" / "parallel" / "collectives.py"),)
+
+
+class RankTapes(NamedTuple):
+    """The tapes of one rank: its first step, and the steady step that stands for every later one."""
+
+    rank: int
+    first: Tape
+    steady: Tape
+    parameters: float  # parameters of this rank; one that n ranks replicate counts 1/n on each
+    weights: Mapping[str, int] = {}  # parameters of each whole weight of which this rank holds a part
+
+
+def rehearse_rank(
+    *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
+) -> RankTapes:
+    """Run two steps of ``rank`` under the simplifications of ``assumed``. ``streams``: messages overlap compute, as on
+    GPUs. ``replay``: run one block of each kind and replay its recording for the others.
+    """
+    if model.moe and model.moe.capacity is not None:
+        model = model.replace(moe=model.moe.replace(capacity=None))
+    stack = job.stack.on(gpu=streams)
+    kernels = "eager" if stack.compiles else stack.kernels
+    job = job.replace(compile=False, kernels=kernels, documents="joined")
+    recorder = Recorder(rank=rank, categories=CATEGORIES, through=THROUGH)
+    with fake_rank(layout, rank=rank), recorder:
+        recorder.silent = True
+        device = torch.device("cpu")
+        built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
+        even_experts(built.module)
+        if streams:
+            gpu_attention(built.module)
+        recorder.groups = groups_of(built.ranks)
+        if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
+            play_like_blocks(built, model=model, layout=layout, recorder=recorder)
+        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
+        weights = (shard.local_weight.weight for shard in built.shards)
+        return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})
+
+
+def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job) -> list[Tape]:
+    """Record the first and the steady step; ``recorder`` has followed the build without writing events."""
+    engine = Engine(built, model=model, layout=layout, job=job)
+    engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
+    recorder.silent = False
+    with recorder.places.watching(built.module):
+        return [_step(engine, recorder) for _ in range(2)]
+
+
+def assumed(model: Model, job: Job) -> tuple[str, ...]:
+    """Return, in words, where a rehearsal differs from the real run."""
+    remarks = []
+    if job.stack.compiles:
+        remarks.append("blocks are rehearsed uncompiled")
+    if job.documents == "apart":
+        remarks.append("packed documents are rehearsed as one: apart, attention is less work")
+    if line := idle_window(model, job):
+        remarks.append(line)
+    if model.moe:
+        dropped = ", and drops none" if model.moe.capacity is not None else ""
+        remarks.append(f"every expert gets as many rows as any other{dropped}")
+    return tuple(remarks)
+
+
+def _step(engine: Engine, recorder: Recorder) -> Tape:
+    """Record one step on a new tape, which begins with an ALLOC of every live storage."""
+    layout, job, built = engine.layout, engine.job, engine.built
+    recorder.silent = True
+    length = job.sequence + 1 + engine.predicted
+    engine.tokens = torch.zeros(layout.micro_batches(job), layout.mbs, length, dtype=torch.long)
+    recorder.silent = False
+    recorder.name([engine.tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables], "inputs")
+    recorder.name(built.weights(), "parameters")
+    recorder.name(built.moments(), "optimizer")
+    recorder.cut()
+    engine.meter = recorder
+    engine.step(engine.tokens)
+    tape = recorder.cut()
+    engine.zero_grad()
+    return tape
+
+
+def _scope(action: Action) -> Scope:
+    return Scope(PHASES[action.kind], action.stage, action.micro_batch)

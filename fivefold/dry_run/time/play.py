@@ -1,0 +1,145 @@
+"""Simulates a rehearsed step in time: plays priced tapes on streams, and splits each rank's seconds by cause.
+
+    step = compute + update + exposed messages by axis + bubble          on every rank
+
+Bubble: seconds in which a rank waits until other ranks issue a message, or (pipeline) until its rows arrive, and
+the seconds from its own end to the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.dry_run.match import deadlocks
+from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
+from fivefold.dry_run.time.prices import Pricer
+from fivefold.dry_run.time.streams import Streams
+from fivefold.job import Job
+from fivefold.machine.spec import Machine
+from fivefold.record import Mistake
+from fivefold.step import Time
+
+Seconds = NDArray[np.float64]
+
+
+class RankTime(NamedTuple):
+    """Seconds of one rank by cause; they add up to the step."""
+
+    rank: int
+    compute: float  # includes waits for the host's kernel launches
+    bubble: float
+    exposed: dict[str, float]  # messages not hidden by compute, by axis
+    update: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.compute + self.bubble + sum(self.exposed.values()) + self.update
+
+
+class TimedSpan(NamedTuple):
+    """A kernel, message, wait or scope, in seconds; ``place``: its index in the tape's list (a wait: of messages)."""
+
+    kind: int  # as in tape.py
+    place: int
+    start: float
+    end: float
+
+
+class Played:
+    """Tapes with a time for every event; ``ranks``: the split of each rank's seconds, in the order of ``tapes``."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.tapes = tuple(streams.tapes)
+        self.step_seconds = max(streams.clocks)
+        self._streams = streams
+        self.ranks = tuple(self._rank_time(place) for place in range(len(self.tapes)))
+
+    def time(self) -> Time:
+        """Return the step's time; its parts are those of the rank with the smallest bubble."""
+        busiest = min(self.ranks, key=lambda rank: rank.bubble)
+        parts = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
+        parts |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
+        return Time(
+            step_seconds=self.step_seconds, compute_seconds=busiest.compute, bubble_seconds=busiest.bubble,
+            exposed_seconds=busiest.exposed, optimizer_seconds=busiest.update,
+            bound_by=max(parts, key=lambda name: parts[name]),
+        )  # fmt: skip
+
+    def seconds_at(self, rank: int) -> Seconds:
+        """Return the second at which each event of a rank has ended; for a START, when it was issued to the device."""
+        place = self._streams.places[rank]
+        issued = np.frombuffer(self.tapes[place].events, dtype=np.int64)[::4] == START
+        return np.maximum.accumulate(np.where(issued, 0.0, self._streams.ends[place]))
+
+    def spans(self, rank: int) -> Iterator[TimedSpan]:
+        """Yield the spans of a rank's device, in order of issue; a scope lasts until the next one begins."""
+        place = self._streams.places[rank]
+        begins, ends = self._streams.begins[place], self._streams.ends[place]
+        messages: dict[int, int] = {}
+        scope: tuple[int, float] | None = None
+        for at, (kind, first, second, _) in enumerate(self.tapes[place]):
+            if kind == KERNEL:
+                yield TimedSpan(kind, first, begins[at], ends[at])
+            elif kind == START:
+                messages[first] = second
+                yield TimedSpan(kind, second, begins[at], ends[at])
+            elif kind == WAIT and first in messages:
+                if ends[at] > begins[at]:
+                    yield TimedSpan(kind, messages.pop(first), begins[at], ends[at])
+            elif kind == SCOPE:
+                if scope is not None:
+                    yield TimedSpan(SCOPE, scope[0], scope[1], begins[at])
+                scope = first, begins[at]
+        if scope is not None:
+            yield TimedSpan(SCOPE, scope[0], scope[1], self._streams.clocks[place])
+
+    def _rank_time(self, place: int) -> RankTime:
+        """Split a rank's seconds: add up bubble, exposed messages and update; the rest is compute."""
+        tape, streams = self.tapes[place], self._streams
+        begins, ends = streams.begins[place], streams.ends[place]
+        rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
+        starts = dict(zip(rows[rows[:, 0] == START, 1].tolist(), streams.issued[place], strict=True))
+        messages = dict(rows[rows[:, 0] == START, 1:3].tolist())
+        updates = [at for at in np.flatnonzero(rows[:, 0] == SCOPE).tolist() if _is_update(tape, at)]
+        begin = updates[0] if updates else len(tape)
+        waited = {"": 0.0}
+        late = 0.0
+        for at in np.flatnonzero(rows[:, 0] == WAIT).tolist():
+            handle = tape.events[4 * at + 1]
+            seconds = ends[at] - begins[at]
+            if handle not in starts or seconds <= 0:
+                continue
+            message = tape.messages[messages[handle]]
+            posted = max(each.posted for exchange in starts[handle].exchanges for each in exchange.endpoints)
+            idle = min(seconds, max(0.0, posted - begins[at]))
+            if streams.streams and (message.axis, message.collective) == ("pp", "p2p"):
+                idle = seconds
+            waited[""] += idle
+            if seconds > idle:
+                waited[message.axis] = waited.get(message.axis, 0.0) + seconds - idle
+            if at >= begin:
+                late += seconds
+        end = streams.clocks[place]
+        update = end - begins[begin] - late if updates else 0.0
+        bubble = waited.pop("")
+        compute = end - update - bubble - sum(waited.values())
+        return RankTime(tape.rank, compute, bubble + self.step_seconds - end, waited, update)
+
+
+def _is_update(tape: Tape, at: int) -> bool:
+    return tape.scopes[tape.events[4 * at + 1]].phase == "update"
+
+
+def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
+    """Play one step of some ranks of ``world``, usually one per pipeline rank; raises ``Mistake`` on a deadlock."""
+    pricer = Pricer(machine=machine, job=job, world=world)
+    streams = Streams(tapes, streams=machine.overlaps, costs=[pricer.costs(tape) for tape in tapes])
+    found = deadlocks(streams)
+    if found:
+        raise Mistake(found[0])
+    return Played(streams)

@@ -1,0 +1,116 @@
+"""Prices the kernels and messages of a tape in seconds, with the planner's cost models.
+
+matmul (rows, columns, inner, batch)   →  planner/time/compute.py      attention: half of the square where it is causal
+moving: bytes ÷ bandwidth              →  the same                   message: planner/time/network.py, by its ranks
+launch: the host's seconds per kernel and message, as in planner/time/unit_time.py
+"""
+
+from __future__ import annotations
+
+from fivefold.dry_run.record.tape import Kernel, Message, Tape
+from fivefold.dry_run.time.streams import Costs
+from fivefold.job import Job
+from fivefold.layout.mesh import Group
+from fivefold.machine.spec import Machine
+from fivefold.planner.time import roofline
+from fivefold.planner.time.compute import Prices
+from fivefold.planner.time.network import Network
+from fivefold.planner.time.unit_time import COMPILED_HOST, CONTENTION
+from fivefold.units import Dtype
+
+# Function of the engine → the calibrated kernel curve that prices its elementwise operations; others: "copy".
+CURVES = {
+    "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
+    "_LayerNorm.forward": "rms_norm", "_LayerNorm.backward": "rms_norm_backward",
+    "_Swiglu.forward": "swiglu", "_Swiglu.backward": "swiglu_backward",
+    "_Gated.forward": "swiglu", "_Gated.backward": "swiglu_backward",
+    "_Plain.forward": "swiglu", "_Plain.backward": "swiglu_backward",
+    "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
+    "_Norm.forward": "rms_norm", "_Norm.backward": "rms_norm_backward",
+    "_Rotate.forward": "rope", "_Rotate.backward": "rope_backward",
+    "residual": "add", "Engine.update": "adamw",
+}  # fmt: skip
+DTYPES: dict[str, Dtype] = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8", "uint8": "fp4",
+}  # fmt: skip
+INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
+
+
+class Pricer:
+    """Prices kernels and messages of ``job`` on ``machine`` while ``world`` ranks run side by side."""
+
+    def __init__(self, *, machine: Machine, job: Job, world: int) -> None:
+        self.machine, self.job = machine, job
+        self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job)
+        self.network = Network(machine)
+        self.nccl = machine.backend == "nccl"
+        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.stack.compiles else 1) if self.nccl else 0.0
+        self.apart = self.prices.plain or self.prices.eager  # the host launches elementwise operations one by one
+        if job.stack.graphs == "full":
+            self.host = 0.0
+
+    def costs(self, tape: Tape) -> Costs:
+        """Return the seconds of every kernel and message in the tape's lists."""
+        drags = self.nccl and not self.job.stack.blocking
+        return Costs(
+            kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
+            launches=[self.host * (kernel.launches if self.apart else 1) for kernel in tape.kernels],
+            messages=[self.message(message, rank=tape.rank) for message in tape.messages],
+            drag=[CONTENTION * (drags and _slows_compute(message)) for message in tape.messages],
+            reads=[message.dtype in INTEGERS for message in tape.messages],
+            launch=self.host,
+            blocking=self.job.stack.blocking and self.nccl,
+        )
+
+    def kernel(self, kernel: Kernel, *, line: str = "") -> float:
+        """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
+        if kernel.kind == "matmul":
+            rows, columns, inner, number = kernel.shape
+            return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=number)
+        if kernel.kind.startswith("attention"):
+            return self._attention(kernel)
+        if self.prices.eager:
+            small = (kernel.launches - 1) * roofline.KERNEL_SECONDS
+            return self.prices.moving(max(kernel.moved_bytes, kernel.passed_bytes)) + small
+        curve = CURVES.get(line.rpartition(" ")[2], "copy")
+        return self.prices.moving(kernel.moved_bytes, kernel=curve)
+
+    def _dtype(self, kernel: Kernel) -> Dtype:
+        """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""
+        dtype = DTYPES[kernel.dtype]
+        return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
+
+    def _attention(self, kernel: Kernel) -> float:
+        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full; of
+        a window only what is seen is counted.
+        """
+        sequences, queries, keys, dim = kernel.shape
+        back, causal = kernel.kind.endswith("backward"), queries == keys and "window" not in kernel.kind
+        seen = kernel.flops // (2 if back else 1) // (2 if causal else 1)
+        measured = self.prices.measured
+        if measured is not None and measured.attentions[0]:
+            return measured.attention(seen, shape=(sequences, queries, dim), heads=1)[back]
+        return roofline.attention(
+            self.machine.chip, flops=seen, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
+            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention, backward=back,
+        )  # fmt: skip
+
+    def message(self, message: Message, *, rank: int) -> float:
+        """Return a message's seconds on the links between its ranks; 0 for a group of one."""
+        members = message.members
+        if len(members) == 1:
+            return 0.0
+        place = Group(len(members), members[1] - members[0])
+        if message.collective == "p2p" and not self.machine.calibration:
+            span = self.machine.links[0].span
+            apart, near = abs(message.peer - rank), message.peer // span == rank // span
+            place = Group(2, apart if near else max(apart, span))
+        return self.network.seconds(message.collective, message.payload, place)
+
+
+def _slows_compute(message: Message) -> bool:
+    """Return whether a message slows the compute beside it, as in the planner: pp messages do not; of the send and
+    receive of a p2p exchange only the receive counts.
+    """
+    return message.axis != "pp" and (message.collective != "p2p" or message.receives)

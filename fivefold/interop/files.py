@@ -1,0 +1,66 @@
+"""A file as a document: TOML, YAML, JSON, or the text of a Python file. Nothing in it is run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fivefold.interop.format import Document
+from fivefold.record import Mistake, describe_json, read_text
+
+NODES = 100_000  # values of a file, with those that its aliases repeat
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}: " if mark else ""
+        said = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"{place}{said}") from None
+
+
+READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    ".toml": ("toml", tomllib.loads),
+    ".json": ("json", json.loads),
+    ".yaml": ("yaml", _yaml),
+    ".yml": ("yaml", _yaml),
+}
+
+
+def document(path: Path) -> Document:
+    """The file at ``path``; ``Mistake`` if it is missing or broken."""
+    text = read_text(path, kind="UTF-8 text")
+    if path.suffix == ".py":
+        return Document(str(path), "python", text=text, folder=path.resolve().parent)
+    if path.suffix not in READERS:
+        raise Mistake(
+            f"{path}: ends in {path.suffix or 'nothing'}; configs end in {', '.join([*READERS, '.py', '.sh'])}"
+        )
+    kind, reader = READERS[path.suffix]
+    try:
+        values = reader(text)
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"{path}: not valid {kind.upper()}: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise Mistake(f"{path}: holds {describe_json(values)}, not a table of keys by name")
+    if _nodes(values, NODES) <= 0:
+        raise Mistake(f"{path}: holds more than {NODES} values; it is no config")
+    return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
+
+
+def _nodes(value: Any, left: int) -> int:
+    """How many of ``left`` values remain after those of ``value``; stops at none."""
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    left -= 1
+    for each in within:
+        if left <= 0:
+            return 0
+        left = _nodes(each, left)
+    return left

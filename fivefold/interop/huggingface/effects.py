@@ -1,0 +1,215 @@
+"""Keys of trainers on transformers that change what a step costs, or pick a variant, and that nothing here counts.
+
+A key that acts only where another is on (``lora_alpha`` with ``adapter``) is not here but with those without effect.
+Sources: as in keys.py and names.py.
+"""
+
+from __future__ import annotations
+
+from fivefold.interop.keys import Table, near, unsupported
+
+OBJECTIVE = "another objective than the next token"
+ADAPTERS = "adapters, not the weights, are trained"
+SOME = "some weights are frozen"
+KERNELS = "other kernels"
+EXPERTS = "other kernels of experts"
+QUANTIZED = "weights in few bits"
+OPTIMIZER = "another optimizer, or other states of one"
+VOCABULARY = "the vocabulary grows; counted as the model's own"
+
+TRAINER: Table = {
+    **unsupported("kept activations in host memory", "activation_offloading", default=False),
+    **unsupported("the loss smooths labels, and keeps more of the logits", "label_smoothing_factor", default=0.0),
+    **unsupported("another loss", "loss_type", default="nll"),
+    **unsupported("some of Liger's kernels, not all", "liger_kernel_config"),
+    **unsupported("messages by another library", "ddp_backend", default="nccl"),
+    **unsupported("another optimizer for some weights", "optim_args", "optim_target_modules"),
+    **unsupported("deterministic kernels, which may be slower", "full_determinism", default=False),
+    **unsupported("autograd's checks, which slow every operation", "debug", default=""),
+    **unsupported("no GPU", "use_cpu", "no_cuda", default=False),
+    **unsupported("a model that differs from its config", "model_init_kwargs.*", "model_init_kwargs"),
+    **unsupported(
+        "a degree of parallelism, which accelerate's own file is read for", "parallelism_config.*", "parallelism_config"
+    ),
+    **unsupported("a file of FSDP's options, which is not read", "fsdp_config"),
+    **unsupported("gradients sent in every micro-batch", "accelerator_config.gradient_accumulation_kwargs.*"),
+    **unsupported("units of another size", "fsdp_config.min_num_params", default=0),
+    **unsupported("gathers ahead in the forward", "fsdp_config.forward_prefetch", default=False),
+    **unsupported("another order of gathers", "fsdp_config.backward_prefetch", default="backward_pre"),
+    **unsupported("more gathers under way", "fsdp_config.limit_all_gathers", default=True),
+    **unsupported("PyTorch XLA", "fsdp_config.xla", default=False),
+    **near("another mode of the compiler", "torch_compile_mode", "torch_compile_options"),
+    **near("another backend of the compiler", "torch_compile_backend", default="inductor"),
+    **near("a walk over the graph for unused weights", "ddp_find_unused_parameters", default=False),
+    **near("the graph of weights is known beforehand", "ddp_static_graph", default=False),
+    **near("one small message a step", "include_num_input_tokens_seen", default="no"),
+    **near(VOCABULARY, "pad_token", "eos_token", "add_tokens", "add_special_tokens", "special_tokens.*"),
+}
+
+FSDP = "accelerate.fsdp_config."
+PARALLEL = "accelerate.parallelism_config.parallelism_config_"
+ACCELERATE: Table = {
+    **unsupported("training by Megatron-LM", "accelerate.megatron_lm_config.*", "accelerate.megatron_lm_config"),
+    **unsupported("no GPU", "accelerate.use_cpu", "accelerate.tpu_use_cluster", default=False),
+    **unsupported("more gathers under way", f"{FSDP}fsdp_limit_all_gathers", default=True),
+    **unsupported("some weights are on every rank", f"{FSDP}fsdp_ignored_modules"),
+    **unsupported("other types of weights and messages", f"{FSDP}fsdp_mixed_precision_policy"),
+    **unsupported("kept activations in host memory", f"{FSDP}fsdp_activation_checkpointing_offload", default=False),
+    **near(
+        "another mode of the compiler",
+        "accelerate.dynamo_config.dynamo_mode",
+        "accelerate.dynamo_config.dynamo_use_dynamic",
+        "accelerate.dynamo_config.dynamo_use_fullgraph",
+        "accelerate.dynamo_config.dynamo_use_regional_compilation",
+        default="default",
+    ),
+    **near("another kernel beside context parallelism", f"{PARALLEL}cp_attn_implementation"),
+    **near("another kernel beside context parallelism", f"{PARALLEL}sp_attn_implementation"),
+    **near("sequences of varying length; counted as full", f"{PARALLEL}cp_seq_length_is_variable"),
+    **near("sequences of varying length; counted as full", f"{PARALLEL}sp_seq_length_is_variable"),
+    **near("the width of Ulysses' messages", "accelerate.deepspeed_config.seq_parallel_communication_data_type"),
+    **near(
+        "how keys travel; counted as a ring",
+        f"{PARALLEL}cp_comm_strategy",
+        default="alltoall",
+    ),
+}
+
+DS = "deepspeed."
+Z = f"{DS}zero_optimization."
+AC = f"{DS}activation_checkpointing."
+DEEPSPEED: Table = {
+    **unsupported("buckets of gathers of another size", f"{Z}allgather_bucket_size", default=500_000_000),
+    **unsupported("gradients are all-reduced", f"{Z}reduce_scatter", default=True),
+    **unsupported("weights are broadcast", f"{Z}allgather_partitions", default=True),
+    **unsupported("gradients stay where they are made", f"{Z}contiguous_gradients", default=True),
+    **unsupported("other messages for weights", f"{Z}use_all_reduce_for_fetch_params", default=False),
+    **unsupported("other messages for weights", f"{Z}stage3_use_all_reduce_for_fetch_params", default=False),
+    **unsupported("gathers one after another", f"{Z}allgather_sequential", default=False),
+    **unsupported("gathers one after another", f"{Z}stage3_allgather_sequential", default=False),
+    **unsupported("units of another size", f"{Z}module_granularity_threshold", default=0),
+    **unsupported("units of another size", f"{Z}stage3_module_granularity_threshold", default=0),
+    **unsupported("units of another size", f"{Z}leaf_module", f"{Z}leaf_module.*"),
+    **unsupported("weights that stay gathered", f"{Z}model_persistence_threshold"),
+    **unsupported("weights that stay gathered", f"{Z}stage3_model_persistence_threshold"),
+    **unsupported("a size under its newer name: write stage3_…", f"{Z}prefetch_bucket_size", f"{Z}max_live_parameters"),
+    **unsupported("a size under its newer name: write stage3_…", f"{Z}param_persistence_threshold"),
+    **unsupported("a size under its newer name: write stage3_…", f"{Z}max_reuse_distance"),
+    **unsupported("weights in host memory", f"{Z}cpu_offload_param", default=False),
+    **unsupported("a part of the optimizer in host memory", f"{Z}offload_optimizer.ratio", default=1.0),
+    **unsupported("an update beside compute", f"{Z}offload_optimizer.super_offload", default=False),
+    **unsupported("an update beside compute", f"{Z}zenflow", f"{Z}zenflow.*"),
+    **unsupported("reads and writes beside the update", f"{Z}offload_optimizer.pipeline_read", default=False),
+    **unsupported("reads and writes beside the update", f"{Z}offload_optimizer.pipeline_write", default=False),
+    **unsupported("linear layers that keep more", f"{Z}memory_efficient_linear", default=True),
+    **unsupported("ZeRO-1 as it was", f"{Z}legacy_stage1", default=False),
+    **unsupported("gathers in 8 bits", f"{Z}zero_quantized_nontrainable_weights", default=False),
+    **unsupported("checks of every gather", f"{Z}enable_sanity_checks", default=False),
+    **unsupported("moments held elsewhere", f"{Z}save_muon_momentum_buffer_in_memory", default=False),
+    **unsupported("kept inputs cut over tp", f"{AC}partition_activations", default=False),
+    **unsupported("kept inputs in host memory", f"{AC}cpu_checkpointing", default=False),
+    **unsupported("kept inputs in one buffer", f"{AC}contiguous_memory_optimization", default=False),
+    **unsupported("waits for the device at every block", f"{AC}synchronize_checkpoint_boundary", default=False),
+    **unsupported("mixed precision by Apex", f"{DS}amp.enabled", default=False),
+    **unsupported("mixed precision by autocast", f"{DS}torch_autocast.enabled", default=False),
+    **unsupported(
+        "weights, or buffers, of another type", f"{DS}data_types.param_dtype", f"{DS}data_types.buffer_dtype"
+    ),
+    **unsupported("some modules in fp32", f"{DS}data_types.keep_in_fp32_modules", default="auto"),
+    **unsupported("DeepCompile", f"{DS}compile.deepcompile", default=False),
+    **unsupported("fewer layers as training goes on", f"{DS}progressive_layer_drop.enabled"),
+    **unsupported("shorter sequences at first", f"{DS}curriculum_learning.enabled"),
+    **unsupported("shorter sequences at first", f"{DS}data_efficiency.enabled"),
+    **unsupported(QUANTIZED, f"{DS}weight_quantization.*", f"{DS}weight_quantization", f"{DS}quantize_training.*"),
+    **unsupported("compression", f"{DS}compression_training.*", f"{DS}compression_training"),
+    **unsupported("sparse attention", f"{DS}sparse_attention.*", f"{DS}sparse_attention"),
+    **unsupported("experts over several ranks", f"{DS}expert_parallel.*", f"{DS}expert_parallel", f"{DS}moe.*"),
+    **unsupported("fp8 by DeepSpeed", f"{DS}float8.*", f"{DS}float8"),
+    **unsupported("gradients of the embedding by rows", f"{DS}sparse_gradients", default=False),
+    **unsupported("eigenvalues are computed", f"{DS}eigenvalue.enabled"),
+    **unsupported("another batch", f"{DS}elasticity.enabled", f"{DS}autotuning.enabled"),
+    **unsupported("generation between steps", f"{DS}hybrid_engine.enabled", default=False),
+    **unsupported("a pipeline", f"{DS}pipeline.*", f"{DS}pipeline"),
+    **unsupported("CUDA graphs", f"{DS}graph_harvesting", default=False),
+    **unsupported("other messages", f"{DS}disable_allgather", default=False),
+    **unsupported("messages of another width", f"{DS}seq_parallel_communication_data_type", default="fp32"),
+    **unsupported("messages beside compute", f"{DS}tensor_parallel.tp_overlap_comm", default=False),
+    **unsupported("the head cut over tp", f"{DS}tensor_parallel.vocab_parallel_lm_head", default=False),
+    **unsupported(
+        "another plan of what is cut",
+        f"{DS}tensor_parallel.partition_config.*",
+        f"{DS}tensor_parallel.partition_config",
+    ),
+    **unsupported("another plan of what is cut", f"{DS}tensor_parallel.injection_policy_tuple"),
+    **unsupported(KERNELS, f"{DS}tensor_parallel.replace_with_kernel_inject", default=False),
+    **unsupported("weights in host memory", f"{DS}tensor_parallel.keep_module_on_host", default=False),
+    **unsupported(
+        "gradients of each micro-batch go into fp32 at once", f"{DS}bf16.immediate_grad_update", default=False
+    ),
+    **near("buckets are reduced by several ranks", f"{Z}use_multi_rank_bucket_allreduce", default=True),
+    **near("gradients are spread over ranks in turn", f"{Z}round_robin_gradients", default=False),
+    **near("timers of messages that wait for the device", f"{DS}comms_logger.enabled", default=False),
+    **near("timers that wait for the device", f"{DS}wall_clock_breakdown", default=False),
+}
+
+AXOLOTL: Table = {
+    **unsupported(OBJECTIVE, "reward_model", "process_reward_model", "num_labels", "diffusion", "diffusion.*", "ebft"),
+    **unsupported(OBJECTIVE, "ebft.*", "use_eaft", "kd_trainer", "kd_online_server_base_url", "nemo_gym_enabled"),
+    **unsupported("noise on the embeddings", "noisy_embedding_alpha"),
+    **unsupported(ADAPTERS, "lora_model_dir", "relora", "relora_steps", "mora", "mora.*", "spectrum_top_fraction"),
+    **unsupported(SOME, "freeze_mm_modules", "dense_mixer", "dense_mixer.*", "llmcompressor", "llmcompressor.*"),
+    **unsupported(QUANTIZED, "gptq", "model_quantization_config", "qat", "qat.*", "quantize_moe_experts"),
+    **unsupported(QUANTIZED, "nonexpert_quantization", "dsv4_fp8_nonexpert_mode", "dsv4_fp4_grouped_mode"),
+    **unsupported(QUANTIZED, "gemma4_fp8_nonexpert", "gemma4_nf4_nonexpert", "nvfp4_merge_aware", "use_onebitllms"),
+    **unsupported(EXPERTS, "expert_backend", "use_scattermoe", "use_sonicmoe", "moe_grouped_backend", "moe_bnb_fast"),
+    **unsupported(EXPERTS, "moe_dequant_chunk_size", "llama4_linearized_experts", "dsv4_bf16_all"),
+    **unsupported(KERNELS, "use_kernels", "use_dsv4_kernels", "use_glm_dsa_kernels", "dsv4_fp8_lora_kernel"),
+    **unsupported(KERNELS, "dsv4_shared_mlp_lora_kernel", "unsloth_lora_mlp", "unsloth_lora_qkv", "unsloth_lora_o"),
+    **unsupported(KERNELS, "unsloth_cross_entropy_loss", "unsloth_rms_norm", "unsloth_rope", "flash_attn_fuse_mlp"),
+    **unsupported(KERNELS, "flash_attn_rms_norm", "flash_attn_cross_entropy", "flash_attn_fuse_qkv", "device_map"),
+    **unsupported("some of Liger's kernels, not all", "liger_rope", "liger_rms_norm", "liger_rms_norm_gated"),
+    **unsupported("some of Liger's kernels, not all", "liger_layer_norm", "liger_swiglu", "liger_glu_activation"),
+    **unsupported("some of Liger's kernels, not all", "liger_cross_entropy", "liger_kernel_impl"),
+    **unsupported("another attention", "s2_attention", "sage_attention", "xformers_attention", "flash_optimum"),
+    **unsupported("another attention", "flash_attn_d512", "large_head_attention", "sdpa_varlen", "fused_attn_kernel"),
+    **unsupported("another attention", "scaling_softmax", "gemma4_hybrid_attn_impl"),
+    **unsupported("other activations are kept", "selective_checkpointing", "selective_checkpointing.*"),
+    **unsupported("layers, or embeddings, in host memory", "layer_offloading", "ple_cpu_offload"),
+    **unsupported("the allocator is emptied between steps", "gc_steps", "gc_collect_steps"),
+    **unsupported(
+        "weights or norms of another type", "bfloat16", "float16", "float32", "fp32_norms", "fp32_norm_classes"
+    ),
+    **unsupported("weights or norms of another type", "embeddings_skip_upcast"),
+    **unsupported("layers spread over GPUs one after another", "max_memory", "gpu_memory_limit"),
+    **unsupported("DeepCompile", "deepcompile"),
+    **unsupported("another vocabulary", "resize_token_embeddings_to_32x", "shrink_embeddings"),
+    **unsupported("another model", "overrides_of_model_config.*", "model_config.*", "overrides_of_model_kwargs.*"),
+    **unsupported("another model", "model_kwargs.*", "cls_model_config", "overrides_of_model_config"),
+    **unsupported("another model", "overrides_of_model_kwargs", "model_config", "model_kwargs"),
+    **unsupported("is neither true nor false", "flash_attention", "sdp_attention", "eager_attention", "flex_attention"),
+    **unsupported("is neither true nor false", "liger_fused_linear_cross_entropy"),
+    **unsupported("another trainer", "trainer_cls", "hatchery", "hatchery.*", "recipe"),
+    **unsupported("averages of gradients are kept", "grokfast_alpha", "grokfast_lamb"),
+    **unsupported("sequences of another length", "max_packed_sequence_len"),
+    **near("how keys travel; counted as a ring", "ring_attn_func", "heads_k_stride"),
+    **near("sequences of a micro-batch without padding; counted as full", "batch_flattening"),
+    **near(VOCABULARY, "tokens"),
+}
+
+LLAMAFACTORY: Table = {
+    **unsupported(QUANTIZED, "quantization_method", default="bnb"),
+    **unsupported(QUANTIZED, "double_quantization", default=True),
+    **unsupported(QUANTIZED, "quantization_type", default="nf4"),
+    **unsupported("layers spread over GPUs one after another", "quantization_device_map", "device_map"),
+    **unsupported(OPTIMIZER, "use_adam_mini"),
+    **unsupported(ADAPTERS, "adapter_name_or_path", "use_llama_pro"),
+    **unsupported("other activations are kept", "use_unsloth_gc"),
+    **unsupported("another trainer", "use_mca", "use_kt", "use_hyper_parallel"),
+    **unsupported("another attention", "shift_attn"),
+    **unsupported("another loss", "use_asft_loss", "use_dft_loss", "use_eaft_loss"),
+    **unsupported("norms, or logits, of another type", "upcast_layernorm", "upcast_lmhead_output"),
+    **unsupported("is neither true nor false", "neat_packing", "disable_gradient_checkpointing"),
+    **unsupported("images", "freeze_multi_modal_projector", default=True),
+    **unsupported(SOME, "freeze_language_model"),
+    **near(VOCABULARY, "resize_vocab", "new_special_tokens_config"),
+}

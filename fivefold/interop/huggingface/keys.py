@@ -1,0 +1,141 @@
+"""Keys of TrainingArguments (transformers 5.23.0), accelerate's YAML (1.15.0) and DeepSpeed's JSON (0.19.8).
+
+Sources: transformers/training_args.py; trl/trainer/sft_config.py; accelerate/commands/config/config_args.py, cluster.py
+and accelerate/utils/dataclasses.py; deepspeed/runtime/constants.py, config.py and zero/config.py.
+"""
+
+from __future__ import annotations
+
+from fivefold.interop.huggingface import effects, harmless
+from fivefold.interop.keys import Table, field, foreign, idle, part
+
+PRECISION = "job.precision"
+ZERO = "layout.zero"
+
+ARGUMENTS: Table = {
+    "model_name_or_path": part("model, of the catalog or of a folder", None),
+    "max_length": part("job.sequence", None),
+    "per_device_train_batch_size": field("layout.mbs", 8),
+    "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
+    "max_steps": part("job.steps; -1: as many as the epochs have", -1),
+    "optim": part("job.optimizer.kind", "adamw_torch_fused"),
+    "learning_rate": field("job.learning_rate.peak", 5e-5),
+    "lr_scheduler_type": part("job.learning_rate.kind", "linear"),
+    **{
+        f"lr_scheduler_kwargs.{name}": part("job.learning_rate: its floor, or the steps of its decay", None)
+        for name in ("min_lr_rate", "min_lr", "min_lr_ratio", "num_decay_steps", "decay_type")
+    },
+    "warmup_steps": part("job.learning_rate.warmup_steps", 0),
+    "weight_decay": field("job.optimizer.weight_decay", 0.0),
+    "adam_beta1": part("job.optimizer.betas", 0.9),
+    "adam_beta2": part("job.optimizer.betas", 0.999),
+    "adam_epsilon": field("job.optimizer.epsilon", 1e-8),
+    "max_grad_norm": field("job.optimizer.clip", 1.0),
+    "seed": field("job.seed", 42),
+    "bf16": part(PRECISION, False),
+    "fp16": part(PRECISION, False),
+    "tf32": part(f"{PRECISION}, of fp32 matmuls", None),
+    "gradient_checkpointing": part("layout.ac", False),
+    "activation_checkpointing": part("layout.ac", None),
+    "torch_compile": part("job.stack.compile", False),
+    "use_liger_kernel": part("job.stack.kernels and job.stack.loss", False),
+    "attn_implementation": part("job.stack.attention", "sdpa"),
+    "packing": part("job.documents: sequences are filled", False),
+    "padding_free": part("job.documents", False),
+    "deepspeed": part(f"{ZERO}: a DeepSpeed config", None),
+    "fsdp": part(f"{ZERO}: FSDP without accelerate's YAML", None),
+    "fsdp_config.reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
+    "fsdp_config.version": part("job.stack: FSDP1 or FSDP2", 1),
+    "pure_bf16": part(f"{PRECISION}: weights, gradients and optimizer in bf16", False),
+    "cut_cross_entropy": part("job.stack.loss: never makes all logits", False),
+    "plugins": part("job.stack.kernels and job.stack.loss, of Axolotl", None),
+    "sequence_parallel_degree": part("layout.cp, of Axolotl", None),
+    "use_peft": foreign("adapters, not the weights, are trained", False),
+    "lora_r": foreign("adapters, not the weights, are trained", None),
+    "load_in_4bit": foreign("weights in 4 bits", False),
+    "load_in_8bit": foreign("weights in 8 bits", False),
+    "auto_find_batch_size": foreign("a smaller batch where memory ends", False),
+    "neftune_noise_alpha": foreign("noise on the embeddings", None),
+    "ddp_bucket_cap_mb": foreign("buckets of another size", None),
+    "torch_empty_cache_steps": foreign("the allocator is emptied between steps", None),
+    "fsdp_config.activation_checkpointing": part("layout.ac", False),
+    "torch_dtype": part("the type in which weights are loaded, and under DDP trained", None),
+    "dtype": part("the type in which weights are loaded, and under DDP trained", None),
+    **effects.TRAINER,
+    **idle(*harmless.TRAINER.split()),
+}
+
+FSDP = "accelerate.fsdp_config."
+ACCELERATE: Table = {
+    "accelerate.distributed_type": part("the stack: FSDP, DEEPSPEED, MULTI_GPU or NO", "NO"),
+    "accelerate.num_processes": part("the number of ranks", None),
+    "accelerate.mixed_precision": part(PRECISION, "no"),
+    f"{FSDP}fsdp_version": part("FSDP1 or FSDP2", 1),
+    f"{FSDP}fsdp_reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
+    f"{FSDP}fsdp_sharding_strategy": part(f"{ZERO} and its shard group, of FSDP1", "FULL_SHARD"),
+    f"{FSDP}fsdp_offload_params": foreign("weights, gradients and optimizer in host memory: not counted", False),
+    f"{FSDP}fsdp_activation_checkpointing": part("layout.ac", False),
+    f"{FSDP}fsdp_auto_wrap_policy": part("blocks are FSDP's units", "NO_WRAP"),
+    f"{FSDP}fsdp_backward_prefetch": foreign("another order of gathers", "BACKWARD_PRE"),
+    f"{FSDP}fsdp_forward_prefetch": foreign("gathers ahead in the forward", False),
+    f"{FSDP}fsdp_min_num_params": foreign("units of another size", None),
+    "accelerate.parallelism_config.parallelism_config_dp_replicate_size": part("layout.dp and its shard group", 1),
+    "accelerate.parallelism_config.parallelism_config_dp_shard_size": part("layout.dp and its shard group", 1),
+    "accelerate.parallelism_config.parallelism_config_tp_size": field("layout.tp", 1),
+    "accelerate.parallelism_config.parallelism_config_cp_size": field("layout.cp", 1),
+    "accelerate.parallelism_config.parallelism_config_cp_backend": part("layout.cp_kind: DeepSpeed's is Ulysses", None),
+    "accelerate.parallelism_config.parallelism_config_sp_size": part("layout.cp, Ulysses of DeepSpeed", 1),
+    "accelerate.dynamo_config.dynamo_backend": part("job.stack.compile", "NO"),
+    "accelerate.deepspeed_config.zero_stage": part(ZERO, 2),
+    "accelerate.deepspeed_config.gradient_accumulation_steps": part("job.global_batch", 1),
+    "accelerate.deepspeed_config.gradient_clipping": part("job.optimizer.clip", None),
+    "accelerate.deepspeed_config.offload_optimizer_device": part("job.offload", "none"),
+    "accelerate.deepspeed_config.offload_param_device": foreign("weights in host memory", "none"),
+    "accelerate.deepspeed_config.deepspeed_config_file": part("a DeepSpeed config", None),
+    **effects.ACCELERATE,
+    **idle(*(f"accelerate.{name}" for name in harmless.ACCELERATE.split())),
+}
+
+DS = "deepspeed."
+DEEPSPEED: Table = {
+    f"{DS}train_batch_size": part("job.global_batch", None),
+    f"{DS}train_micro_batch_size_per_gpu": part("layout.mbs", None),
+    f"{DS}gradient_accumulation_steps": part("job.global_batch", None),
+    f"{DS}gradient_clipping": part("job.optimizer.clip", None),
+    f"{DS}bf16.enabled": part(PRECISION, False),
+    f"{DS}bf16.bf16_master_weights_and_grads": foreign("masters and gradients in bf16", False),
+    f"{DS}bf16.bf16_optimizer_states": foreign("moments in bf16", False),
+    f"{DS}fp16.enabled": part(PRECISION, False),
+    f"{DS}fp16.fp16_master_weights_and_grads": foreign("masters and gradients in fp16", False),
+    f"{DS}data_types.grad_accum_dtype": part(
+        f"{PRECISION}: of sums of gradients; without it that of the weights", None
+    ),
+    f"{DS}communication_data_type": foreign("gradients travel in another width", None),
+    f"{DS}zero_optimization.stage": part(ZERO, 0),
+    f"{DS}zero_optimization.overlap_comm": part("job.stack.overlap; without it under stage 3", None),
+    f"{DS}zero_optimization.offload_optimizer.device": part("job.offload", "none"),
+    f"{DS}zero_optimization.offload_param.device": foreign("weights in host memory", "none"),
+    f"{DS}zero_optimization.cpu_offload": part("job.offload, of old files", False),
+    f"{DS}zero_optimization.zero_hpz_partition_size": foreign("ZeRO++: a second copy within the node", 1),
+    f"{DS}zero_optimization.zero_quantized_weights": foreign("ZeRO++: gathers in 8 bits", False),
+    f"{DS}zero_optimization.zero_quantized_gradients": foreign("ZeRO++: reductions in 4 bits", False),
+    f"{DS}zero_optimization.mics_shard_size": part("layout.shard_group", -1),
+    f"{DS}zero_optimization.reduce_bucket_size": part("job.stack.reduce_bucket", 500_000_000),
+    f"{DS}zero_optimization.stage3_prefetch_bucket_size": part("job.stack.fetch_ahead", 50_000_000),
+    f"{DS}zero_optimization.stage3_param_persistence_threshold": part("job.stack.fetch_small", 100_000),
+    f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.fetch_live", 1_000_000_000),
+    f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.fetch_reuse", 1_000_000_000),
+    f"{DS}zero_optimization.sub_group_size": foreign("the update in parts", 1_000_000_000),
+    f"{DS}optimizer.type": part("job.optimizer.kind; without it as the trainer says", None),
+    f"{DS}optimizer.params.lr": part("job.learning_rate.peak", None),
+    f"{DS}optimizer.params.betas": part("job.optimizer.betas", None),
+    f"{DS}optimizer.params.eps": part("job.optimizer.epsilon", None),
+    f"{DS}optimizer.params.weight_decay": part("job.optimizer.weight_decay", None),
+    f"{DS}tensor_parallel.autotp_size": part("layout.tp", 1),
+    f"{DS}sequence_parallel_size": part("layout.cp, Ulysses", 1),
+    f"{DS}fp8.enabled": foreign("fp8 by DeepSpeed", False),
+    **effects.DEEPSPEED,
+    **idle(*(f"{DS}{name}" for name in harmless.DEEPSPEED.split())),
+}
+
+TABLE: Table = {**ARGUMENTS, **ACCELERATE, **DEEPSPEED}

@@ -1,0 +1,112 @@
+"""Axolotl's and LLaMA-Factory's names of what TrainingArguments say, and what they have besides.
+
+Sources: axolotl 0.19.0 axolotl/utils/schemas/config.py, training.py and fsdp.py; llamafactory 0.9.5
+llamafactory/hparams/model_args.py, data_args.py and finetuning_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fivefold.interop.huggingface import effects, harmless
+from fivefold.interop.keys import Table, foreign, idle, part
+
+SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutoff_len", "model_max_length")
+
+
+class Dialect(NamedTuple):
+    """A software whose YAML says what TrainingArguments say; ``signs``: keys by which it is known."""
+
+    name: str
+    version: str
+    signs: frozenset[str]
+    names: Mapping[str, str]  # theirs to those of TrainingArguments
+    words: Mapping[tuple[str, Any], tuple[str, Any]]  # a key with a value, to another
+    defaults: Mapping[str, Any]
+    table: Table
+    unsaid: Mapping[str, Any] = {}  # defaults that nothing here counts
+
+
+AXOLOTL = Dialect(
+    name="axolotl",
+    version="0.19.0",
+    signs=frozenset({"base_model", "micro_batch_size", "sequence_len", "datasets"}),
+    names={
+        "base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size",
+        "sequence_len": "max_length", "optimizer": "optim", "lr_scheduler": "lr_scheduler_type",
+        "adam_beta_1": "adam_beta1", "adam_beta_2": "adam_beta2", "sample_packing": "padding_free",
+        "tensor_parallel_size": "accelerate.parallelism_config.parallelism_config_tp_size",
+        "context_parallel_size": "accelerate.parallelism_config.parallelism_config_cp_size",
+        "dp_shard_size": "accelerate.parallelism_config.parallelism_config_dp_shard_size",
+        "dp_replicate_size": "accelerate.parallelism_config.parallelism_config_dp_replicate_size",
+    },
+    words={
+        ("bf16", "auto"): ("bf16", True), ("bf16", "true"): ("bf16", True), ("bf16", "full"): ("bf16", True),
+        ("flash_attention", True): ("attn_implementation", "flash_attention_2"),
+        ("sdp_attention", True): ("attn_implementation", "sdpa"),
+        ("flex_attention", True): ("attn_implementation", "flex_attention"),
+        ("eager_attention", True): ("attn_implementation", "eager"),
+        ("liger_fused_linear_cross_entropy", True): ("use_liger_kernel", True),
+    },
+    defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused"},
+    table={
+        "adapter": foreign("adapters, not the weights, are trained", None),
+        "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
+        "rl": foreign("another objective than the next token", None),
+        "unfrozen_parameters": foreign("some weights are frozen", None),
+        "fp8": foreign("fp8 matmuls", None),
+        "expert_parallel_size": foreign("experts over several ranks: counted as on each", 1),
+        "experts_implementation": foreign("the kernels of experts: counted as grouped matmuls", "grouped_mm"),
+        "chunked_cross_entropy": foreign("the loss in chunks", False),
+        "tiled_mlp": foreign("an MLP in tiles of the sequence", False),
+        "activation_offloading": foreign("kept activations in host memory", False),
+        "batch_size": foreign("a batch said twice", None),
+        "lisa_n_layers": foreign("some layers are frozen", None),
+        "gradient_checkpointing": part("layout.ac", False),
+        "sparse_attention": foreign("another attention", None),
+        "pad_to_sequence_len": part("job.documents: sequences are filled", None),
+        **effects.AXOLOTL,
+        **idle(*harmless.AXOLOTL.split()),
+    },
+)  # fmt: skip
+
+LLAMAFACTORY = Dialect(
+    name="llamafactory",
+    version="0.9.5",
+    signs=frozenset({"finetuning_type", "cutoff_len", "stage", "template"}),
+    names={
+        "cutoff_len": "max_length", "flash_attn": "attn_implementation", "attn": "attn_implementation",
+        "enable_liger_kernel": "use_liger_kernel",
+    },
+    words={
+        ("attn_implementation", "fa2"): ("attn_implementation", "flash_attention_2"),
+        ("attn_implementation", "fa3"): ("attn_implementation", "flash_attention_3"),
+        ("attn_implementation", "disabled"): ("attn_implementation", "eager"),
+        ("attn_implementation", "auto"): ("attn_implementation", "sdpa"),
+        ("neat_packing", True): ("padding_free", True),
+        ("disable_gradient_checkpointing", True): ("gradient_checkpointing", False),
+    },
+    # llamafactory/model/model_utils/checkpointing.py: on unless disable_gradient_checkpointing
+    # hparams/finetuning_args.py: adapters, unless finetuning_type says full
+    defaults={"max_length": 2048, "gradient_checkpointing": True},
+    unsaid={"finetuning_type": "lora"},
+    table={
+        "finetuning_type": foreign("adapters or some layers, not all weights, are trained", "full"),
+        "stage": part("the objective: sft and pt train the next token", "sft"),
+        "quantization_bit": foreign("weights in few bits", None),
+        "use_galore": foreign("another optimizer", False),
+        "use_apollo": foreign("another optimizer", False),
+        "use_badam": foreign("another optimizer", False),
+        "use_muon": foreign("another optimizer", False),
+        "use_unsloth": foreign("other kernels", False),
+        "use_v1_kernels": foreign("other kernels", False),
+        "mixture_of_depths": foreign("another model", None),
+        "freeze_vision_tower": foreign("images", True),
+        "fp8": foreign("fp8 matmuls", False),
+        "cp_size": foreign("a sequence over several ranks", 1),
+        **effects.LLAMAFACTORY,
+        **idle(*harmless.LLAMAFACTORY.split()),
+    },
+)  # fmt: skip
+DIALECTS = (AXOLOTL, LLAMAFACTORY)

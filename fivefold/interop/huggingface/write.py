@@ -1,0 +1,188 @@
+"""A job for a trainer on transformers: accelerate's YAML or DeepSpeed's JSON, arguments, config.json, train.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fivefold.interop.alike import resolve_rate
+from fivefold.interop.format import Plan, Written
+from fivefold.interop.huggingface.deepspeed import written_sizes
+from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS
+from fivefold.interop.huggingface.read import FSDP
+from fivefold.interop.keys import Table, written
+from fivefold.interop.render import yaml_file
+from fivefold.job import Job, recipe
+from fivefold.model.huggingface.export import to_config
+from fivefold.record import Mistake
+
+TRAIN = '''"""Trains config.json with arguments.yaml, on random tokens: put your data set in their place."""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+
+@dataclass
+class Ours:
+    model_name_or_path: str
+    max_length: int
+    attn_implementation: str = "sdpa"
+
+
+class RandomTokens(torch.utils.data.Dataset):
+    def __init__(self, vocab: int, length: int) -> None:
+        self.vocab, self.length = vocab, length
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> dict:
+        tokens = torch.randint(self.vocab, (self.length,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+ours, arguments = HfArgumentParser((Ours, TrainingArguments)).parse_yaml_file(sys.argv[1])
+config = AutoConfig.from_pretrained(ours.model_name_or_path)
+model = AutoModelForCausalLM.from_config(config, attn_implementation=ours.attn_implementation)
+Trainer(model=model, args=arguments, train_dataset=RandomTokens(config.vocab_size, ours.max_length)).train()
+'''
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
+ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
+
+
+def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
+    """TrainingArguments of a plan."""
+    layout, job = plan.layout, plan.job
+    if layout.ac not in ("none", "full"):
+        raise Mistake(f"ac={layout.ac}: Trainer recomputes whole blocks, all of them; take ac=full or ac=none")
+    if job.optimizer.kind not in OPTIMIZERS:
+        raise Mistake(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
+    compute = job.precision.compute
+    return written(ARGUMENTS, {"job": job, "layout": layout, "model": plan.model}) | {
+        "model_name_or_path": ".", "max_length": job.sequence,
+        "gradient_accumulation_steps": layout.micro_batches(job), "max_steps": job.steps,
+        "optim": OPTIMIZERS[job.optimizer.kind],
+        "adam_beta1": job.optimizer.betas[0], "adam_beta2": job.optimizer.betas[1],
+        "warmup_steps": job.learning_rate.warmup_steps, **schedule(job),
+        "bf16": compute == "bf16", "fp16": compute == "fp16", "tf32": True if compute == "tf32" else None,
+        "gradient_checkpointing": layout.ac == "full",
+        "torch_compile": job.stack.compile, "use_liger_kernel": job.stack.loss == "chunked",
+        "attn_implementation": ATTENTION[job.stack.attention],
+        "deepspeed": "deepspeed.json" if deepspeed else None,
+    }  # fmt: skip
+
+
+def schedule(job: Job) -> dict[str, Any]:
+    """Return the learning rate's schedule by transformers' names (transformers/optimization.py)."""
+    rate, name = resolve_rate(job.learning_rate, steps=job.steps), "lr_scheduler_kwargs"
+    if rate.kind == "constant":
+        return {"lr_scheduler_type": "constant_with_warmup"}
+    if rate.kind == "wsd":
+        return {
+            "lr_scheduler_type": "warmup_stable_decay", f"{name}.num_decay_steps": rate.decay_steps,
+            f"{name}.min_lr_ratio": rate.floor, f"{name}.decay_type": "linear",
+        }  # fmt: skip
+    if rate.floor == 0:
+        return {"lr_scheduler_type": "cosine"}
+    return {"lr_scheduler_type": "cosine_with_min_lr", f"{name}.min_lr_rate": rate.floor}
+
+
+def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
+    """The files beside the strategy's own; the script first, which ``read`` takes."""
+    extra = {"output_dir": ("./outputs", "logs and checkpoints")}
+    lines = (f"{about}: {plan.model.name}, {plan.layout}",)
+    text = yaml_file(arguments(plan, deepspeed=deepspeed), ARGUMENTS, about=lines, extra=extra)
+    script = f'#!/bin/bash\n# {about}: {plan.model.name}, {plan.layout}\n# {config}\ncd "$(dirname "$0")"\n'
+    script += f"{launch} train.py arguments.yaml\n"
+    model = json.dumps(to_config(plan.model), indent=2) + "\n"
+    return {"run.sh": script, "arguments.yaml": text, "config.json": model, "train.py": TRAIN}
+
+
+def accelerate(plan: Plan) -> Written:
+    """accelerate's YAML of FSDP2, and what goes with it."""
+    layout, job = plan.layout, plan.job
+    if layout.zero == 0:
+        raise Mistake(f"layout {str(layout)!r}: accelerate is written for FSDP2, which shards; take zero3")
+    if layout.zero == 2:
+        raise Mistake(
+            f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
+            "reshard=backward for one gather of each"
+        )
+    usual = recipe("bf16").reduced(in_fp32=False)
+    if job.precision not in (usual, recipe("fp32"), recipe("tf32"), recipe("fp16")):
+        raise Mistake(
+            f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {usual.name} or fp32"
+        )
+    values = {
+        "accelerate.distributed_type": "FSDP",
+        "accelerate.num_processes": layout.world,
+        "accelerate.mixed_precision": {"bf16": "bf16", "fp16": "fp16"}.get(job.precision.compute, "no"),
+        f"{FSDP}version": 2,
+        f"{FSDP}reshard_after_forward": job.stack.reshard == "forward",
+        f"{FSDP}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        f"{FSDP}offload_params": False,
+        f"{FSDP}activation_checkpointing": False,
+    }
+    if layout.shard_group or layout.cp > 1:
+        prefix = "accelerate.parallelism_config.parallelism_config_"
+        values |= {
+            f"{prefix}dp_replicate_size": layout.dp * layout.cp // layout.shards,
+            f"{prefix}dp_shard_size": layout.shards // layout.cp,
+            **({f"{prefix}cp_size": layout.cp} if layout.cp > 1 else {}),
+        }
+    nodes, _ = plan.hosts
+    extra = {
+        "accelerate.compute_environment": ("LOCAL_MACHINE", ""), "accelerate.num_machines": (nodes, "hosts"),
+        "accelerate.machine_rank": (0, "of this host"), "accelerate.main_training_function": ("main", ""),
+        "accelerate.use_cpu": (False, ""),
+        f"{FSDP}state_dict_type": ("SHARDED_STATE_DICT", "of checkpoints"),
+    }  # fmt: skip
+    short = {key.removeprefix("accelerate."): value for key, value in values.items()}
+    table: Table = {key.removeprefix("accelerate."): each for key, each in ACCELERATE.items()}
+    others = {key.removeprefix("accelerate."): value for key, value in extra.items()}
+    text = yaml_file(short, table, about=(f"accelerate: {layout}",), extra=others)
+    launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
+    files = _files(plan, launch, config=config, about="accelerate", deepspeed=False)
+    return Written(files | {"accelerate.yaml": text})
+
+
+def deepspeed(plan: Plan) -> Written:
+    """DeepSpeed's JSON, and what goes with it."""
+    layout, job = plan.layout, plan.job
+    if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
+        raise Mistake(
+            f"layout {str(layout)!r}: written for transformers' models, DeepSpeed has dp, and cp=ulysses; take these"
+        )
+    usual = (recipe("bf16"), recipe("bf16").reduced(in_fp32=False), recipe("fp16"), recipe("fp32"))
+    if job.precision not in usual:
+        raise Mistake(
+            f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; take one of them"
+        )
+    if job.offload not in ((), ("optimizer",)):
+        raise Mistake(f"offload={','.join(job.offload)}: DeepSpeed is written with the optimizer in host memory alone")
+    zero: dict[str, Any] = {
+        "stage": layout.zero,
+        "overlap_comm": "dp" in job.stack.overlap,
+        "contiguous_gradients": True,
+    }
+    zero |= written_sizes(job.stack, zero=layout.zero)
+    if job.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    config: dict[str, Any] = {
+        "train_batch_size": job.global_batch, "train_micro_batch_size_per_gpu": layout.mbs,
+        "gradient_accumulation_steps": layout.micro_batches(job), "gradient_clipping": job.optimizer.clip,
+        "bf16": {"enabled": job.precision.compute == "bf16"}, "fp16": {"enabled": job.precision.compute == "fp16"},
+        "zero_optimization": zero,
+    }  # fmt: skip
+    if job.precision == recipe("bf16"):
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if layout.cp > 1:
+        config["sequence_parallel_size"] = layout.cp
+    nodes, each = plan.hosts
+    launch = f"deepspeed --num_nodes {nodes} --num_gpus {each}"
+    about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
+    files = _files(plan, launch, config=about, about="DeepSpeed", deepspeed=True)
+    return Written(files | {"deepspeed.json": json.dumps(config, indent=2) + "\n"})

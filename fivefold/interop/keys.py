@@ -1,0 +1,285 @@
+"""Tables of a software's keys: what each means in our nouns and its default. Reading and writing both go by them.
+
+field    the field of a noun, perhaps in other words           part     says a field together with other keys
+foreign  changes what a step costs, and no noun has a field    idle     changes neither memory, work, traffic nor time
+near     picks a variant, of a kernel or a message, that is counted as another of about the same cost
+A key in no table is unknown, and counts as one that may change what a step costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from fivefold.record import Mistake
+from fivefold.results.reading import Said
+
+
+class Key(NamedTuple):
+    """A key: ``means`` a field such as ``layout.tp``, or in words; ``words``: their value to ours."""
+
+    kind: Literal["field", "part", "foreign", "near", "idle"]
+    means: str = ""
+    default: Any = None
+    words: Mapping[Any, Any] | None = None
+
+
+Table = Mapping[str, Key]
+
+
+def field(means: str, default: Any, words: Mapping[Any, Any] | None = None) -> Key:
+    """A key that is the field ``means`` of a noun."""
+    return Key("field", means, default, words)
+
+
+def part(means: str, default: Any) -> Key:
+    """A key that says ``means`` together with others."""
+    return Key("part", means, default)
+
+
+def foreign(means: str, default: Any) -> Key:
+    """A key that, other than by ``default``, does what nothing here counts."""
+    return Key("foreign", means, default)
+
+
+def unsupported(means: str, *names: str, default: Any = None) -> dict[str, Key]:
+    """Return keys that all do what nothing here counts, unless they have the value ``default`` or are off."""
+    return dict.fromkeys(names, foreign(means, default))
+
+
+def near(means: str, *names: str, default: Any = None) -> dict[str, Key]:
+    """Return keys that, other than by ``default``, are counted as a variant of about the same cost."""
+    return dict.fromkeys(names, Key("near", means, default))
+
+
+def idle(*names: str) -> dict[str, Key]:
+    """Keys without effect on memory, work, traffic and time; ``group.*``, ``wandb_*``: all that begin so."""
+    return dict.fromkeys(names, Key("idle"))
+
+
+OFF = ("", "none", "null", "no", "false")
+
+
+def is_off(value: Any, default: Any) -> bool:
+    """Return whether a key has the effect of being left out: its default, or nothing where it is off by default."""
+    if value is None or value == default or str(value).lower() == str(default).lower():
+        return True
+    if default not in (None, False, "", "no", "none"):
+        return False
+    return value is False or value in ([], {}) or (isinstance(value, str) and value.lower() in OFF)
+
+
+def flat(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int = 0) -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots."""
+    found: dict[str, Any] = {}
+    if depth > 16:
+        raise Mistake(f"{origin}: tables within tables, more than 16 deep at {within!r}")
+    for key, value in values.items():
+        name = f"{within}.{key}" if within else str(key)
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, origin=origin, within=name, depth=depth + 1)
+        else:
+            found[name] = value
+    return found
+
+
+class Values:
+    """What a config gives for the keys of a table, over the table's defaults; what was doubted while it was read."""
+
+    def __init__(self, table: Table, given: Mapping[str, Any], *, origin: str, software: str) -> None:
+        self.table, self.origin, self.software = table, origin, software
+        self.given = {key: self._typed(key, value) for key, value in given.items()}
+        for name, value in self.given.items():
+            self._check(name, value)
+        self.doubts: dict[str, str] = {}
+        self.approximations: dict[str, str] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.given.get(key, self.table[key].default)
+
+    def says(self, key: str) -> bool:
+        """Whether the config gives the key."""
+        return key in self.given
+
+    def doubt(self, key: str, why: str) -> None:
+        """List the key as not understood."""
+        self.doubts[key] = why
+
+    def approximate(self, key: str, why: str) -> None:
+        """List the key as read as the nearest setting that is counted."""
+        self.approximations[key] = why
+
+    def whole(self, key: str, *, least: int | None = 1) -> int:
+        """The value as a whole number; ``Mistake`` if it is none, or below ``least``."""
+        value = self[key]
+        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+            bound = "" if least is None else f" of {least} or more"
+            raise Mistake(f"{self.origin}: {key} must be a whole number{bound}, not {value!r}")
+        return value
+
+    def optional(self, key: str) -> int | None:
+        """Return the value as a whole number of 1 or more, or None where there is none; ``Mistake`` for another."""
+        value = self[key]
+        if isinstance(value, float) and value.is_integer() and value >= 1:
+            return int(value)  # as a shell has 220e6
+        return self.whole(key) if value else None
+
+    def number(self, key: str) -> float | None:
+        """Return the value as a number, or None where there is none; ``Mistake`` for anything else."""
+        value = self[key]
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise Mistake(f"{self.origin}: {key} must be a number, not {shown(value)!r}")
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of nouns that single keys say, by path."""
+        found = {}
+        for name, key in self.table.items():
+            if key.kind != "field" or (value := self[name]) is None:
+                continue
+            if key.words is not None:
+                if (word := value if isinstance(value, str | int) else str(value)) not in key.words:
+                    self.doubt(name, f"{value!r} is neither counted nor run; read as {key.default!r}")
+                    word = key.default
+                value = key.words[word]
+            found[key.means] = value
+        return found
+
+    def find_key(self, name: str) -> Key | None:
+        """Return what the table says of a key, by its name or by a group that it begins as; None if it is unknown."""
+        if name in self.table:
+            return self.table[name]
+        groups = (name[:end] + "*" for end in range(len(name), 0, -1) if name[end - 1] in "._")
+        return next((self.table[group] for group in groups if group in self.table), None)
+
+    def _typed(self, name: str, value: Any) -> Any:
+        """``value`` as a number or truth if the default is one and a file or command line has it as text."""
+        key = self.find_key(name)
+        if not isinstance(value, str) or key is None or isinstance(key.default, str):
+            return value
+        low = value.strip().lower()
+        if low in ("true", "false"):
+            return low == "true"
+        if low in ("none", "null"):
+            return None
+        try:
+            return int(low) if low.lstrip("+-").isdecimal() and len(low) < 20 else float(low)
+        except ValueError:
+            return value
+
+    def _check(self, name: str, value: Any) -> None:
+        """Refuse what is no number for a key whose default is one."""
+        key = self.find_key(name)
+        usual = key.default if key else None
+        wanted = isinstance(usual, int | float) and not isinstance(usual, bool)
+        if wanted and value is not None and not isinstance(value, int | float):
+            raise Mistake(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
+
+    def understood(self) -> tuple[Said, ...]:
+        """What the config gives, and a noun now has."""
+        return tuple(
+            Said(key=name, value=shown(value), means=key.means)
+            for name, value in self.given.items()
+            if (key := self.find_key(name)) and key.kind in ("field", "part") and not self._is_doubted(name)
+        )
+
+    def defaulted(self) -> tuple[Said, ...]:
+        """What the config leaves to a default."""
+        return tuple(
+            Said(key=name, value=shown(key.default), means=key.means)
+            for name, key in self.table.items()
+            if key.kind in ("field", "part")
+            and key.default is not None
+            and name not in self.given
+            and not self._is_doubted(name)
+        )
+
+    def not_understood(self) -> tuple[Said, ...]:
+        """What may change what a step costs, and no noun says."""
+        return tuple(self._strange())
+
+    def approximated(self) -> tuple[Said, ...]:
+        """Return the keys that are read as the nearest setting that is counted."""
+        return (*self._of_kind("near"), *self._doubted(self.approximations))
+
+    def harmless(self) -> tuple[Said, ...]:
+        """Return the keys of the config that have no effect on what a step costs."""
+        return tuple(self._harmless())
+
+    def _harmless(self) -> Iterator[Said]:
+        for name, value in self.given.items():
+            key = self.find_key(name)
+            if self._is_doubted(name):
+                continue
+            if key is None:
+                if value == {}:
+                    yield Said(key=name, value="", means="an empty table")
+            elif key.kind == "idle":
+                yield Said(key=name, value=shown(value), means="no effect on a training step")
+            elif key.kind in ("foreign", "near") and is_off(value, key.default):
+                yield Said(key=name, value=shown(value), means="off, as it is counted")
+
+    def _strange(self) -> Iterator[Said]:
+        for name, value in self.given.items():
+            if self.find_key(name) is None and value != {} and not self._is_doubted(name):
+                yield Said(key=name, value=shown(value), means=f"is no key that is known of {self.software}")
+        yield from self._of_kind("foreign")
+        yield from self._doubted(self.doubts)
+
+    def _of_kind(self, kind: str) -> Iterator[Said]:
+        """Return the keys of one kind that are not off."""
+        for name, value in self.given.items():
+            key = self.find_key(name)
+            if key and key.kind == kind and not self._is_doubted(name) and not is_off(value, key.default):
+                yield Said(key=name, value=shown(value), means=key.means)
+
+    def _doubted(self, reasons: Mapping[str, str]) -> Iterator[Said]:
+        for name, why in reasons.items():
+            yield Said(key=name, value=shown(self[name] if name in self.table else self.given.get(name)), means=why)
+
+    def _is_doubted(self, name: str) -> bool:
+        return name in self.doubts or name in self.approximations
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a value that may be a list, or one of its elements, as a list; none as an empty one."""
+    return [] if value in (None, False) else list(value) if isinstance(value, list | tuple) else [value]
+
+
+SHOWN = 80  # characters of a value
+
+
+def shown(value: Any) -> str:
+    """A value as a line shows it."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def nested(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
+    """The fields of one noun, ``noun.a.b`` as ``{"a": {"b": …}}``."""
+    found: dict[str, Any] = {}
+    for path, value in fields.items():
+        first, *rest = path.split(".")
+        if first != noun:
+            continue
+        within = found
+        for name in rest[:-1]:
+            within = within.setdefault(name, {})
+        within[rest[-1]] = value
+    return found
+
+
+def written(table: Table, nouns: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the keys that are fields, of ``nouns`` by name; the inverse of ``Values.fields``."""
+    found = {}
+    for name, key in table.items():
+        if key.kind != "field":
+            continue
+        first, *rest = key.means.split(".")
+        value = nouns[first]
+        for attribute in rest:
+            value = getattr(value, attribute, None)
+        if key.words is not None:
+            value = next((theirs for theirs, ours in key.words.items() if ours == value), None)
+        found[name] = value
+    return found

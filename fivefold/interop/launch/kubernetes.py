@@ -1,0 +1,93 @@
+"""A run file as a job of Kubeflow Trainer: a TrainJob, the TrainingRuntime that it is of, its volume and its files.
+
+    exit code 2, a mistake in the run file → the job ends     a rank dies or hangs → all start again, max_restarts times
+    the node is drained or preempted → TERM, a save within the grace → started again elsewhere, and goes on from there
+
+Source: kubeflow-trainer-api 2.3.0, TrainerV1alpha1TrainJob and TrainerV1alpha1TrainingRuntime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.interop.format import Plan, Written
+from fivefold.interop.launch.run_file import FOLDER, files
+from fivefold.interop.render import dumped
+
+GRACE_SECONDS = 300  # a step and a save
+RESTARTS = 3  # as [faults] max_restarts
+IMAGE = "your-registry/fivefold:latest"
+API = "trainer.kubeflow.org/v1alpha1"
+
+
+def write(plan: Plan) -> Written:
+    """The YAML of ``kubectl apply -f``."""
+    name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
+    parts = [_volume(name), _config(name, files(plan)), _runtime(plan, name), _job(plan, name)]
+    about = (
+        f"# kubectl apply -f trainjob.yaml: {plan.model.name}, {plan.layout}\n"
+        f"# Put your image in the place of {IMAGE}; the volume, which all nodes write to, holds logs and checkpoints.\n"
+    )
+    return Written({"trainjob.yaml": about + dumped(parts)})
+
+
+def _volume(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Ti"}}},
+    }  # fmt: skip
+
+
+def _config(name: str, contents: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": contents}
+
+
+def _runtime(plan: Plan, name: str) -> dict[str, Any]:
+    """What all TrainJobs of this name are: one container a node, which torchrun starts on PET_… variables."""
+    nodes, _ = plan.hosts
+    command = "cp /etc/fivefold/* . && exec torchrun --max-restarts 0 -m fivefold train run.toml"
+    container = {
+        "name": "node", "image": IMAGE, "command": ["bash", "-c", command], "workingDir": "/work",
+        "volumeMounts": [
+            {"name": "run", "mountPath": "/etc/fivefold"}, {"name": "kept", "mountPath": f"/work/{FOLDER}"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }  # fmt: skip
+    pod = {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container],
+        "volumes": [
+            {"name": "run", "configMap": {"name": name}},
+            {"name": "kept", "persistentVolumeClaim": {"claimName": name}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }  # fmt: skip
+    failures = [
+        {"action": "FailJob", "onExitCodes": {"containerName": "node", "operator": "In", "values": [2]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    job = {
+        "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+        "spec": {"backoffLimit": 0, "podFailurePolicy": {"rules": failures}, "template": {"spec": pod}},
+    }
+    rules = [{"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    policy = {"maxRestarts": RESTARTS, "rules": rules}
+    jobs = {"failurePolicy": policy, "replicatedJobs": [{"name": "node", "template": job}]}
+    return {
+        "apiVersion": API, "kind": "TrainingRuntime",
+        "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {"mlPolicy": {"numNodes": nodes, "torch": {}}, "template": {"spec": jobs}},
+    }  # fmt: skip
+
+
+def _job(plan: Plan, name: str) -> dict[str, Any]:
+    nodes, each = plan.hosts
+    return {
+        "apiVersion": API, "kind": "TrainJob", "metadata": {"name": name},
+        "spec": {
+            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name},
+            "trainer": {
+                "numNodes": nodes, "numProcPerNode": each,
+                "resourcesPerNode": {"limits": {"nvidia.com/gpu": str(each)}},
+            },
+        },
+    }  # fmt: skip

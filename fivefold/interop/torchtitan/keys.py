@@ -1,0 +1,181 @@
+"""torchtitan's keys: of its TOML files (0.2.2) and of its Python configs (0.3.0), each with that version's default.
+
+Sources: torchtitan 0.2.2 torchtitan/config/job_config.py, distributed/pipeline_parallel.py, parallel_dims.py, train.py;
+0.3.0 torchtitan/config/configs.py, trainer.py, components/, distributed/activation_checkpoint.py, models/*/__init__.py.
+"""
+
+from __future__ import annotations
+
+from fivefold.interop.keys import Table, field, foreign, idle, near, part, unsupported
+
+# PyTorch's names: torch/distributed/pipelining/schedules.py, get_schedule_class, which ignores case.
+SCHEDULES = {
+    "1F1B": "1f1b",
+    "GPipe": "gpipe",
+    "Interleaved1F1B": "interleaved",
+    "ZBVZeroBubble": "zbv",
+    "DualPipeV": "dualpipev",
+}
+LOOPED = ("Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "LoopedBFS", "InterleavedZeroBubble")
+
+ZERO = "layout.zero and its shard group"
+STAGES = "layout.v and layout.stages"
+BATCH = "layout.mbs and job.global_batch"
+RATE = "job.learning_rate"
+PRECISION = "job.precision"
+AC = "layout.ac"
+
+COMM = tuple(
+    f"comm.{name}"
+    for name in (
+        "init_timeout_seconds", "train_timeout_seconds", "trace_buf_size", "save_traces_folder",
+        "save_traces_file_prefix",
+    )
+)  # fmt: skip
+
+SHARED: Table = {
+    "training.seq_len": field("job.sequence", 2048),
+    "training.local_batch_size": part(f"{BATCH}: sequences of a replica in one accumulation step", 8),
+    "training.global_batch_size": part("job.global_batch; -1: local_batch_size of every replica", -1),
+    "training.steps": field("job.steps", 10_000),
+    "training.max_norm": field("job.optimizer.clip", 1.0),
+    "training.dtype": part(f"{PRECISION}: of weights and optimizer", "float32"),
+    "training.mixed_precision_param": part(f"{PRECISION}: of gathered weights and matmuls", "bfloat16"),
+    "training.mixed_precision_reduce": foreign("gradients reduced in 16 bits: counted as fp32", "float32"),
+    "training.enable_cpu_offload": foreign("weights, gradients and optimizer in host memory: not counted", False),
+    "parallelism.data_parallel_replicate_degree": part(f"layout.dp and {ZERO}", 1),
+    "parallelism.data_parallel_shard_degree": part(f"layout.dp and {ZERO}; -1: all ranks that are left", -1),
+    "parallelism.fsdp_reshard_after_forward": part("layout.zero and job.stack.reshard", "default"),
+    "parallelism.tensor_parallel_degree": field("layout.tp", 1),
+    "parallelism.context_parallel_degree": field("layout.cp", 1),
+    "parallelism.pipeline_parallel_degree": field("layout.pp", 1),
+    "parallelism.expert_parallel_degree": field("layout.ep", 1),
+    "parallelism.pipeline_parallel_schedule": part("layout.schedule", "1F1B"),
+    "parallelism.pipeline_parallel_microbatch_size": part("layout.mbs, with a pipeline", 1),
+    "parallelism.pipeline_parallel_first_stage_less_layers": part(STAGES, 1),
+    "parallelism.pipeline_parallel_last_stage_less_layers": part(STAGES, 1),
+    "parallelism.pipeline_parallel_layers_per_stage": part(STAGES, None),
+    "parallelism.module_fqns_per_model_part": part(STAGES, None),
+    "parallelism.pipeline_parallel_schedule_csv": foreign("a schedule of one's own: give it to --schedule", ""),
+    "parallelism.context_parallel_load_balancer": foreign("how a sequence is cut: counted as headtail", "headtail"),
+    "lr_scheduler.warmup_steps": field("job.learning_rate.warmup_steps", 200),
+    "lr_scheduler.decay_ratio": part(RATE, None),
+    "lr_scheduler.decay_type": part(RATE, "linear"),
+    "lr_scheduler.min_lr_factor": field("job.learning_rate.floor", 0.0),
+    "compile.enable": part("job.stack.compile and job.stack.kernels", False),
+    "compile.components": part(
+        "job.stack.compile_loss, and whether blocks are compiled beside the loss", ["model", "loss"]
+    ),
+    "debug.seed": part("job.seed; None: any", None),
+    "debug.moe_force_load_balance": part("job.imbalance: every expert gets as many tokens, as is counted", False),
+    "debug.batch_invariant": foreign("kernels of a fixed order of summation", False),
+    "comm.mode": foreign("messages that are not sent", "default"),
+    **near("another backend of the compiler", "compile.backend", default="inductor"),
+    "debug.detect_anomaly": foreign("autograd's anomaly detection, which slows every operation", False),
+    "debug.deterministic": foreign("deterministic kernels, which may be slower", False),
+    **idle("training.gc_freq", "training.gc_debug", "lr_scheduler.total_steps", "debug.deterministic_warn_only"),
+    **idle("metrics.*", "checkpoint.*", *COMM, "activation_checkpoint.debug"),
+    **idle("activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check"),
+}
+
+TOML: Table = {
+    "model.name": part("model: its family", "llama3"),
+    "model.flavor": part("model: its size", "debugmodel"),
+    "model.converters": part(PRECISION, []),
+    **SHARED,
+    "parallelism.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
+    "parallelism.expert_tensor_parallel_degree": part("layout.etp, of experts with ep > 1", 1),
+    "parallelism.disable_loss_parallel": foreign("logits whole on every tensor-parallel rank", False),
+    "parallelism.pipeline_parallel_expert_parallel_overlap": part("job.stack.pairs, under DualPipeV with ep", True),
+    "parallelism.context_parallel_rotate_method": foreign("how keys travel: counted as a ring", "allgather"),
+    "activation_checkpoint.mode": part(AC, "selective"),
+    "activation_checkpoint.selective_ac_option": part(f"{AC}: every n-th layer, or by operation", "2"),
+    "activation_checkpoint.early_stop": field("job.stack.early_stop", False),
+    "activation_checkpoint.memory_budget": part("what the compiler may keep, under mode memory_budget", 0.5),
+    "optimizer.name": part("job.optimizer.kind", "AdamW"),
+    "optimizer.lr": field("job.learning_rate.peak", 8e-4),
+    "optimizer.beta1": part("job.optimizer.betas", 0.9),
+    "optimizer.beta2": part("job.optimizer.betas", 0.95),
+    "optimizer.eps": field("job.optimizer.epsilon", 1e-8),
+    "optimizer.weight_decay": field("job.optimizer.weight_decay", 0.1),
+    "optimizer.implementation": foreign("the optimizer's kernels: counted as fused", "fused"),
+    "optimizer.early_step_in_backward": foreign("weights are updated within the backward", False),
+    "quantize.linear.float8.recipe_name": part(f"{PRECISION}, of the converter float8", None),
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": part(f"{PRECISION}: weights gathered in fp8", False),
+    "quantize.linear.float8.filter_fqns": part(f"{PRECISION}: what stays in 16 bits", []),
+    "quantize.linear.mx.recipe_name": part(f"{PRECISION}, of the converter mx", "mxfp8_cublas"),
+    "quantize.linear.mx.filter_fqns": part(f"{PRECISION}: what stays in 16 bits", ["output"]),
+    "quantize.grouped_mm.float8.fqns": part(f"{PRECISION}: whether experts are in fp8", []),
+    "quantize.grouped_mm.mx.fqns": part(f"{PRECISION}: whether experts are in MX fp8", []),
+    "fault_tolerance.enable": foreign("TorchFT replicas beside those of the layout", False),
+    **idle(
+        "job.*",
+        "profiling.*",
+        "memory_estimation.*",
+        "fault_tolerance.*",
+        "training.dataset",
+    ),
+    **idle("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset_path"),
+    **idle("training.dataloader.*", "activation_checkpoint.visualize_memory_budget_pareto"),
+    **idle("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns"),
+    **idle("validation.*", "training.data.*"),
+    **unsupported("code of one's own", "experimental.custom_import", "experimental.custom_args_module"),
+    **unsupported("code of one's own", "job.custom_config_module"),
+    **unsupported("fp8 on a device without it", "quantize.linear.float8.emulate", default=False),
+    **unsupported("another library of the dispatcher", "parallelism.expert_parallel_comm_backend", default="standard"),
+    **near("another recipe of experts", "quantize.grouped_mm.mx.recipe_name", default="mxfp8"),
+    **near("another kernel of casts", "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", default="triton"),
+    **near("scales that are computed at once", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"),
+}
+
+PYTHON_ONLY = (
+    "activation_checkpoint.force_recompute_mm_shapes_by_fqns", "activation_checkpoint.visualize_memory_budget_pareto",
+    "debug.enable_structured_logging", "debug.print_config", "debug.save_config_file", "debug.spmd_typechecking",
+    "comm",
+)  # fmt: skip
+
+PYTHON: Table = {
+    "model_spec": part("model: its family, as the module of model_registry", "llama3"),
+    "model_spec.flavor": part("model: its size", None),
+    "model_spec.attn_backend": field(
+        "job.stack.attention", "flex", {"flex": "flash2", "varlen": "flash2", "flex_flash": "flash"}
+    ),
+    "model_spec.converters": part(PRECISION, []),
+    "model_spec.num_mtp_layers": part("model.mtp", 0),
+    "model_spec.moe_comm_backend": part("job.stack.dispatcher", "standard"),
+    "model_spec.non_blocking_capacity_factor": foreign("tokens over a capacity are dropped", None),
+    "model_spec.tp_gemm_backend": part("job.stack.overlap: tp beside compute", "default"),
+    **SHARED,
+    "training.disable_cuda_graphs": part("job.stack.graphs", False),
+    "parallelism.enable_sequence_parallel": field("layout.sp", True),
+    "parallelism.enable_fsdp_symm_mem": foreign("gathers through symmetric memory", False),
+    "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
+    "activation_checkpoint": part(f"{AC}: FullAC, SelectiveAC, or None", "SelectiveAC"),
+    "activation_checkpoint.memory_budget": part("what the compiler may keep, under MemoryBudgetAC", 0.5),
+    "loss": field(
+        "job.stack.loss",
+        "CrossEntropyLoss",
+        {"CrossEntropyLoss": "plain", "ChunkedLossWrapper": "chunked", "MTPLoss": "plain"},
+    ),
+    "optimizer.lr": field("job.learning_rate.peak", 8e-4),
+    "optimizer.betas": field("job.optimizer.betas", (0.9, 0.95)),
+    "optimizer.eps": field("job.optimizer.epsilon", 1e-8),
+    "optimizer.weight_decay": field("job.optimizer.weight_decay", 0.1),
+    "optimizer.implementation": foreign("the optimizer's kernels: counted as fused", "fused"),
+    "override": foreign("replaces parts of the model by others", None),
+    **idle(*PYTHON_ONLY, "loss.*"),
+    **near("another way to cut a model over ranks", "parallelism.spmd_backend", default="spmd_types"),
+    **idle("optimizer.*", "profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
+    **idle("parallelism.context_parallel_ptrr_mask_key", "metrics", "checkpoint", "dataloader", "tokenizer"),
+    **idle(
+        "validator",
+        "validator.*",
+        "optimizer",
+        "lr_scheduler",
+        "training",
+        "parallelism",
+        "compile",
+        "debug",
+        "profiler",
+    ),
+}

@@ -1,0 +1,156 @@
+"""torchtitan's keys -> layout and job.
+
+world = dp_replicate · dp_shard · cp · tp · pp; FSDP shards over dp_shard · cp (parallel_dims.py)
+pipeline_parallel.py: first and last stage hold fewer layers, so that embedding and head count as some
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.interop.format import replicas
+from fivefold.interop.keys import Values, listed
+from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
+from fivefold.job import Recipe, recipe
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import stage_layers
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+
+AUTOCAST = recipe("bf16-autocast")  # under DDP there is no copy in 16 bits but what autocast makes for each matmul
+FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
+P = "parallelism."
+
+
+def degrees(values: Values, ranks: int) -> dict[str, Any]:
+    """dp, ZeRO stage and shard group; ``Mistake`` if the degrees do not make up the ranks."""
+    cp, tp, pp = (values.whole(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
+    copies = values.whole(f"{P}data_parallel_replicate_degree")
+    shards = values.whole(f"{P}data_parallel_shard_degree", least=None)
+    rest = replicas(ranks, copies * cp * tp * pp, of="dp_replicate·cp·tp·pp", origin=values.origin)
+    assert rest is not None
+    if shards not in (-1, rest):
+        world = copies * shards * cp * tp * pp
+        raise Mistake(
+            f"{values.origin}: dp_replicate·dp_shard·cp·tp·pp={copies}·{shards}·{cp}·{tp}·{pp}={world}, but there are "
+            f"{ranks} ranks; take --gpus NAME:{world}, or data_parallel_shard_degree = {rest} or -1"
+        )
+    found: dict[str, Any] = {"layout.dp": copies * rest}
+    if rest * cp == 1:
+        return found | {"layout.zero": 0}
+    policy = values[f"{P}fsdp_reshard_after_forward"]
+    if policy not in ("default", "always", "never"):
+        raise Mistake(f"{values.origin}: fsdp_reshard_after_forward is {policy!r}; it is default, always or never")
+    keeps = policy == "never" or (policy == "default" and pp > 1)
+    # Pipeline stages defer reduction and resharding to their last backward: gathered once a step.
+    found["layout.zero"] = 2 if keeps and pp > 1 else 3
+    if keeps and pp == 1:
+        found["job.stack.reshard"] = "backward"
+    return found | ({"layout.shard_group": rest * cp} if copies > 1 else {})
+
+
+def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
+    """Micro-batch and global batch."""
+    local, whole = values.whole("training.local_batch_size"), values.whole("training.global_batch_size", least=None)
+    whole = local * dp if whole < 0 else whole
+    if whole == 0 or whole % (local * dp):
+        raise Mistake(
+            f"{values.origin}: global_batch_size={whole} is not a multiple of local_batch_size·dp={local}·{dp}; "
+            f"try {-(-whole // (local * dp) or 1) * local * dp}"
+        )
+    mbs = local
+    if pp > 1:
+        mbs = values.whole(f"{P}pipeline_parallel_microbatch_size")
+        if local % mbs:
+            raise Mistake(f"{values.origin}: local_batch_size={local} is not a multiple of the micro-batch's {mbs}")
+        if whole > local * dp:
+            times = whole // (local * dp)
+            values.doubt(
+                "training.global_batch_size", f"the pipeline is filled and drained {times} times a step; read as once"
+            )
+    return {"layout.mbs": mbs, "job.global_batch": whole}
+
+
+def even(layers: int, stages: int, *, first: int, last: int) -> tuple[int, ...]:
+    """Layers of each stage if embedding and head count as ``first`` and ``last`` layers."""
+    each, more = divmod(layers + first + last, stages)
+    sizes = [each + (stage < more) for stage in range(stages)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    return tuple(sizes)
+
+
+def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
+    """Schedule, virtual stages and layers of each stage."""
+    if pp == 1:
+        return {}
+    said = str(values[f"{P}pipeline_parallel_schedule"])
+    name = next((known for known in (*SCHEDULES, *LOOPED) if known.lower() == said.lower()), said)
+    looped = name in LOOPED
+    if name not in SCHEDULES:
+        values.doubt(
+            f"{P}pipeline_parallel_schedule", "is not among the schedules here; read as Interleaved1F1B or 1F1B"
+        )
+        name = "Interleaved1F1B" if looped else "1F1B"
+    first = values.whole(f"{P}pipeline_parallel_first_stage_less_layers", least=0)
+    last = values.whole(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
+    parts, each = values[f"{P}module_fqns_per_model_part"], values[f"{P}pipeline_parallel_layers_per_stage"]
+    if parts:
+        sizes = tuple(sum(str(name).startswith("layers.") for name in stage) for stage in parts)
+    else:
+        stages = -(-(model.layers + first + last) // each) if isinstance(each, int) and each else pp * (1 + looped)
+        sizes = even(model.layers, stages, first=first, last=last)
+    if len(sizes) % pp or min(sizes) < 1:
+        raise Mistake(
+            f"{values.origin}: {len(sizes)} stages of {min(sizes)} to {max(sizes)} layers do not spread over pp={pp}; "
+            "each rank must have as many, and each stage a layer"
+        )
+    v = len(sizes) // pp
+    if (v > 1) != looped:
+        mend = "1F1B" if looped else "Interleaved1F1B"
+        raise Mistake(f"{values.origin}: {name} does not run {v} stages per rank; take {mend}")
+    found: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
+    plain = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
+    usual = tuple(map(len, stage_layers(model.layers, plain)))
+    return found if sizes == usual else found | {"layout.stages": sizes}
+
+
+def sixteen_bits(values: Values, *, sharded: bool) -> Recipe:
+    """The recipe, before converters to fp8."""
+    dtype, mixed = values["training.dtype"], values["training.mixed_precision_param"]
+    if dtype == "bfloat16":
+        return FULL_BF16
+    if mixed == "float32":
+        return recipe("fp32")
+    if sharded:
+        return recipe("bf16")
+    if all(values[f"{P}{axis}_parallel_degree"] == 1 for axis in ("tensor", "pipeline", "context")):
+        return AUTOCAST
+    values.doubt("training.mixed_precision_param", "with tp or pp it takes effect under FSDP alone; read as fp32")
+    return recipe("fp32")
+
+
+def rate(values: Values) -> dict[str, Any]:
+    """The learning rate's schedule: warm-up, stable, decay."""
+    ratio, steps, warmup = (
+        values["lr_scheduler.decay_ratio"],
+        values["training.steps"],
+        values["lr_scheduler.warmup_steps"],
+    )
+    found: dict[str, Any] = {"job.learning_rate.warmup_steps": min(warmup, steps)}
+    if values["lr_scheduler.min_lr_factor"] == 1.0:
+        return found | {"job.learning_rate.kind": "constant"}
+    if values["lr_scheduler.decay_type"] == "cosine" and ratio is None:
+        return found | {"job.learning_rate.kind": "cosine"}
+    ratio = values.number("lr_scheduler.decay_ratio")
+    decay = steps - warmup if ratio is None else round(steps * ratio)
+    return found | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": max(1, decay)}
+
+
+def compiled(values: Values) -> dict[str, Any]:
+    """Whether blocks are compiled, and with them norms, activations and rotary embedding fused; and the loss beside."""
+    components = listed(values["compile.components"])
+    loss = {"job.stack.compile_loss": "loss" in components}
+    if values["compile.enable"] and "model" in components:
+        return {"job.stack.compile": True, "job.stack.kernels": "fused"} | loss
+    return {"job.stack.compile": False, "job.stack.kernels": "plain"} | loss

@@ -1,0 +1,170 @@
+"""Predicts several cases (models, machines, layouts, jobs) and lays their steps side by side, quantity by quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from fivefold.job import RECIPES, Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.memory.allocator import driver_bytes
+from fivefold.planner.predict import predict
+from fivefold.record import Mistake
+from fivefold.results.comparison import Comparison, Quantity, Unit, Variant
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import FACTS
+from fivefold.step import Step
+
+MOST = 12  # variants: more cannot be read side by side
+STATES = {
+    "parameters": "parameter state", "gradients": "gradient state", "optimizer": "optimizer state",
+    "activations": "activations", "temporary": "temporary",
+}  # fmt: skip
+PARTS = ("bubble", "optimizer", "data", "host")
+LARGE = 1e12  # tokens to which hours and dollars are stated
+
+
+class Case(NamedTuple):
+    """What one step is predicted of."""
+
+    model: Model
+    machine: Machine
+    layout: Layout
+    job: Job
+
+
+def compare(cases: Sequence[Case]) -> Comparison:
+    """Predict every case. A case that cannot run is kept with its reason; a ``Mistake`` if none can, or one is left."""
+    distinct = list(dict.fromkeys(cases))
+    if not 2 <= len(distinct) <= MOST:
+        raise Mistake(f"{len(distinct)} different variants; compare lays 2 to {MOST} side by side")
+    facts = _facts(distinct)
+    variants = [_variant(*each) for each in zip(ascii_uppercase, distinct, facts, strict=False)]
+    told = [(case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None]
+    if not told:
+        raise Mistake(variants[0].refused)
+    common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
+    own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
+    rows = tuple(row for row in _rows(told) if any(value not in (None, 0.0) for value in row.values))
+    return Comparison(common=common, variants=tuple(own), rows=rows)
+
+
+def run_by(job: Job, stack: str) -> Job:
+    """The job run by the software called ``stack``, with the changes that ``job`` makes to the facts of its own."""
+    usual = named(job.stack.name)
+    changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
+    widened = job.stack.reduce_in_fp32
+    asked = [name for name, each in RECIPES.items() if each.reduced(in_fp32=widened) == job.precision]
+    other = job.replace(stack=named(stack), **{name: getattr(job.stack, name) for name in changed})
+    return in_precision(other, asked[0]) if asked else other
+
+
+def in_precision(job: Job, name: str) -> Job:
+    """The job in the recipe called ``name``, with gradients as its software reduces them."""
+    return job.replace(precision=recipe(name).reduced(in_fp32=job.stack.reduce_in_fp32))
+
+
+def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
+    step, refused = None, ""
+    try:
+        step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
+    except Mistake as mistake:
+        refused = str(mistake)
+    price = case.machine.dollars_per_rank_hour
+    return Variant(name=name, facts=tuple(facts), step=step, refused=refused, dollars_per_rank_hour=price)
+
+
+def _facts(cases: Sequence[Case]) -> list[list[str]]:
+    """The words of each case: model, machine, software, job and layout; other fields of jobs where they differ."""
+    jobs = [_flat(case.job.model_dump(mode="json")) for case in cases]
+    names = {"stack": {case.job.stack.name for case in cases}, "precision": {c.job.precision.name for c in cases}}
+    told = {"sequence", "global_batch", "stack.name", "precision.name"}
+    fields = [
+        field for field in dict.fromkeys(field for job in jobs for field in job)
+        if field not in told and len({job.get(field) for job in jobs}) > 1
+        and len(names.get(field.partition(".")[0], {""})) == 1
+    ]  # fmt: skip
+    found = []
+    for case, job in zip(cases, jobs, strict=True):
+        machine, *words = case.machine.name.split()
+        others = [f"{field.removeprefix('stack.')}={job.get(field, 'none')}" for field in fields]
+        size = " ".join([f"{machine}:{case.machine.ranks}", *words])
+        batch = f"seq {case.job.sequence}", f"gbs {case.job.global_batch}"
+        nouns = case.model.name, size, case.job.stack.name, case.job.precision.name
+        found.append([*nouns, *batch, *others, *str(case.layout).split()])
+    return found
+
+
+def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
+    """A record's dump as one level: ``{"optimizer": {"kind": "adamw"}}`` → ``{"optimizer.kind": "adamw"}``."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{within}{key}.") if isinstance(value, dict) else {f"{within}{key}": str(value)}
+    return found
+
+
+def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
+    steps = [step for _, step in told]
+
+    def row(name: str, unit: Unit, better: Any, of: Callable[[Step], float | str | None]) -> Quantity:
+        values = (of(step) for step in steps)
+        return Quantity(
+            name=name, unit=unit, better=better,
+            values=tuple(float(value) if isinstance(value, int) else value for value in values),
+        )  # fmt: skip
+
+    yield row("step", "seconds", "less", lambda step: step.time.step_seconds)
+    yield row("tokens per GPU", "per second", "more", lambda step: step.tokens_per_second_per_gpu)
+    yield row("tokens in all", "per second", "more", lambda step: step.tokens_per_second_per_gpu * step.world)
+    yield row("MFU", "share", "more", lambda step: step.mfu.causal)
+    yield row("bound by", "words", "neither", lambda step: step.time.bound_by)
+    yield row("GPU-hours of 1 T tokens", "count", "less", _hours)
+    yield Quantity(
+        name="cost of 1 T tokens", unit="dollars", better="less",
+        values=tuple(None if (price := case.machine.dollars_per_rank_hour) is None else _hours(step) * price
+                     for case, step in told),
+    )  # fmt: skip
+    yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
+    yield Quantity(
+        name="left of memory", unit="bytes", better="more",
+        values=tuple(float(_left_bytes(case, step)) for case, step in told),
+    )  # fmt: skip
+    yield row("risk of running out", "share", "less", lambda step: step.memory.risk)
+    for part in STATES:
+        name = STATES[part]
+        yield row(name, "bytes", "less", lambda step, part=part: getattr(_fullest(step), f"{part}_bytes"))  # type: ignore[misc]
+    yield from _time_rows(steps, row)
+    yield row("parameters of the model", "count", "neither", lambda step: step.work.parameters)
+    yield row("hardware FLOPs", "count", "less", lambda step: step.work.hardware_flops)
+    for axis in dict.fromkeys(item.axis for step in steps for item in step.traffic):
+        yield row(f"sent over {axis}", "bytes", "less", lambda step, axis=axis: _sent(step, axis))  # type: ignore[misc]
+
+
+def _left_bytes(case: Case, step: Step) -> int:
+    """Return what the peak and the driver leave of the device's memory."""
+    layout = Layout.parse(step.layout)
+    return case.machine.chip.memory_bytes - driver_bytes(case.machine, layout) - step.memory.peak_bytes
+
+
+def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[Quantity]:
+    yield row("compute", "seconds", "less", lambda step: step.time.compute_seconds)
+    for axis in dict.fromkeys(axis for step in steps for axis in step.time.exposed_seconds):
+        yield row(f"{axis}, exposed", "seconds", "less", lambda step, axis=axis: step.time.exposed_seconds.get(axis))
+    for part in PARTS:
+        name = "update" if part == "optimizer" else part
+        yield row(name, "seconds", "less", lambda step, part=part: getattr(step.time, f"{part}_seconds"))
+
+
+def _fullest(step: Step) -> Any:
+    return max(step.memory.stages, key=lambda stage: stage.peak_bytes)
+
+
+def _hours(step: Step) -> float:
+    return LARGE / step.tokens_per_second_per_gpu / 3600
+
+
+def _sent(step: Step, axis: str) -> int:
+    return sum(item.bytes for item in step.traffic if item.axis == axis)

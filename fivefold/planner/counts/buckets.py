@@ -1,0 +1,123 @@
+"""Messages of data parallelism that join the gradients, or the weights, of several units.
+
+    DistributedDataParallel   all_reduce of buckets of 25 MiB, the first of 1; full with the weight that fills it
+    DeepSpeed, ZeRO-1 and -2  all_reduce of buckets of ``reduce_bucket`` elements; one all_gather of all weights
+    DeepSpeed, ZeRO-3         reduce_scatter of such buckets; all_gathers of weights (``fetches.py``)
+Sources: pytorch/pytorch@v2.13.0:torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size;
+deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, average_tensor, stage3.py, and engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from fivefold.layout.sharding import Unit, policy, shard_numel
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.fetches import fetch_messages
+from fivefold.planner.counts.memory.states import gathered_bytes
+from fivefold.planner.counts.message import Message
+from fivefold.units import ceil_div
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel
+UNSHARDED = 500_000_000  # elements of DeepSpeed's buckets under ZeRO-0 (engine.py, MEMORY_OPT_ALLREDUCE_SIZE)
+ALIGNED = 2  # elements to which DeepSpeed pads each rank's part of all weights
+
+
+class Gradient(NamedTuple):
+    """The gradient of a weight: elements that are sent, with the number of shards and of replicas of the shards."""
+
+    numel: int
+    shards: int
+    replicas: int
+
+
+def joins_reductions(counts: Counts) -> bool:
+    """Whether gradients are reduced in buckets, not unit by unit."""
+    return counts.job.stack.weight_gradients == "bucketed" or counts.job.stack.reduce_bucket > 0
+
+
+def joins_gathers(counts: Counts, layout: Layout) -> bool:
+    """Whether weights are gathered all at once, or weight by weight, not unit by unit."""
+    if policy(layout, counts.job).weights_stay:
+        return counts.job.stack.reduce_bucket > 0
+    return counts.job.stack.fetch == "weights"
+
+
+def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """The messages of a rank that holds the stages ``chunks``, in place of those of its units."""
+    if joins_reductions(counts):
+        yield from _reductions(counts, layout, chunks=chunks)
+    if joins_gathers(counts, layout):
+        if not policy(layout, counts.job).weights_stay:
+            yield from fetch_messages(counts, layout, chunks=chunks)
+        elif layout.shards > 1:
+            recipe = counts.job.precision
+            parts = list(_parts(counts, layout, chunks))
+            whole = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit, *_ in parts)
+            pad = ALIGNED * layout.shards * recipe.wide_bytes
+            yield Message("dp", "all_gather", 1, ceil_div(whole, pad) * pad, layout.shards)
+
+
+def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[Unit, int, int]]:
+    """The units of the stages, in model order, each with its number of shards and of replicas."""
+    for chunk in chunks:
+        for run in counts.stage_runs(layout)[chunk]:
+            for _ in range(run.times):
+                yield from counts.local_parts(layout, run.name)
+
+
+def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gradient]:
+    """The gradients of the stages in the order of their weights."""
+    return [
+        Gradient(shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas)
+        for unit, shards, replicas in _parts(counts, layout, chunks)
+        for weight in unit.weights
+    ]
+
+
+def buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
+    """Elements of DeepSpeed's buckets: one is reduced before a gradient that would not fit into it comes."""
+    full = 0
+    for size in sizes:
+        if full and full + size > most:
+            yield full
+            full = 0
+        full += size
+    if full:
+        yield full
+
+
+def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """Reductions in buckets, of the last weight's gradient first, except under ZeRO-0 and -1 of DeepSpeed, which
+    reduces them when all have come.
+    """
+    job, found = counts.job, gradients(counts, layout, chunks)
+    width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
+    found = [each for each in found if each.shards * each.replicas > 1]
+    if job.stack.weight_gradients == "bucketed":
+        yield from _filled(reversed(found), width=width)
+        return
+    most = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED
+    if layout.zero <= 1:
+        sizes: Iterable[int] = [each.numel for each in found]
+    else:
+        sizes = [each.numel for each in reversed(found)]
+    times = layout.micro_batches(job) if counts.reduces_each(layout) else 1
+    collective = "reduce_scatter" if layout.zero == 3 else "all_reduce"
+    group = "replica" if layout.shards == 1 else "shard"
+    for full in buckets(sizes, most=most):
+        yield Message("dp", collective, times, full * width, ranks, group)
+
+
+def _filled(found: Iterable[Gradient], *, width: int) -> Iterator[Message]:
+    """All-reduces of DistributedDataParallel's buckets."""
+    full, capacity = 0, FIRST_BUCKET_BYTES
+    for each in found:
+        full += each.numel * width
+        if full >= capacity:
+            yield Message("dp", "all_reduce", 1, full, each.replicas, "replica")
+            full, capacity = 0, BUCKET_BYTES
+    if full:
+        yield Message("dp", "all_reduce", 1, full, each.replicas, "replica")

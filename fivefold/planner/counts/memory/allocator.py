@@ -1,0 +1,167 @@
+"""GPU memory beyond live tensors at the peak: fragmentation of PyTorch's cache, the CUDA context, NCCL's buffers.
+
+    reserved = peak + free blocks too small to use       driver = reserved + context + buffers of each communicator
+
+PyTorch's allocator splits the smallest free block that fits; a tensor larger than every free block gets a new segment.
+Assumed: the second largest temporary finds every block split, the largest if its block was taken (``_fragments``),
+what an update concatenates too. Expandable segments avoid this. pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
+from typing import NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.sharding import policy
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.planner.counts.counts import Counts, Run, run_part
+from fivefold.planner.counts.memory.rank_memory import RankMemory, table_of
+from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.units import MIB, ceil_div
+
+# What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
+# bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
+CONTEXT_BYTES = 1573 * MIB
+# NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL takes
+# 16 channels and more between GPUs of one node.
+COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
+# Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25 of
+# it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
+UNRECLAIMABLE = 0.5
+SPLIT_LATER = 3  # largest temporary tensors of which ``_fragments`` speaks
+BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
+
+
+def driver_bytes(machine: Machine, layout: Layout) -> int:
+    """Return the bytes of a rank that no tensor can have: the CUDA context and NCCL's buffers; 0 on a CPU.
+
+    At most half of the memory, so that a GPU of a few GiB can still be planned for.
+    """
+    return _driver_bytes(machine, communicators(layout))
+
+
+def least_driver_bytes(machine: Machine, world: int) -> int:
+    """Return ``driver_bytes`` of the layout over ``world`` ranks that has the fewest communicators."""
+    return _driver_bytes(machine, 2 if world > 1 else 0)
+
+
+def _driver_bytes(machine: Machine, groups: int) -> int:
+    taken = CONTEXT_BYTES + groups * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
+    return min(taken, machine.chip.memory_bytes // 2)
+
+
+def communicators(layout: Layout) -> int:
+    """Return how many NCCL communicators a rank of the layout has: one for all ranks, and one for each axis."""
+    return sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
+
+
+class AllocatorTotals(NamedTuple):
+    """Bytes that PyTorch reserves and that the driver shows, on the rank with the most."""
+
+    reserved_bytes: int
+    driver_bytes: int
+
+
+def allocator_totals(counts: Counts, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals:
+    """Reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
+    places = chunks_of(layout, counts.job)
+    reserved = max(_reserved(counts, layout, rank, chunks) for rank, chunks in zip(ranks, places, strict=True))
+    return AllocatorTotals(reserved, reserved + CONTEXT_BYTES + communicators(layout) * COMMUNICATOR_BYTES)
+
+
+def segment(size: int) -> int:
+    """Bytes of the segment that PyTorch's allocator requests from the driver for a tensor of ``size`` bytes."""
+    if size <= 0:
+        return 0
+    if size <= MIB:
+        return 2 * MIB
+    return 20 * MIB if size < 10 * MIB else ceil_div(size, 2 * MIB) * 2 * MIB
+
+
+def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
+    """The stages of each pipeline rank."""
+    return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
+
+
+def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int]) -> int:
+    """Bytes that PyTorch reserves on one rank with the stages ``chunks``."""
+    if counts.job.stack.expandable_segments:
+        return segment(rank.peak_bytes)
+    part, stages = part_of(layout), counts.stage_runs(layout)
+    runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
+    passes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs)))
+    sent = sum(run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs)
+    split = _fragments(counts, layout, rank, chunks, runs)
+    return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.stack.run_ahead else 0)
+
+
+def _fragments(counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], runs: Iterable[Run]) -> int:
+    """Return the bytes of free blocks that the largest temporary tensors cannot use again.
+
+    What stays is put into the blocks of freed activations, if they have room for it. Else it is put into that of the
+    largest tensor, usually the logits, which is then lost but for these bytes; in a pipeline, the activations of other
+    micro-batches are.
+    """
+    first, second, third = (*map(segment, _largest(counts, layout, runs)), 0, 0, 0)[:3]
+    stays = _staying(counts, layout, rank, chunks)
+    has_room = rank.activations_bytes - first >= stays  # the logits are activations too
+    lost = first if layout.pp > 1 else 0 if has_room else first - stays
+    return second + max(min(first, second + third), lost)
+
+
+def _staying(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+    """Return the bytes that live from one micro-batch to the next, or with a single one from one step to the next.
+
+    These are the sums of gradients, unless they are sharded, or the optimizer's moments.
+    """
+    if layout.micro_batches(counts.job) == 1 or not policy(layout, counts.job).gradients_stay:
+        return rank.optimizer_bytes
+    stages = counts.stage_runs(layout)
+    return sum(run.times * counts.states(layout, run.name).sums for chunk in chunks for run in stages[chunk])
+
+
+def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
+    """Bytes of a unit's inputs to tp's reduce-scatters in the forward."""
+    messages = [op.message for op in ops if op.message]
+    return sum(
+        each.payload for each in messages if each.axis in ("tp", "tp_outer") and each.forward == "reduce_scatter"
+    )
+
+
+def _concatenated(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run]) -> list[int]:
+    """Bytes of tensors that an update concatenates and that live at once: a reduction bucket with the larger of the
+    largest weight's gradient in fp64 (for the norm) and all gradients of this rank twice (as summed and widened); all
+    weights.
+    """
+    recipe, joined = counts.job.precision, counts.job.stack.joined
+    sizes = []
+    if "gradients" in joined:
+        norm = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]
+        widened = [rank.updated * recipe.summed_bytes, rank.updated * recipe.updated_bytes]
+        sizes += max(norm, widened, key=sum) + [BUCKET_ELEMENTS * recipe.summed_bytes] * (layout.dp > 1)
+    if "weights" in joined:
+        sizes.append(rank.parameters_bytes - rank.updated * recipe.updated_bytes)
+    return sizes
+
+
+def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int]:
+    """Elements of every weight of ``runs`` on one rank."""
+    for run in runs:
+        for unit, *_ in counts.local_parts(layout, run.name):
+            yield from (weight.numel for weight in unit.weights)
+
+
+def _largest(counts: Counts, layout: Layout, runs: Iterable[Run]) -> list[int]:
+    """Bytes of a pipeline rank's largest temporary tensors: activations, gradients, gathered units."""
+    part, keeps = part_of(layout), policy(layout, counts.job)
+    sizes: list[int] = []
+    for run in runs:
+        state = counts.states(layout, run.name)
+        sizes += counts.largest(run_part(part, run), run.name)
+        sizes += [] if keeps.weights_stay else [state.whole, state.travel]
+        sizes += [] if keeps.gradients_stay else [state.sums]
+    return nlargest(SPLIT_LATER, sizes)

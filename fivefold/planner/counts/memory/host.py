@@ -1,0 +1,29 @@
+"""Host memory of a node that offloading takes: the optimizer's states of its ranks, their activations.
+
+optimizer     (master weights + moments + summed gradients) of the rank's shard, which the CPU updates
+              (DeepSpeed's ZeRO-Offload, arXiv:2101.06840)
+activations   those that the fullest rank would keep on the device at its peak
+"""
+
+from __future__ import annotations
+
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import memory
+
+
+def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
+    """Return the bytes of host memory that the ranks of one node take, each counted as the fullest; 0 without any."""
+    job = counts.job
+    offloaded = layout.offloads(job)
+    if not offloaded:
+        return 0
+    whole = counts if not job.offload else Counts(counts.model, job.replace(offload=()))
+    width = job.precision.updated_bytes + job.precision.summed_bytes
+    most = max(
+        (rank.optimizer_bytes + rank.updated * width if "optimizer" in offloaded else 0)
+        + (rank.activations_bytes if "activations" in offloaded else 0)
+        for rank in memory(whole, layout.replace(offload=()))
+    )
+    return most * min(machine.ranks_per_node, layout.world)

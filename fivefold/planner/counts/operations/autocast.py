@@ -1,0 +1,120 @@
+"""PyTorch's autocast over fp32 weights: products in 16 bits, the residual stream in fp32, and casts between them.
+
+    linear layer     casts its input, for itself alone, and its weight; keeps both for its backward, and the weight's to
+                     the end of the forward in any case (autocast's cache); attention casts fp32 queries, keys, values
+    norm, rotary     have fp32 weights and angles, and so fp32 results; tp gathers the stream before it is cast: in fp32
+    x + branch       is fp32; the gradient of the branch is narrowed again
+Source: pytorch/pytorch@v2.13.0:aten/src/ATen/autocast_mode.h (formats of operations), autocast_mode.cpp (the cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fivefold.planner.counts.operations.op import Message, Op
+from fivefold.planner.counts.operations.part import Local
+
+
+def autocasted(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
+    """``ops``, which are listed as in 16 bits, as they run where the job's precision is autocast; ``narrow``: the
+    stream that they read is what a product made (the projection before a block of multi-token prediction).
+    """
+    return [*(_autocasted(ops, stream_bytes=local.stream_bytes, narrow=narrow) if local.autocast else ops)]
+
+
+def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator[Op]:
+    stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
+    wide = set[str]() if narrow else {*stream}  # in fp32
+    sizes = dict.fromkeys(stream, stream_bytes)  # as listed
+    for op in ops:
+        sizes |= op.writes
+        result, read = next(iter(op.writes)), [name for name in dict.fromkeys(op.reads) if name in wide]
+        if op.kind in ("matmul", "attention") and op.name != "moe.router":
+            casts = {name: f"{op.name}.{name}" for name in read}
+            for name, cast in casts.items():
+                yield _cast(name, cast, size=sizes[name])
+            op = op._replace(reads=_renamed(op.reads, casts), keeps=_renamed(op.keeps, casts))
+            if op.kind == "matmul":
+                weight = f"{op.name}.weight"
+                yield _cast(op.reads[0], weight, size=2 * op.batch * op.shape[1] * op.shape[2])._replace(
+                    differentiates=()
+                )
+                op = op._replace(keeps=(*op.keeps, weight), differentiates=op.differentiates or op.reads)
+            yield op
+            continue
+        if op.passes and read:
+            branches = {name: f"{name}.wide" for name in op.reads if name not in wide}
+            for name, widened in branches.items():
+                yield _narrowed_gradient(name, widened, size=sizes[name])
+            op = op._replace(
+                reads=(*_renamed(op.reads, branches), *branches), differentiates=_renamed(op.reads, branches)
+            )
+        if op.kind == "norm":
+            op = _normed(op, wide=bool(read))
+        elif f"{op.reads[0]}.cube" in op.writes:
+            op = _cubed(op)
+        elif (read and op.kind != "loss") or op.kind in ("rope", "embedding"):
+            op = _widened(op, result)
+        if op.writes[result] > sizes[result]:
+            wide.add(result)
+        yield op
+
+
+def _cast(source: str, out: str, *, size: int) -> Op:
+    """An fp32 tensor, or the weight that meets ``source``, narrowed to ``size`` bytes; the backward widens its
+    gradient."""
+    return Op(out, "cast", (source,), {out: size}, moved_bytes=3 * size, moved_backward_bytes=3 * size)
+
+
+def _narrowed_gradient(source: str, out: str, *, size: int) -> Op:
+    """A 16-bit tensor of ``size`` bytes that an fp32 one is added to: the addition reads it as it is, and its gradient
+    is narrowed."""
+    return Op(out, "cast", (source,), {out: 0}, moved_backward_bytes=3 * size)
+
+
+def _normed(op: Op, *, wide: bool) -> Op:
+    """A norm with an fp32 result; of a ``wide`` input it keeps the input itself in place of a widened copy."""
+    result = next(iter(op.writes))
+    copy, normal = f"{result}.wide", f"{result}.normal"
+    writes = op.writes | {result: 2 * op.writes[result]}
+    if not wide:
+        return op._replace(writes=writes, moved_bytes=op.moved_bytes * 3 // 2)
+    keeps = tuple(op.reads[0] if name == copy else name for name in op.keeps)
+    writes = {name: size for name, size in writes.items() if name != copy}
+    if normal in writes:
+        writes[normal] *= 2
+    return op._replace(
+        writes=writes, keeps=keeps, forward_scratch=0, moved_bytes=2 * op.moved_bytes,
+        moved_backward_bytes=2 * op.moved_backward_bytes,
+    )  # fmt: skip
+
+
+def _cubed(op: Op) -> Op:
+    """An activation with a power of its input, which autocast makes of an fp32 copy, as all that is made of it."""
+    (u,) = op.reads
+    made = {name: size if name.endswith(".half") else 2 * size for name, size in op.writes.items()}
+    made[f"{u}.cube"] = made[next(iter(made))]  # the copy, which is kept in place of the input
+    keeps = (f"{u}.cube", *(name for name in op.keeps if name != u))
+    wider = {name: 2 * getattr(op, name) for name in ("backward_scratch", "moved_bytes", "moved_backward_bytes")}
+    return op._replace(writes=made, keeps=keeps, **wider)
+
+
+def _widened(op: Op, result: str) -> Op:
+    """An operation in fp32, or a message; what it writes beside its result is as it was."""
+    return op._replace(
+        writes=op.writes | {result: 2 * op.writes[result]}, message=op.message and _in_fp32(op.message),
+        gradients=op.gradients and {name: 2 * size for name, size in op.gradients.items()},
+        forward_scratch=2 * op.forward_scratch, backward_scratch=2 * op.backward_scratch,
+        scratch_tensor=2 * op.scratch_tensor, moved_bytes=2 * op.moved_bytes,
+        moved_backward_bytes=2 * op.moved_backward_bytes,
+    )  # fmt: skip
+
+
+def _in_fp32(message: Message) -> Message:
+    """A message of 16-bit elements with elements of twice their size, as its gradient has."""
+    backward = message.backward_payload
+    return message._replace(payload=2 * message.payload, backward_payload=None if backward is None else 2 * backward)
+
+
+def _renamed(names: Sequence[str], to: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(to.get(name, name) for name in names)

@@ -1,0 +1,290 @@
+"""The operations of the feed-forward part: an MLP, or routed experts with optional shared ones.
+
+    mlp       source → gate, up → act → down → d
+    experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
+
+Dropless: every token goes to exactly k experts. With a capacity c an expert computes at most c times the even share, or
+exactly that where rows are padded to it (Megatron).
+The routing weight multiplies the activation before ``down``, so that the experts' output need not be kept.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from fivefold.planner.counts.operations.linear import Source, cast, casting, keeps_casts, row, settled
+from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
+from fivefold.planner.counts.operations.part import Local
+from fivefold.units import ceil_div
+
+# Tensors as large as its input that PyTorch keeps of an activation written out: 0.5x · (1 + tanh(…)), where gelu_fast
+# makes the products in the tanh one by one. Source: huggingface/transformers 5.23:src/transformers/activations.py
+WRITTEN_OUT = {"gelu_new": ("half", "tanh", "sum"), "gelu_fast": ("half", "tanh", "sum", "scaled", "cubic", "part")}
+
+
+def mlp(local: Local, source: str) -> list[Op]:
+    """``source`` [stream rows, D] → ``d`` [stream rows, D]."""
+    return _mlp(local, source, "d", name="mlp", ffn=local.model.ffn)
+
+
+def experts(local: Local, source: str) -> list[Op]:
+    """``source`` [stream rows, D] → ``d`` [stream rows, D] through ``topk`` experts per token."""
+    model, moe, rows = local.model, local.model.moe, local.stream_rows
+    assert moe is not None
+    size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
+    gather = Op(
+        "moe.dispatch", "embedding", (source, "weights"), {"routed": moe.topk * size, "share": 4 * sent},
+        keeps=("permutation",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
+    )  # fmt: skip
+    ops = [*_router(local, source), gather]
+    ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
+    shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
+    if local.part.ep > 1 or local.part.etp > 1:
+        there, mine = (
+            _dispatch(local, sent=sent, received=received),
+            _grouped_mlp(local, "arrived", "made", rows=received),
+        )
+        if local.job.stack.linears == "fanned":
+            there, mine = _overlapped_wgrad(local, there, mine)
+        home = _combine(local, "made", "returned", sent=sent, received=received)
+        # the shared experts compute while tokens are sent
+        ops += [*there[:1], *shared, *there[1:], *mine, *home]
+    else:
+        stays = () if "layer" in local.part.recomputed else ("ends",)
+        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, stays=stays)
+        ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
+    combined = "e" if shared else "d"
+    ops.append(
+        Op("moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
+           moved_backward_bytes=2 * moe.topk * size)
+    )  # fmt: skip
+    return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+
+
+def _router(local: Local, source: str) -> list[Op]:
+    """The router's matmul in fp32, and top-k: scores, chosen experts and their weights per token, and the permutation
+    of all T·k copies, which is computed once and kept even under recomputation (``trainer/model/routing.py``).
+    """
+    model, moe, rows = local.model, local.model.moe, local.stream_rows
+    assert moe is not None
+    scores, copies = 4 * rows * moe.experts, rows * moe.topk
+    widened = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
+    router = matmul(
+        "moe.router", source, "choices", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
+    )._replace(keeps=(source,), forward_scratch=widened, backward_scratch=widened)
+    kept = {"scores": scores, "chosen": 8 * copies} | ({"shares": 4 * (copies + rows)} if moe.normalized else {})
+    pick = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
+    permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
+    return [
+        router,
+        pick._replace(writes={"weights": 4 * copies, **kept, **permutation}, keeps=(*kept,), stays=(*permutation,)),
+    ]
+
+
+def routed_rows(local: Local) -> int:
+    """Rows on which the most loaded expert rank computes."""
+    moe = local.model.moe
+    assert moe is not None
+    share = local.job.imbalance if local.part.ep > 1 else 1.0
+    if moe.capacity is not None:
+        share = min(moe.capacity, share) if local.job.stack.linears == "fanned" else moe.capacity
+    even = local.stream_rows * moe.topk * local.part.etp
+    return even if share == 1 else ceil(even * share)
+
+
+def _needs_sort(local: Local) -> bool:
+    """Whether rows that arrive must be sorted by expert: not if a rank has one expert and no etp."""
+    assert local.model.moe is not None
+    return local.part.ep < local.model.moe.experts or local.part.etp > 1
+
+
+def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
+    """Tokens to their experts: all_to_all over ep, all_gather over etp (equal rows per rank), sort by expert.
+
+    Rows dispatched in fp8 are widened on arrival; their gradients are not cast.
+    """
+    part, each, moe = local.part, local.model.width * local.width, local.model.moe
+    assert moe is not None
+    ops, here, rows = list[Op](), "routed", ceil_div(received, part.etp)
+    row, wire = local.row_bytes, local.row_bytes + local.row_scales_bytes
+    if part.ep > 1:
+        message = Message("ep", "all_to_all", "all_to_all", sent * row, backward_payload=sent * each)
+        ops.append(
+            exchange("moe.send", here, "received", size=rows * wire, message=message, gradient_bytes=rows * each)
+        )
+        here = "received"
+    if part.etp > 1:
+        message = Message("etp", "all_gather", "reduce_scatter", received * row, backward_payload=received * each)
+        gather = exchange(
+            "moe.etp_dispatch", here, "gathered", size=received * wire, message=message, gradient_bytes=received * each
+        )
+        ops.append(gather._replace(forward_scratch=rows * wire))
+        here = "gathered"
+    # order of the rows, and the end of each expert's
+    dispatch_plan = (8 * received if _needs_sort(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
+    narrow, cast = local.row_scales_bytes > 0, "routed.cast"
+    if narrow:
+        ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * wire})
+    arrive = Op(
+        "moe.arrive", "message", (here, "share", cast if narrow else "routed"),
+        {"arrived": received * each, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
+        differentiates=(here, "share"), stays=("dispatch_plan",),
+        forward_scratch=max(0, received - sent) * wire if narrow and _needs_sort(local) else 0,  # the sent copy is gone
+    )  # fmt: skip
+    return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrive]
+
+
+def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
+    """Reverse of ``_dispatch``: reduce_scatter of partial sums over etp, all_to_all over ep."""
+    part, each = local.part, local.model.width * local.width
+    ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
+    row, wire, narrow = local.row_bytes, local.row_bytes + local.row_scales_bytes, local.row_scales_bytes > 0
+    if part.etp > 1:
+        message = Message("etp", "reduce_scatter", "all_gather", received * each, backward_payload=received * row)
+        op = exchange(
+            "moe.etp_combine", here, f"{out}.part", size=rows * each, message=message, gradient_bytes=rows * wire
+        )
+        ops.append(op)
+        here = f"{out}.part"
+    if part.ep > 1:
+        message = Message("ep", "all_to_all", "all_to_all", sent * each, backward_payload=sent * row)
+        op = exchange("moe.return", here, out, size=sent * each, message=message)
+        ops.append(op._replace(backward_scratch=sent * wire if narrow else 0))
+    else:
+        ops[-1] = ops[-1]._replace(writes={out: sent * each}, gradients=None)
+    again = received * each if _needs_sort(local) else 0
+    padded = rows * each if part.etp > 1 else 0
+    if narrow:  # gradients are sorted in fp8, then widened
+        return [ops[0]._replace(forward_scratch=again, backward_scratch=received * wire), *ops[1:]]
+    return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
+
+
+def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
+    """``there`` and ``mine`` with dW of gate and up computed during the backward's all_to_all: their inputs and output
+    gradients live until then. The weight gradients move from these matmuls to ``moe.arrive``.
+    """
+    first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
+    held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]
+    casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
+    arrive, going = there[-1], (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0
+    if local.part.etp > 1:  # the input of the reduce_scatter over etp is freed before them
+        whole, made = arrive.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
+        part = whole // local.part.etp
+        going = max(part + whole, part + going + made) - whole - made
+    arrive = arrive._replace(
+        keeps=(*arrive.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
+        backward_scratch=held + going, product_bytes=held, scratch_of_casts=(0, casts),
+    )  # fmt: skip
+    return [*there[:-1], arrive], [op._replace(gradient_widths=()) if op in first else op for op in mine]
+
+
+def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
+    """Grouped matmuls of this rank's experts, each on its share of ``rows``."""
+    model, moe, width = local.model, local.model.moe, local.width
+    assert moe is not None
+    held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
+    m, share = "moe.experts.m", "share"
+    ends: tuple[str, ...] = ("ends",)
+    if source == "arrived":
+        share, ends = "arrived.share", ()
+    entry = Source(local, source, into=model.width, rows=rows, gathered=False)
+
+    def grouped(op: Op) -> Op:
+        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.joint
+        op = casting(op._replace(batch=1), local, first=first, experts=held)
+        widths = tuple(size * held for size in op.gradient_widths)
+        of_matmul = 1 if local.job.stack.linears == "fanned" else len(widths)
+        op = op._replace(
+            parameters=op.parameters * held, gradient_widths=widths[:of_matmul], biases=sum(widths[of_matmul:]),
+            shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
+        )  # fmt: skip
+        return settled(op, local.job)
+
+    ops = [*entry.ops]
+    ops += [grouped(op) for op in _up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
+    # dx of gate and up are summed before their dW are computed
+    if local.job.stack.linears == "fanned" and not local.job.precision.narrow:
+        made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
+        first = len(entry.ops)
+        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
+    product = _activation(local, "moe.experts", size=rows * ffn * width)
+    # times the fp32 routing weight of each row; so the gradient's product with it is fp32
+    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" and model.activation == "silu" else 0
+    scratch = product.backward_scratch + wide
+    if moe.weighs == "inputs" and local.job.stack.linears == "fanned":  # gate and up, each times the weight
+        scratch = 2 * rows * ffn * width
+    ops.append(
+        product._replace(
+            reads=(*product.reads, share), keeps=(*product.keeps, share), backward_scratch=scratch,
+        )
+    )  # fmt: skip
+    into = m
+    if keeps_casts(local):
+        into = f"{m}.cast"
+        ops.append(cast(local, m, into, numel=rows * ffn))
+    down = matmul("moe.experts.down", into, out, rows=rows, into=ffn, outof=model.width, width=width,
+                  bias=moe.expert_bias)  # fmt: skip
+    return [*ops, grouped(down)]
+
+
+def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
+    """A tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
+    model, inner = local.model, ffn // local.part.tp
+    m = f"{name}.m"
+    again = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
+    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=again)
+    ops = [*entry.ops, *_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
+    ops.append(_activation(local, name, size=local.rows * inner * local.width))
+    return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
+
+
+def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
+    """The matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, the gate comes first."""
+    if local.model.mlp == "plain":
+        return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
+    if local.job.stack.joint:
+        return [entry.column(f"{name}.gate_up", f"{name}.gu", outof=2 * ffn, bias=bias)]
+    return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", outof=ffn, bias=bias) for part in ("gate", "up")]
+
+
+def _activation(local: Local, name: str, *, size: int) -> Op:
+    """Activation of u, or silu(g)·u; ``size``: bytes of its output."""
+    g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
+    if local.model.mlp == "plain":
+        op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
+        return _written_out(op, local, name, size=size) if local.norm.plain else op
+    both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
+    if local.model.activation == "clamped_swiglu":  # clamped gate and up, the sigmoid and their products
+        both = both._replace(forward_scratch=size, backward_scratch=4 * size, scratch_tensor=size)
+    plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
+    if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
+        both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
+        if local.model.activation == "clamped_swiglu":
+            both = _clamped_apart(both, size=size)
+    if plain:  # silu(gate) is a separate tensor, kept by the product
+        silu = f"{name}.silu"
+        both = both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
+        whole = local.job.stack.joint or local.model.activation == "clamped_swiglu"
+        return both if whole else both._replace(backward_scratch=0)  # the product's backward frees what silu's makes
+    return both
+
+
+def _written_out(op: Op, local: Local, name: str, *, size: int) -> Op:
+    """The activation with what PyTorch keeps of it where it is no kernel of its own; gelu_new cubes its input."""
+    made = {f"{name}.{factor}": size for factor in WRITTEN_OUT.get(local.model.activation, ())}
+    if not made:
+        return op
+    cube = {f"{op.reads[0]}.cube": 0} if local.model.activation == "gelu_new" else {}
+    return op._replace(writes=op.writes | made | cube, keeps=(*op.keeps, *made), backward_scratch=size)
+
+
+def _clamped_apart(op: Op, *, size: int) -> Op:
+    """The activation as Megatron clamps its halves: by a kernel each and one that joins them, before the fused one.
+
+    Source: NVIDIA/Megatron-LM:megatron/core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
+    """
+    clamped = op.name.replace(".act", ".clamped")
+    return op._replace(
+        writes=op.writes | {clamped: 2 * size}, keeps=(*op.keeps, clamped), backward_scratch=2 * size, scratch_tensor=0,
+        moved_bytes=op.moved_bytes + 8 * size, moved_backward_bytes=op.moved_backward_bytes + 10 * size,
+    )  # fmt: skip

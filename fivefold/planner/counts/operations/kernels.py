@@ -1,0 +1,30 @@
+"""What an operation holds besides inputs and outputs where a single kernel of Triton computes it: next to nothing.
+
+The lists of operations count the scratch of PyTorch's kernels, which hand one another whole tensors (``op.py``).
+"""
+
+from __future__ import annotations
+
+from fivefold.job import norm_programs
+from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.part import Local
+
+STATISTIC = 4  # bytes of an fp32 number of a row
+
+
+def in_one_kernel(op: Op, local: Local) -> Op:
+    """``op`` as ``trainer/model/kernels/fused/`` computes it, if the job's kernels are Triton's."""
+    if local.job.stack.kernels != "triton":
+        return op
+    if op.kind == "norm" and op.batch == 1:  # of heads by weights of their own there is no kernel
+        if not op.gradient_widths:  # no weights, of whose gradient programs make sums
+            return op._replace(forward_scratch=0, backward_scratch=0)
+        width = op.gradient_widths[0]
+        rows = op.moved_bytes // (2 * local.width * width)
+        partial = norm_programs(rows, width) * sum(op.gradient_widths) * STATISTIC
+        return op._replace(forward_scratch=0, backward_scratch=partial)
+    if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act")):
+        return op._replace(forward_scratch=0, backward_scratch=0)
+    if op.kind == "loss" and local.job.stack.loss == "fused":  # log Σ exp and the target's logit
+        return op._replace(forward_scratch=2 * STATISTIC * op.shape[0])
+    return op

@@ -1,0 +1,79 @@
+"""The share of a micro-batch on one rank: sequences, tokens, heads, weights and experts.
+
+rows         = B · T/cp             tokens of attention and matmuls
+stream_rows  = rows/tp under sp     tokens of the residual stream, its norms and residual additions; under 2D tensor
+               parallelism rows/x, and D/y of the width
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.job import SCALED_ELEMENTS, Job
+from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.op import NormKind
+from fivefold.units import ceil_div
+
+
+class Part(NamedTuple):
+    """The degrees that cut a layer on one rank; ``recomputed``: groups of operations, as in ``Layout.recomputed``."""
+
+    sequences: int
+    cp: int = 1
+    ulysses: bool = False
+    tp: int = 1
+    tp_inner: int = 1  # the y of tp = x·y
+    sp: bool = False
+    ep: int = 1
+    etp: int = 1
+    recomputed: frozenset[str] = frozenset()
+    piped: bool = False  # a stage of a pipeline
+
+
+def part_of(layout: Layout) -> Part:
+    """The part of one rank under ``layout``."""
+    return Part(
+        layout.mbs, layout.cp, layout.cp_kind == "ulysses", layout.tp, layout.tp_inner, layout.sp and layout.tp > 1,
+        layout.ep, layout.etp, layout.recomputed, layout.pp > 1,
+    )  # fmt: skip
+
+
+class Local:
+    """Sizes of a model and a job on one rank, from which the lists of operations are made."""
+
+    def __init__(self, model: Model, job: Job, part: Part) -> None:
+        self.model, self.job, self.part = model, job, part
+        self.width = activation_width(job)
+        self.norm = NormKind(
+            layernorm=model.norm == "layernorm", bias=model.norm_bias, fused=job.stack.linears != "fanned",
+            plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's own, one after another
+        )  # fmt: skip
+        self.rows = part.sequences * ceil_div(job.sequence, part.cp)
+        self.outer = part.tp // part.tp_inner  # over which rows of the stream are cut; its columns over tp_inner
+        self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows
+        self.stream_width = model.width // part.tp_inner
+        self.stream_bytes = self.stream_rows * self.stream_width * self.width
+        self.autocast = job.precision.autocasts and job.stack.linears == "apart"
+        self.entry_bytes = 2 * self.stream_bytes if self.autocast else self.stream_bytes  # of the stream as it runs
+        # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
+        narrow = job.precision.dispatches == "fp8"
+        self.row_bytes = model.width * (1 if narrow else self.width)
+        self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if narrow else 0
+        # Token ids are a view of the step's batch if they are contiguous in it.
+        self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
+        self.heads = model.heads // part.tp
+        self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: replicated
+        self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
+
+    def narrow_stream(self, layer: int) -> bool:
+        """Whether under autocast a layer's stream is in 16 bits: that of a module of multi-token prediction, whose
+        projection makes it.
+        """
+        return self.autocast and layer >= self.model.layers
+
+
+def activation_width(job: Job) -> int:
+    """Bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
+    return 4 if job.precision.compute in ("fp32", "tf32") else 2

@@ -1,0 +1,270 @@
+"""Messages that one rank takes part in during one optimizer step, by axis and collective.
+
+zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
+stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
+(``sharding.gathers_again``); of several units, or weight by weight: ``buckets.py``, ``lists.py`` · tp, cp, ep as in the
+operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop),
+and 4 per further predicted token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from fivefold.job import SCALED_ELEMENTS, Job, Recipe
+from fivefold.layout.mesh import group
+from fivefold.layout.sharding import (
+    extra_reduce_axis,
+    gathers_again,
+    joins_ends,
+    multiplies,
+    padded_numel,
+    policy,
+    shard_numel,
+)
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight
+from fivefold.planner.counts.buckets import joined_messages, joins_gathers, joins_reductions
+from fivefold.planner.counts.counts import Counts, Name, Run, run_part
+from fivefold.planner.counts.lists import by_lists, list_messages, staying
+from fivefold.planner.counts.memory.states import gathered_bytes
+from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.operations.op import Message as Exchange
+from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.update import update_messages
+from fivefold.step import Traffic, sent_bytes
+from fivefold.units import ceil_div
+
+
+def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
+    """Every message in a step of a rank that holds the stages ``chunks``, in no particular order."""
+    micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
+    found = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
+    found += joined_messages(counts, layout, chunks=chunks)
+    if by_lists(counts, layout):
+        found += [message for message, _ in staying(counts, layout, chunks)]
+    joined = {"all_gather"} if joins_gathers(counts, layout) else set()
+    joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
+    for chunk in chunks:
+        for run, times in stages[chunk]:
+            once = [each for each in _own_messages(counts, layout, run.name) if each.collective not in joined]
+            once += copy_messages(counts, layout, run.name)
+            found += [message._replace(times=message.times * times) for message in once]
+            ops = counts.unit(run_part(part_of(layout), run), run.name).ops
+            for op in ops:
+                if op.message is not None:
+                    found += _op_messages(op, op.message, layout, times=times * micro_batches)
+            if routed := counts.routed(run.name):
+                found += routing_messages(counts, layout, run, times=times * micro_batches * routed)
+        found += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
+    return found
+
+
+def passes(layout: Layout, job: Job) -> int:
+    """Micro-batches that a rank sends through each of its stages."""
+    micro_batches = layout.micro_batches(job)  # under dualpipe half of them go through the other rank with these stages
+    return micro_batches // 2 if layout.pipeline.enters_both_ends else micro_batches
+
+
+def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
+    """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas; of
+    messages that join several units (``buckets.py``) its part, whose price it bears.
+    """
+    recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
+    each = counts.reduces_each(layout, name)
+    for unit, shards, replicas in counts.local_parts(layout, name):
+        padded = padded_numel(unit, shards=shards)
+        prefix = "expert_" if unit.name == "experts" else ""
+        if shards > 1 and by_lists(counts, layout):
+            yield from list_messages(counts, layout, name, unit, shards)
+        elif shards > 1:
+            twice = gathers_again(name, layout, counts.job)
+            gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if twice else 1)
+            group = f"{prefix}shard"
+            payload = gathered_bytes(unit, shards=shards, recipe=recipe)
+            yield Message("dp", "all_gather", gathers, payload, shards, group)
+            reduces = micro_batches if each else 1
+            whole = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
+            yield Message("dp", "all_reduce" if whole else "reduce_scatter", reduces, padded * recipe.summed_bytes,
+                          shards, group)  # fmt: skip
+        if replicas > 1:
+            payload = padded // shards * recipe.summed_bytes
+            yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
+
+
+def _own_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
+    """``unit_messages`` as they are sent: those of an embedding that is one unit with the head in the head's."""
+    found = list(unit_messages(counts, layout, name))
+    if name not in ("embed", "head") or not joins_ends(layout, counts.job):
+        return found
+    if name == "embed":
+        return []
+    sizes = {(each.collective, each.group): each.payload for each in unit_messages(counts, layout, "embed")}
+    return [each._replace(payload=each.payload + sizes.get((each.collective, each.group), 0)) for each in found]
+
+
+def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
+    """All-reduces of gradients after data parallelism's: of weights replicated over tp
+    (``sharding.extra_reduce_axis``), and under DualPipe of all weights with the other rank that holds the same stages.
+    """
+    width, model = counts.job.precision.summed_bytes, counts.model
+    outer = layout.tp // layout.tp_inner
+    groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
+    for unit, shards, _ in counts.local_parts(layout, name):
+        sizes: dict[str, list[int]] = {among: [] for among in groups}
+        apart = counts.job.stack.copies == "weight"  # as they are made, before ZeRO cuts them
+        times = passes(layout, counts.job) if apart and counts.reduces_each(layout) else 1
+        for weight in unit.weights:
+            if kind := extra_reduce_axis(weight, model=model, layout=layout):
+                sizes[kind].append(weight.numel if apart else shard_numel(weight, shards=shards))
+        for among, ranks in groups.items():
+            place = "tp" if among == "kv" else among
+            each = sizes[among] if apart else [sum(sizes[among])]
+            yield from (Message("tp", "all_reduce", times, numel * width, ranks, place) for numel in each if numel)
+        if layout.pipeline.enters_both_ends:
+            yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
+
+
+def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) -> Iterator[Message]:
+    """Messages of an MoE layer beside its tokens, ``times`` per step: token counts, routing weights and fp8 scales of
+    the dispatch; for the balance loss and capacity, counts per expert and sequence, if sequences span several ranks.
+    """
+    part, moe = run_part(part_of(layout), run), counts.model.moe
+    assert moe is not None
+    local = counts.local(part)
+    anew = times * (
+        2 if "layer" in part.recomputed else 1
+    )  # the dispatch is planned again only if the whole layer is recomputed
+    sent_again = any(
+        op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
+    )
+    copies = local.stream_rows * moe.topk
+    forward, weights = times * (2 if sent_again else 1), 4 * copies
+    if layout.ep > 1:
+        yield Message("ep", "all_to_all", anew, 8 * moe.experts, layout.ep, "ep")
+        yield Message("ep", "all_to_all", forward + times, weights, layout.ep, "ep")
+    if layout.etp > 1:
+        yield Message("etp", "all_gather", anew, 8 * moe.experts * layout.etp, layout.etp, "etp")
+        for collective, each in (("all_gather", forward), ("reduce_scatter", times)):
+            yield Message("etp", collective, each, weights * layout.etp, layout.etp, "etp")
+    if scales := local.row_scales_bytes * copies:  # of fp8 rows forward, and of their gradients
+        if layout.ep > 1:
+            yield Message("ep", "all_to_all", forward + times, scales, layout.ep, "ep")
+        if layout.etp > 1:
+            yield Message("etp", "all_gather", forward + times, scales * layout.etp, layout.etp, "etp")
+    cut = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
+    counted = 8 * layout.mbs * moe.experts
+    if cut and moe.balance == "aux" and moe.aux_coefficient:
+        for axis in cut:
+            yield Message(axis, "all_reduce", times, counted, group(layout, axis).ranks, axis)
+    if cut and moe.capacity is not None:  # counts of each part of a sequence
+        parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
+        for axis in cut:
+            yield Message(axis, "all_reduce", anew, counted * parts, group(layout, axis).ranks, axis)
+
+
+def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """Messages sent once a step: norm and loss, a shared table's gradient between the pipeline's two ends (none if one
+    rank holds both), scales, and counts per expert for loss-free balancing.
+    """
+    stages = counts.stage_work(layout)
+    ends = {0, len(stages) - 1} & set(chunks)
+    if layout.world > 1:
+        yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.predicted, layout.world, "world")
+    if layout.pp > 1 and counts.model.shares_table and len(ends) == 1:
+        (unit, shards, _), *_ = counts.local_parts(layout, "embed")
+        table = unit._replace(weights=unit.weights[:1])
+        payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
+        yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+    yield from _scale_messages(counts, layout, chunks=chunks)
+    moe = counts.model.moe
+    if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
+        runs = (each for chunk in chunks for each in stages[chunk])
+        payload = 8 * moe.experts * sum(times * counts.routed(run.name) for run, times in runs)
+        if payload and layout.world > layout.pp:
+            yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
+        if payload and layout.pipeline.enters_both_ends:
+            yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+
+
+def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """After the update, an all-reduce of max |w| per scale, for weights that are gathered in fp8."""
+    sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
+    if recipe.gathers == "fp8":
+        for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
+            for unit, shards, _ in counts.local_parts(layout, run.name):
+                group = "expert_shard" if unit.name == "experts" else "shard"
+                scales = sum(_scales_of(weight, recipe) for weight in unit.weights if multiplies(weight))
+                sizes[group, shards] = sizes.get((group, shards), 0) + times * scales
+    for (group, shards), many in sizes.items():
+        if shards > 1 and many:
+            yield Message("dp", "all_reduce", 1, 4 * many, shards, group)
+
+
+def _scales_of(weight: Weight, recipe: Recipe) -> int:
+    """Number of scales of one weight."""
+    *experts, rows, columns = weight.shape
+    block = SCALED_ELEMENTS.get(recipe.scaling)
+    return prod(experts) * (ceil_div(rows, block) * ceil_div(columns, block) if block else 1)
+
+
+def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
+    """Messages of one operation: forward, backward, and repeated ones (gathered again for dW, or recomputed)."""
+    ranks, axis = group(layout, message.axis).ranks, message.axis.partition("_")[0]  # both of 2D tp count as tp
+    times *= message.times
+    if op.recomputed:
+        message = message.uncast
+    if message.forward:
+        yield Message(axis, message.forward, times * (2 if op.recomputed else 1), message.payload, ranks, message.axis)
+    for collective, payload in message.scales:
+        yield Message(axis, collective, times, payload, ranks, message.axis)
+    if message.regather and not op.recomputed:
+        yield Message(axis, message.regather, times, message.uncast.payload, ranks, message.axis)
+    if message.backward:
+        payload, parts = message.payload, message.backward_parts
+        payload = payload if message.backward_payload is None else message.backward_payload // parts
+        yield Message(axis, message.backward, times * parts, payload, ranks, message.axis)
+
+
+def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:
+    """P2P of a stage: its output to the next and its input's gradient to the previous, unless on the same rank."""
+    if layout.pp == 1:
+        return
+    last = layout.pp * layout.v - 1
+    turn = layout.pp - 1 if layout.pipeline.places_v else -1  # this stage and the next are on one rank
+    sends = micro_batches * ((chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn))
+    if not sends:
+        return
+    size, tp = counts.local(part_of(layout)).entry_bytes, layout.tp
+    if counts.job.stack.scatter_hops and tp > 1 and not layout.sp:
+        yield Message("pp", "p2p", sends, size // tp, 2, "pp")
+        yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
+    else:
+        yield Message("pp", "p2p", sends, size, 2, "pp")
+
+
+def first_rank(layout: Layout) -> tuple[int, ...]:
+    """The stages of the first pipeline rank."""
+    return layout.pipeline.stages_of_rank(0, pp=layout.pp, v=layout.v)
+
+
+def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
+    """Messages of the first pipeline rank, with bytes that one rank sends, by axis and collective."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for message in messages(counts, layout, chunks=first_rank(layout)):
+        key = message.axis, message.collective
+        count, sent = totals.get(key, (0, 0))
+        each = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
+        totals[key] = count + message.times, sent + message.times * each
+    return tuple(
+        Traffic(axis=axis, collective=collective, messages=count, bytes=sent)
+        for (axis, collective), (count, sent) in sorted(totals.items())
+    )
+
+
+def per_step(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
+    """``traffic`` for a model, layout and job."""
+    return traffic(Counts(model, job), layout)

@@ -1,0 +1,66 @@
+"""FLOPs of one optimizer step over all ranks, and the parameters they act on.
+
+model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the whole square
+hardware FLOPs = what all ranks execute: the full square (of a window only what it shows), recomputed forwards,
+replicated key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts, Name, run_part
+from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.counts.update import update_flops
+from fivefold.step import Work
+
+
+def work(model: Model, *, layout: Layout, job: Job) -> Work:
+    """Parameters, model FLOPs and hardware FLOPs of the whole step."""
+    full, causal = _per_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
+    return Work(
+        parameters=model.parameters,
+        active_parameters=model.active_parameters,
+        model_flops_causal=3 * causal * job.global_batch,
+        model_flops_full=3 * full * job.global_batch,
+        hardware_flops=_hardware_flops(model, layout, job),
+    )
+
+
+def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
+    """Hardware FLOPs of all ranks: those of one, without imbalance of experts (which adds none in total), times all."""
+    counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
+    each = sum(
+        times * (4 if op.recomputed else 3) * _executed(op, part)
+        for stage in counts.stage_work(layout)
+        for run, times in stage
+        for op in counts.unit(run_part(part, run), run.name).ops
+    )
+    return each * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
+
+
+def _executed(op: Op, part: Part) -> int:
+    """Forward FLOPs that the ranks of cp execute; a ring computes (cp + 1) / 2cp of the full square."""
+    if op.windowed_flops:
+        return op.windowed_flops
+    if op.kind == "attention" and not part.ulysses and part.cp > 1:
+        return op.flops * (part.cp + 1) // (2 * part.cp) * part.cp
+    return op.flops * part.cp
+
+
+@lru_cache(maxsize=256)
+def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
+    """Forward FLOPs of one sequence: attention as the full square, and causal."""
+    counts, part = Counts(model, job), Part(sequences=1)
+    names: tuple[Name, ...] = ("embed", *counts.example, "head")
+    lists = {name: counts.unit(part, name).ops for name in names}
+    tally = Counter[Name](("embed", *counts.kinds, "head"))
+    return (
+        sum(times * sum(op.flops for op in lists[name]) for name, times in tally.items()),
+        sum(times * sum(op.causal_flops for op in lists[name]) for name, times in tally.items()),
+    )

@@ -1,0 +1,121 @@
+"""Memory and MFU against the length of sequences, by recomputation and cp, and how to get to a million tokens.
+
+Ranks of dp become ranks of cp; a step keeps about its number of tokens, so that figures compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from fivefold.job import Job
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Planner
+from fivefold.planner.questions import longest_sequence
+from fivefold.planner.search.neighbours import changed_words
+from fivefold.record import Mistake
+from fivefold.results.search_result import Answer, LengthCurve, LengthPoint, Lengths, NearMiss, SearchResult
+from fivefold.step import FITS_RISK
+from fivefold.units import show_bytes, show_seconds
+
+RECOMPUTATIONS = ("none", "selective", "full")
+SHORTEST, TARGET = 2**12, 2**20
+MOST_CP = 64
+
+
+def lengths(
+    *, model: Model, machine: Machine, job: Job, layout: Layout, search: Callable[[Job], SearchResult],
+    target: int = TARGET, risk: float = FITS_RISK,
+) -> Lengths:  # fmt: skip
+    """The curves of a layout, and what must change for sequences of ``target`` tokens; ``search``: of a job."""
+    answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
+    if model.position == "learned":
+        sizes = [size for size in sizes if size <= model.positions]
+
+    @lru_cache(maxsize=64)
+    def planner(tokens: int, batch: int) -> Planner:
+        return Planner(model=model, machine=machine, job=job.replace(sequence=tokens, global_batch=batch), risk=risk)
+
+    curves = []
+    for other in _varied(layout):
+        if not is_legal(other, model=model, job=job, machine=machine):
+            continue
+        points = tuple(_points(other, sizes, planner, job=job))
+        longest = _longest(model, machine, job, other, risk=risk)
+        curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=longest, points=points))
+    changes = _changes(model, machine, job, layout, answer, search=search, target=target)
+    return Lengths(
+        model=model.name, machine=machine.name, answer=answer, curves=tuple(curves), target=target,
+        changes=tuple(changes),
+    )  # fmt: skip
+
+
+def _varied(layout: Layout) -> Iterator[Layout]:
+    """The layout with every recomputation and every cp that its data-parallel ranks allow."""
+    ranks = layout.dp * layout.cp
+    for cp in (2**power for power in range(MOST_CP.bit_length()) if ranks % 2**power == 0):
+        for ac in dict.fromkeys((layout.ac, *RECOMPUTATIONS)):
+            kind = layout.cp_kind if cp > 1 else "ring"
+            yield layout.replace(cp=cp, dp=ranks // cp, ac=ac, cp_kind=kind)
+
+
+def _points(
+    layout: Layout, sizes: list[int], planner: Callable[[int, int], Planner], *, job: Job
+) -> Iterator[LengthPoint]:  # fmt: skip
+    chunk = layout.dp * layout.mbs
+    for tokens in sizes:
+        batch = max(1, round(job.tokens_per_step / tokens / chunk)) * chunk
+        found = planner(tokens, batch)
+        if not is_legal(layout, model=found.model, job=found.job, machine=found.machine):
+            continue
+        step = found.step(layout)
+        yield LengthPoint(
+            tokens=tokens, fits=found.fits(layout), peak_bytes=step.memory.peak_bytes,
+            step_seconds=step.time.step_seconds, mfu=step.mfu.causal,
+        )  # fmt: skip
+
+
+def _longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
+    try:
+        return int(longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value)
+    except Mistake:
+        return 0
+
+
+def _changes(
+    model: Model, machine: Machine, job: Job, layout: Layout, answer: Answer, *,
+    search: Callable[[Job], SearchResult], target: int,
+) -> Iterator[str]:  # fmt: skip
+    """What must change for sequences of ``target`` tokens, by the search over all layouts."""
+    if model.position == "learned" and target > model.positions:
+        yield f"the model: it has {model.positions} learned positions"
+        return
+    if answer.value >= target:
+        yield f"nothing: {layout} fits"
+        return
+    if model.positions < target:
+        yield f"the model's positions: {model.positions} of {target}, by longer training and scaled rotary positions"
+    batch = max(1, job.tokens_per_step // target)
+    try:
+        found = search(job.replace(sequence=target, global_batch=batch))
+    except Mistake as mistake:
+        yield f"more: {mistake}"
+        return
+    if found.proposal is None:
+        yield from (_needs(miss) for miss in found.misses[:1])
+        return
+    step = found.proposal.choice.step
+    words = changed_words(layout, Layout.parse(found.proposal.layout))
+    figures = f"{show_bytes(step.memory.peak_bytes)}, {show_seconds(step.time.step_seconds)} a step"
+    figures += f", MFU {step.mfu.causal:.1%}"
+    yield f"the layout: {words or 'nothing'}, so {found.proposal.layout} with gbs {batch} ({figures})"
+
+
+def _needs(miss: NearMiss) -> str:
+    mend = f"; would fit with {miss.mends[0]}" if miss.mends else "; take more ranks"
+    need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+    return f"more than the layout: the nearest, {miss.layout}, needs {need} of {have}{mend}"

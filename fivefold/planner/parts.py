@@ -1,0 +1,95 @@
+"""A predicted step's time as named parts: operations forward and backward, messages by collective, bubble, update.
+
+    parts of the rank that the step waits for · "other compute": what hidden messages and the host add to operations
+
+The measured step has parts of the same names, so that their differences are the error's budget.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from fivefold.layout.mesh import group_of
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.counts import Name, run_part
+from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.counts.traffic import messages, passes
+from fivefold.planner.counts.update import stages_held
+from fivefold.planner.time.timeline import StepTime
+
+if TYPE_CHECKING:
+    from fivefold.planner.predict import Planner
+
+
+def parts(planner: Planner, layout: Layout, time: StepTime) -> dict[str, float]:
+    """Seconds by name; they add up to those of ``time``."""
+    units, ranks = _Units(planner, layout), []
+    for held in dict.fromkeys(map(tuple, stages_held(layout))):
+        number = units.number(held)
+        ranks.append((sum(times * units.seconds(key) for key, times in number.items()), held, number))
+    whole, held, number = min(ranks, key=lambda rank: abs(rank[0] - time.compute))
+    share = time.compute / whole if whole else 1.0
+    if planner.units.profiled is None:  # else the units were measured as wholes, which their operations share
+        share = min(1.0, share)
+    found: dict[str, float] = defaultdict(float)
+    for key, times in number.items():
+        for name, seconds in units.parts(key).items():
+            found[name] += share * times * seconds
+    found["other compute"] = time.compute - share * whole
+    found.update(_messages(planner, layout, time.exposed, held=held))
+    found.update({"bubble": time.bubble, "optimizer": time.optimizer})
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+class _Units:
+    """Seconds of the operations of each distinct unit (embedding, block, head) in one micro-batch."""
+
+    def __init__(self, planner: Planner, layout: Layout) -> None:
+        self.counts, self.prices = planner.counts, planner.units.prices(layout)
+        self.part, self.work = part_of(layout), planner.counts.stage_work(layout)
+        self.passes = passes(layout, planner.job)
+        self._parts: dict[tuple[Part, Name], dict[str, float]] = {}
+
+    def number(self, held: tuple[int, ...]) -> dict[tuple[Part, Name], int]:
+        """How often a rank that holds the stages ``held`` runs each unit."""
+        found: dict[tuple[Part, Name], int] = defaultdict(int)
+        for stage in held:
+            for run, times in self.work[stage]:
+                found[run_part(self.part, run), run.name] += times * self.passes
+        return found
+
+    def parts(self, key: tuple[Part, Name]) -> dict[str, float]:
+        """Seconds by operation and way."""
+        if key not in self._parts:
+            found: dict[str, float] = defaultdict(float)
+            heads = self.counts.local(key[0]).heads
+            for op in self.counts.unit(*key).ops:
+                time = self.prices.operation(op, heads=heads)
+                found[f"{op.name} forward"] += time.forward
+                found[f"{op.name} backward"] += time.backward + time.weight
+                found[f"{op.name} recomputed"] += time.forward * op.recomputed
+            self._parts[key] = found
+        return self._parts[key]
+
+    def seconds(self, key: tuple[Part, Name]) -> float:
+        """Seconds of all of them."""
+        return sum(self.parts(key).values())
+
+
+def _messages(
+    planner: Planner, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]
+) -> dict[str, float]:
+    """The ``exposed`` seconds of each axis, shared by collective as the seconds of its messages are, hidden or not."""
+    whole: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
+    for message in messages(planner.counts, layout, chunks=held) if exposed else ():
+        if message.axis in exposed and message.ranks > 1:
+            place = group_of(layout, message.group, message.ranks)
+            seconds = planner.units.network.seconds(message.collective, message.payload, place)
+            whole[message.axis][message.collective] += message.times * seconds
+    found: dict[str, float] = {}
+    for axis, each in whole.items():
+        total = sum(each.values())
+        shares = {collective: seconds / total for collective, seconds in each.items()} if total else {"messages": 1.0}
+        found |= {f"{axis} {collective}": share * exposed[axis] for collective, share in shares.items()}
+    return found

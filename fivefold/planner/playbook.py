@@ -1,0 +1,223 @@
+"""The procedure of the Ultra-Scale Playbook, step by step: make it fit, reach the batch, make it fast.
+
+1  the batch         from the laws and the teams of ``batch.py``, unless the job says it
+2  make it fit       the first of the ladder that fits: data parallelism, ZeRO, tp within a node, pp, cp, recomputation
+3  reach the batch   the micro-batch and so the accumulation
+4  make it fast      one change at a time (``search/neighbours.py``), beside what ``search`` proposes of all layouts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import log2
+
+from fivefold.job import Job
+from fivefold.layout.legal import is_legal, reasons, validate_job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.batch import advised, laws, near
+from fivefold.planner.predict import Planner
+from fivefold.record import Mistake
+from fivefold.results.playbook import Stage, Tried
+from fivefold.results.search_result import Proposal, Walk
+from fivefold.step import FITS_RISK
+from fivefold.units import show_bytes, show_count, show_seconds
+
+AFTER = 2  # rungs of the ladder that are still shown after the first that fits
+LARGEST = 2**14  # sequences per step that are proposed
+
+
+def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[Stage, Job]:
+    """The batch: as the job says, or the power of two of sequences nearest between the laws."""
+    wanted = advised(model, tokens) / job.sequence
+    proposed = min(LARGEST, max(1, 2 ** round(log2(max(1.0, wanted)))))
+    chosen = job.global_batch if said else proposed
+    sizes = sorted({chosen, max(1, proposed // 4), max(1, proposed // 2), proposed, 2 * proposed, 4 * proposed})
+    tried = tuple(
+        Tried(layout=f"gbs {size}", chosen=size == chosen, fits=True, why=_who(model, size * job.sequence, tokens))
+        for size in sizes
+    )
+    told = ", ".join(f"{each.who} {show_count(each.tokens)}" for each in laws(model, tokens))
+    reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
+        ", as the job says" if said else f": the power of two between the laws ({told})"
+    )
+    title, question = "The batch", f"How many tokens a step, for {show_count(tokens)} in all?"
+    return Stage(title=title, question=question, tried=tried, reason=reason), job.replace(global_batch=chosen)
+
+
+def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
+    """The first layout of the ladder that fits; a ``Mistake`` names the nearest if none does."""
+    room, tried, chosen, after = planner.machine.chip.memory_bytes, [], None, 0
+    least: tuple[int, Layout] | None = None
+    for words, layout in ladder(planner, world):
+        why = next(reasons(layout, model=planner.model, job=planner.job, machine=planner.machine), None)
+        if why is not None:
+            tried.append(Tried(layout=str(layout), why=why, fits=False))
+            continue
+        rung = _tried(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
+        assert rung.peak_bytes is not None
+        least = min(least or (rung.peak_bytes, layout), (rung.peak_bytes, layout), key=lambda each: each[0])
+        tried.append(rung.replace(chosen=rung.fits and chosen is None))
+        chosen = layout if rung.fits and chosen is None else chosen
+        after += chosen is not None
+        if after > AFTER:
+            break
+    if chosen is None:
+        what = f"{planner.model.name} on {world} ranks of {planner.machine.name}"
+        if least is None:
+            why = f": {tried[0].layout!r}: {tried[0].why}" if tried else ""
+            raise Mistake(f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}")
+        raise Mistake(
+            f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
+            f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"
+        )
+    reason = f"{chosen} is the first that fits in {show_bytes(room)}: {_fit_words(chosen, planner)}"
+    question = f"Which is the plainest layout of {world} ranks whose step fits?"
+    return Stage(title="Make it fit", question=question, tried=tuple(tried), reason=reason), chosen
+
+
+def ladder(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
+    """Layouts from plain to laborious, each of ``world`` ranks with one sequence at a time, and what is new in it."""
+    model, node, batch = planner.model, planner.machine.ranks_per_node, planner.job.global_batch
+    seen: set[Layout] = set()
+    eps = [1]
+    if model.moe:  # a node's worth of experts' ranks first
+        eps = [ep for ep in (8, 16, 32, 64, 4, 2, 1) if model.moe.experts % ep == 0 and world % ep == 0]
+    rungs: list[tuple[str, dict[str, object]]] = []
+    for ep in eps:
+        with_experts = {"ep": ep} if ep > 1 else {}
+        beside = f", ep{ep}" if ep > 1 else ""
+        rungs += [(f"zero{zero}{beside}", {"zero": zero, **with_experts}) for zero in range(4)]
+        for tp in (tp for tp in (2, 4, 8) if tp <= node):
+            rungs.append((f"tp{tp} within a node{beside}", {"tp": tp, "zero": 1, **with_experts}))
+        for pp in (2, 4, 8, 16, 32):
+            for tp in (1, min(8, node)):
+                rungs.append((f"pp{pp}{beside}", {"tp": tp, "pp": pp, "zero": 1, **with_experts}))
+        rungs += [
+            (f"cp{cp}{beside}", {"tp": min(8, node), "cp": cp, "zero": 1, **with_experts}) for cp in (2, 4, 8, 16)
+        ]
+        rungs.append((f"zero3 and full recomputation{beside}", {"zero": 3, "ac": "full", **with_experts}))
+        rungs += [
+            (f"pp{pp} and full recomputation{beside}",
+             {"tp": min(8, node), "pp": pp, "zero": 1, "ac": "full", **with_experts})
+            for pp in (4, 16)
+        ]  # fmt: skip
+    for words, fields in rungs:
+        layout = _spread(fields, world=world, batch=batch)
+        if layout is not None and layout not in seen:
+            seen.add(layout)
+            yield words, layout
+
+
+def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | None:
+    """The layout with dp of what is left of the ranks; with more ranks than sequences, the rest to cp."""
+    degrees = {axis: int(str(fields.get(axis, 1))) for axis in ("tp", "pp", "cp")}
+    taken = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    if world % taken:
+        return None
+    dp = world // taken
+    extra = 1
+    while dp > batch and dp % 2 == 0:
+        dp, extra = dp // 2, extra * 2
+    fields = {**fields, "dp": dp, "cp": degrees["cp"] * extra}
+    if dp * degrees["cp"] * extra == 1:
+        fields |= {"zero": 0}
+    try:
+        return Layout.model_validate(fields)
+    except ValueError:
+        return None
+
+
+def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
+    """The micro-batch: of those that fit the fastest, and so how often gradients are accumulated."""
+    job, tried = planner.job, list[Tried]()
+    found: list[tuple[float, Layout]] = []
+    for size in (2**power for power in range(7)):
+        other = layout.replace(mbs=size)
+        if not is_legal(other, model=planner.model, job=job, machine=planner.machine):
+            continue
+        times = job.global_batch // (other.dp * size)
+        rung = _tried(planner, other, fits=f"{times} accumulated", else_=f"{times} accumulated, ")
+        assert rung.step_seconds is not None
+        found += [(rung.step_seconds, other)] if rung.fits else []
+        tried.append(rung)
+    _, best = min(found, key=lambda each: each[0])
+    rows = tuple(each.replace(chosen=each.layout == str(best)) for each in tried)
+    times = job.global_batch // (best.dp * best.mbs)
+    reason = (
+        f"{job.global_batch} sequences are dp{best.dp} times mbs{best.mbs} times {times} accumulated; mbs{best.mbs} is "
+        "the fastest that fits"
+    )
+    question = f"How do {best.dp} replicas come to {job.global_batch} sequences a step?"
+    return Stage(title="Reach the batch", question=question, tried=rows, reason=reason), best
+
+
+def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
+    """The walk from where we are, one change at a time, and what ``search`` proposes of all layouts."""
+    tried = [
+        Tried(layout=change.layout, why=f"{change.change}: {change.faster - 1:+.1%}", fits=change.fits,
+              peak_bytes=change.memory_bytes, step_seconds=change.step_seconds)
+        for change in walk.path
+    ]  # fmt: skip
+    step = proposal.choice.step
+    last = walk.path[-1] if walk.path else walk.start
+    gain = last.step_seconds / step.time.step_seconds - 1
+    tried.append(
+        Tried(
+            layout=proposal.layout,
+            fits=True,
+            chosen=True,
+            peak_bytes=step.memory.peak_bytes,
+            step_seconds=step.time.step_seconds,
+            why=f"search's proposal of all layouts: {gain:+.1%} over {'the walk' if walk.path else 'it'}",
+        )
+    )
+    before = walk.start.step_seconds / step.time.step_seconds - 1
+    reason = (
+        f"{proposal.layout} is the simplest found within {proposal.within:.1%} of the best of all, and {before:+.1%} "
+        f"faster than where this began ({show_seconds(walk.start.step_seconds)}); bound by {step.time.bound_by}"
+    )
+    why = "; ".join(f"{each.choice}: {each.line}" for each in proposal.why)
+    question = "Which single change gains most, and then which? And what is the best of all?"
+    return Stage(title="Make it fast", question=question, tried=tuple(tried), reason=f"{reason}. {why}")
+
+
+def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
+    """An estimated layout, in the words of ``fits``, or of ``else_`` and by how much it is too large."""
+    found = planner.estimate(layout)
+    over = planner.excess_bytes(layout, found.ranks)
+    return Tried(
+        layout=str(layout), why=f"{else_}too large by {show_bytes(over)}" if over else fits, fits=not over,
+        peak_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
+    )  # fmt: skip
+
+
+def _who(model: Model, size: float, tokens: float) -> str:
+    who = ", ".join(f"{each.who} ({each.source})" for each in near(size, model=model, tokens=tokens))
+    return f"{show_count(size)} tokens" + (f": {who}" if who else "")
+
+
+def _fit_words(layout: Layout, planner: Planner) -> str:
+    fullest = max(planner.memory(layout), key=lambda rank: rank.peak_bytes)
+    states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
+    return (
+        f"{show_bytes(states)} of states and {show_bytes(fullest.activations_bytes)} of activations on the fullest rank"
+    )
+
+
+Report = Callable[[str], None]
+
+
+def stages(
+    model: Model, machine: Machine, job: Job, *, tokens: float, said: bool, walk: Callable[[Planner, Layout], Walk],
+    propose: Callable[[Job], Proposal], risk: float = FITS_RISK,
+) -> tuple[Sequence[Stage], Job, Proposal]:  # fmt: skip
+    """All steps; ``walk`` and ``propose`` are those of ``search``."""
+    validate_job(model, job)
+    first, job = batch_stage(model, job, tokens=tokens, said=said)
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
+    second, layout = fit_stage(planner, world=machine.ranks)
+    third, layout = batch_size_stage(planner, layout)
+    proposal = propose(job)
+    return (first, second, third, fast_stage(walk(planner, layout), proposal)), job, proposal

@@ -1,0 +1,210 @@
+"""The planner on one page: count the work, price it on a machine, play it in time → a predicted step.
+
+count   planner/counts            integers: bytes, FLOPs, messages; independent of a machine
+price   planner/time            seconds of each operation and message on the machine
+play    planner/time/timeline   seconds of a step from the schedule and its actions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.legal import describe_idle, refuse
+from fivefold.layout.spec import Layout
+from fivefold.machine.otherwise import with_kernels
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts, run_part
+from fivefold.planner.counts.memory.allocator import AllocatorTotals, allocator_totals
+from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.counts.memory.liveness import kept_bytes
+from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.traffic import traffic
+from fivefold.planner.counts.work import work
+from fivefold.planner.parts import parts
+from fivefold.planner.time.errors import expected_interval, run_class
+from fivefold.planner.time.memory_risk import MemoryRisk
+from fivefold.planner.time.timeline import StepTime, Timeline
+from fivefold.planner.time.units import Units
+from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, utilisation
+
+
+class Estimate(NamedTuple):
+    """A layout's memory on every pipeline rank, and its step time: what a search compares."""
+
+    layout: Layout
+    ranks: list[RankMemory]
+    step_time: StepTime
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak bytes of the fullest rank."""
+        return fullest(self.ranks)
+
+
+def fullest(ranks: list[RankMemory]) -> int:
+    """Peak bytes of the fullest of ``ranks``."""
+    return max(rank.peak_bytes for rank in ranks)
+
+
+class Planner:
+    """Predicts steps of one model, machine and job for any layout; counts and prices are cached between layouts."""
+
+    def __init__(
+        self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None, straggler: float = 1.0,
+        risk: float = FITS_RISK,
+    ) -> None:  # fmt: skip
+        """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse.
+
+        ``straggler``: how many times slower the kernels of one rank are, for which the others wait. ``risk``: the
+        probability of running out of memory up to which a layout ``fits``.
+        """
+        job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
+        if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
+            attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
+            job = job.replace(overlap=job.stack.overlap if machine.overlaps else (), attention=attention)
+        self.model, self.machine, self.job = model, machine, job
+        self.counts = counts or Counts(model, job)
+        self.units = Units(self.counts, machine)
+        slow = None if straggler == 1 else Units(self.counts, with_kernels(machine, speed=1 / straggler))
+        self.timeline = Timeline(self.units, straggler=slow)
+        self.risk, self.memory_risk = risk, MemoryRisk(model=model, machine=machine, job=job)
+
+    def memory(self, layout: Layout) -> list[RankMemory]:
+        """Memory of every pipeline rank; a ``Mistake`` if the layout is not legal for model and job."""
+        refuse(layout, model=self.model, job=self.job)
+        return memory(self.counts, layout)
+
+    def peak_bytes(self, layout: Layout) -> int:
+        """Peak bytes of the fullest rank, without estimating time."""
+        return fullest(self.memory(layout))
+
+    def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
+        """Bytes that PyTorch reserves and that the driver shows; None on a CPU."""
+        return allocator_totals(self.counts, layout, ranks) if self.machine.backend == "nccl" else None
+
+    def out_of_memory_risk(self, layout: Layout, ranks: list[RankMemory] | None = None) -> float:
+        """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""
+        ranks = self.memory(layout) if ranks is None else ranks
+        totals = self.allocator_totals(layout, ranks)
+        return self.memory_risk.probability(layout, peak_bytes=fullest(ranks), totals=totals)
+
+    def fits(self, layout: Layout, ranks: list[RankMemory] | None = None) -> bool:
+        """Return whether the layout runs out of memory with a probability of at most ``risk``."""
+        return self.out_of_memory_risk(layout, ranks) <= self.risk
+
+    def excess_bytes(self, layout: Layout, ranks: list[RankMemory] | None = None) -> int:
+        """Return by how much the peak exceeds the largest with which the layout would fit; 0 if it fits."""
+        ranks = self.memory(layout) if ranks is None else ranks
+        if self.fits(layout, ranks):
+            return 0
+        peak, totals = fullest(ranks), self.allocator_totals(layout, ranks)
+        return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
+
+    def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
+        """Memory and step time; a ``Mistake`` if the layout is not legal. ``ranks``: what ``memory`` returned of it."""
+        if ranks is None:
+            refuse(layout, model=self.model, job=self.job, machine=self.machine)
+            ranks = memory(self.counts, layout)
+        return Estimate(layout, ranks, self.timeline.step(layout, ranks))
+
+    def step(self, layout: Layout) -> Step:
+        """The full prediction as a ``Step``, the record that rehearsals and measurements share."""
+        ranks, step_time = self.estimate(layout)[1:]
+        model, machine, job = self.model, self.machine, self.job
+        done = work(model, layout=layout, job=job)
+        stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
+        peak = max(stage.peak_bytes for stage in stages)
+        of = run_class(model=model, machine=machine, layout=layout, job=job)
+        seconds = expected_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
+        device, peak_flops = self.allocator_totals(layout, ranks), machine.chip.peak(job.precision.compute)
+        return Step(
+            kind="predicted",
+            model=model.name,
+            machine=machine.name,
+            layout=str(layout),
+            job=job.model_dump(mode="json"),
+            stack=job.stack.name,
+            world=layout.world,
+            memory=Memory(
+                peak_bytes=peak,
+                reserved_bytes=device.reserved_bytes if device else None,
+                driver_bytes=device.driver_bytes if device else None,
+                capacity_bytes=machine.chip.memory_bytes,
+                risk=self.memory_risk.probability(layout, peak_bytes=peak, totals=device),
+                host_bytes=host_bytes(self.counts, layout, machine) if layout.offloads(job) else None,
+                interval=expected_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
+                stages=stages,
+            ),
+            work=done,
+            traffic=traffic(self.counts, layout),
+            time=Time(
+                step_seconds=step_time.seconds,
+                compute_seconds=step_time.compute,
+                bubble_seconds=step_time.bubble,
+                exposed_seconds=step_time.exposed,
+                optimizer_seconds=step_time.optimizer,
+                error=seconds.error if seconds else None,
+                interval=seconds,
+                parts=parts(self, layout, step_time),
+                bound_by=step_time.bound_by,
+            ),
+            tokens_per_second_per_gpu=job.tokens_per_step / step_time.seconds / layout.world,
+            mfu=utilisation(done, seconds=step_time.seconds, world=layout.world, peak_flops=peak_flops),
+            operations=tuple(self._operations(layout)),
+            remarks=describe_idle(layout, machine),
+        )
+
+    def _operations(self, layout: Layout) -> Iterator[Operation]:
+        """Every operation of every distinct unit, with the number of units in the model."""
+        part, prices = part_of(layout), self.units.prices(layout)
+        tally = {run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
+                 for stage in self.counts.stage_work(layout) for run, _ in stage}  # fmt: skip
+        for run, times in tally.items():
+            local = self.counts.local(part)
+            unit = self.counts.unit(run_part(part, run), run.name)
+            kept = kept_bytes(unit, sizes={"x": local.entry_bytes})
+            for op, size in zip(unit.ops, kept, strict=True):
+                time = prices.operation(op, heads=local.heads)
+                yield Operation(
+                    name=op.name,
+                    times=times,
+                    flops=op.flops,
+                    causal_flops=op.causal_flops,
+                    moved_bytes=op.moved_bytes,
+                    kept_bytes=size,
+                    forward_seconds=time.forward,
+                    backward_seconds=time.backward + time.weight,
+                )
+
+
+def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: Planner | None = None) -> Step:
+    """Predict the step that ``train`` would measure. A ``Mistake`` if the layout is not legal.
+
+    ``using``: a planner of this model, machine and job.
+    """
+    return (using or planner(model, machine, job)).step(layout)
+
+
+@lru_cache(maxsize=16)
+def planner(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Planner:
+    """One planner per model, machine, job and risk, cached for the next layout."""
+    return Planner(model=model, machine=machine, job=job, risk=risk)
+
+
+def _stage(index: int, rank: RankMemory) -> StageMemory:
+    rest = rank.peak_bytes - rank.parameters_bytes - rank.gradients_bytes - rank.optimizer_bytes
+    return StageMemory(
+        stage=index,
+        parameters_bytes=rank.parameters_bytes,
+        gradients_bytes=rank.gradients_bytes,
+        optimizer_bytes=rank.optimizer_bytes,
+        activations_bytes=rank.activations_bytes,
+        temporary_bytes=max(0, rest - rank.activations_bytes),
+        peak_bytes=rank.peak_bytes,
+        peak_cause=rank.peak_cause,
+    )

@@ -1,0 +1,280 @@
+"""The questions of ``fivefold ask``, each answered with a number, a layout, its memory and its step time.
+
+    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · one change more
+
+The numbers come from ``Planner.estimate`` and ``search``; the largest size that fits is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, log2
+
+from fivefold.job import Job, recipe
+from fivefold.layout.legal import is_legal, refuse
+from fivefold.layout.spec import Layout, divisors
+from fivefold.machine.catalog import with_ranks
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.batch import laws, near
+from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.predict import Planner
+from fivefold.planner.search import fits_any, search
+from fivefold.planner.whole_run import checked
+from fivefold.record import Mistake
+from fivefold.results.search_result import Answer, Batch, Change
+from fivefold.step import FITS_RISK
+from fivefold.units import show_bytes, show_count, show_risk
+
+SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
+
+
+def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
+    """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``Mistake`` if none fits."""
+    planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
+    sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
+    legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
+    for tried in legal:
+        if _fits(planner, tried):
+            return _answer(question, f"{tried.mbs} sequences at a time", tried.mbs, planner, tried)
+    if not legal:
+        refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
+    raise Mistake(_too_large(planner, legal[-1]))
+
+
+def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
+    """The most tokens per sequence with which ``layout`` fits, up to 2^24, in multiples that cp and sp can split."""
+    step = 2 * layout.cp * layout.tp
+    longest = min(2**24, model.positions) if model.position == "learned" else 2**24
+    question = "longest sequence"
+    refuse(layout, model=model, job=job.replace(sequence=step), machine=machine)
+
+    def planner(steps: int) -> Planner:
+        return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step), risk=risk)
+
+    most = _most(lambda steps: _fits(planner(steps), layout), limit=longest // step)
+    if most == 0:
+        raise Mistake(_too_large(planner(1), layout))
+    beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
+    return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
+
+
+def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Answer:
+    """The fewest ranks of the machine on which some layout fits, with the fastest layout there.
+
+    Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
+    """
+    most, precision = machine.ranks, job.precision
+    held = precision.weights_bytes  # of a parameter, over all ranks at least
+    if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
+        held += precision.master_bytes + sum(precision.moments_bytes)
+    least = model.parameters * held / machine.chip.memory_bytes
+
+    def fits(ranks: int) -> bool:
+        return ranks >= least and fits_any(model=model, machine=with_ranks(machine, ranks), job=job, risk=risk)
+
+    sizes = sorted({*(2**power for power in range(most.bit_length())), most})
+    enough = next((size for size in sizes if fits(size)), None)
+    if enough is None:
+        raise Mistake(
+            f"{model.name} fits on no number of {machine.name} up to {most:,} with seq {job.sequence} and "
+            f"{job.global_batch} sequences per step; raise --gbs, so that more ranks can share the step, or take "
+            "--set offload=optimizer"
+        )
+    too_few = max((size for size in sizes if size < enough), default=0)
+    ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
+    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk).best[0].step
+    return Answer(
+        question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
+        memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
+    )  # fmt: skip
+
+
+def _node_multiples(low: int, high: int, node: int) -> list[int]:
+    """Return multiples of a node between two numbers of ranks, at most seven of them, evenly apart."""
+    step = node * ceil(max(1, high - low) / (8 * node))
+    return list(range((low // step + 1) * step, high, step))
+
+
+def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[Answer, Model]:
+    """The largest model that fits the machine: ``model`` with layers and heads scaled by eighths, up to 32 times."""
+
+    def fits(eighths: int) -> bool:
+        return fits_any(model=scaled(model, eighths / 8), machine=machine, job=job, risk=risk)
+
+    most = _most(fits, limit=256)
+    if most == 0:
+        raise Mistake(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
+    largest = scaled(model, most / 8)
+    step = search(model=largest, machine=machine, job=job, top=1, risk=risk).best[0].step
+    line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
+    answer = Answer(
+        question="largest model", line=line, value=largest.parameters, layout=step.layout,
+        memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
+    )  # fmt: skip
+    return answer, largest
+
+
+def scaled(model: Model, factor: float) -> Model:
+    """``model`` with layers and width times ``factor``; head_dim stays, ffn and kv heads keep their ratio to heads."""
+    ratio = model.heads // model.kv_heads
+    kv_heads = max(1, round(model.kv_heads * factor))
+    share = kv_heads / model.kv_heads
+    layers = max(1, round(model.layers * factor))
+    name = f"{model.name} x{factor:g}"
+    return Model.read(
+        model.model_dump()
+        | {
+            "name": name, "layers": layers, "kv_heads": kv_heads, "heads": ratio * kv_heads,
+            "width": 8 * round(model.width * share / 8), "ffn": 64 * ceil(model.ffn * share / 64),
+            "moe": model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
+        },
+        origin=name,
+    )  # fmt: skip
+
+
+def sound_batches(
+    *, job: Job, layout: Layout, tokens: float, model: Model | None = None, noise: float | None = None,
+    machine: Machine | None = None,
+) -> list[Batch]:  # fmt: skip
+    """Global batches that the layout can split, in powers of two: of 4 to 60 million tokens for a run of ``tokens``, or
+    from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less. Of a
+    ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``Mistake`` if none is.
+    """
+    chunk, tokens = layout.dp * layout.mbs, checked(tokens)
+    said = [*(each.tokens for each in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
+    ends = SOUND_TOKENS
+    if said:
+        ends = min(SOUND_TOKENS[0], min(said) / 1.5), min(SOUND_TOKENS[1], 8 * max(said))
+    least, most = (limit / (chunk * job.sequence) for limit in ends)
+    sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
+    if model is not None:
+        sizes = _legal_batches(sizes, model=model, machine=machine, job=job, layout=layout)
+    return [
+        Batch(
+            global_batch=size * chunk, tokens=size * chunk * job.sequence, micro_batches=size,
+            steps=ceil(tokens / (size * chunk * job.sequence)),
+            who=tuple(_who(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
+        )
+        for size in sizes
+    ]  # fmt: skip
+
+
+def _legal_batches(
+    sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout
+) -> list[int]:  # fmt: skip
+    """Return the numbers of micro-batches with which the layout is legal; a ``Mistake`` if it is with none of them."""
+
+    chunk, found, mistake = layout.dp * layout.mbs, list[int](), Mistake()
+    for size in sizes:
+        try:
+            fields = job.model_dump() | {"global_batch": size * chunk, "ramp": None}
+            refuse(layout, model=model, job=Job.read(fields, origin="job"), machine=machine)
+        except Mistake as error:
+            mistake = error
+        else:
+            found.append(size)
+    if not found:
+        raise mistake
+    return found
+
+
+def _who(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
+    """Who says or chose a batch of about ``size`` tokens."""
+    if noise and abs(log2(noise / size)) < 0.5:
+        yield f"the measured noise scale, {show_count(noise)}"
+    for each in near(size, model=model, tokens=tokens) if model else ():
+        yield f"{each.who}, {show_count(each.tokens)} ({each.source})"
+
+
+def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
+    """The effect of each single change of layout or job, sorted: those that fit first, then the fastest."""
+    before = Planner(model=model, machine=machine, job=job).estimate(layout)
+    found = []
+    for words, changed, other in _others(job, layout):
+        if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
+            continue
+        planner = Planner(model=model, machine=machine, job=changed, risk=risk)
+        after = planner.estimate(other)
+        found.append(
+            Change(
+                change=words,
+                layout=str(other),
+                fits=(risk_after := planner.out_of_memory_risk(other, after.ranks)) <= risk,
+                risk=risk_after,
+                memory_bytes=after.peak_bytes,
+                step_seconds=after.step_time.seconds,
+                faster=before.step_time.seconds / after.step_time.seconds,
+                saved_bytes=before.peak_bytes - after.peak_bytes,
+            )
+        )
+    return sorted(found, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+
+
+def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+    """Single changes: what is changed in words, the job and the layout."""
+    for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
+        yield f"zero{zero}", job, layout.replace(zero=zero, shard_group=layout.shard_group if zero else None)
+    for ac in ("none", "norm+act", "selective", "full"):
+        yield f"ac={ac}", job, layout.replace(ac=ac)
+    if layout.mbs % 2 == 0:
+        yield f"mbs{layout.mbs // 2}", job, layout.replace(mbs=layout.mbs // 2)
+    if 2 * layout.mbs <= job.global_batch:
+        yield f"mbs{2 * layout.mbs}", job, layout.replace(mbs=2 * layout.mbs)
+    if layout.tp > 1 and not layout.sp:
+        yield "sequence parallel", job, layout.replace(sp=True)
+    if layout.pp > 1:
+        yield "interleaved, twice the stages", job, layout.replace(schedule="interleaved", v=2 * layout.v, stages=())
+        yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
+    if not job.precision.narrow:
+        yield "fp8", job.replace(precision=recipe("fp8")), layout
+    if job.optimizer.kind == "adamw":
+        yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
+    if "optimizer" not in layout.offloads(job):
+        yield "offload=optimizer", job, offloading(layout)
+    yield "flash attention", job.replace(attention="flash"), layout
+    yield "fused kernels", job.replace(kernels="fused", compile=False), layout
+    yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
+
+
+def _fits(planner: Planner, layout: Layout) -> bool:
+    return planner.fits(layout)
+
+
+def _most(fits: Callable[[int], bool], *, limit: int) -> int:
+    """The largest number up to ``limit`` that fits, or 0, by bisection: everything below it must fit too."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> Answer:
+    found = planner.estimate(layout)
+    return Answer(
+        question=question, line=line, value=value, layout=str(layout),
+        memory_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
+    )  # fmt: skip
+
+
+def offloading(layout: Layout) -> Layout:
+    """Return the layout with the optimizer's states in host memory."""
+    return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
+
+
+def _too_large(planner: Planner, layout: Layout) -> str:
+    risk, mend = planner.out_of_memory_risk(layout), "raise zero, tp or pp"
+    if "optimizer" not in layout.offloads(planner.job) and planner.fits(other := offloading(layout)):
+        host = host_bytes(planner.counts, other, planner.machine)
+        mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
+    return (
+        f"layout {str(layout)!r} needs {show_bytes(planner.peak_bytes(layout))} of "
+        f"{show_bytes(planner.machine.chip.memory_bytes)} at its smallest, and runs out of memory with a risk of "
+        f"{show_risk(risk)}, above {show_risk(planner.risk)}; {mend}"
+    )

@@ -1,0 +1,156 @@
+"""Up to which degree each axis can hide its messages: arithmetic intensity of the layer against the machine's balance.
+
+    a message hides while   FLOPs ÷ bytes of the layer  ≥  peak FLOP/s ÷ bytes/s of the machine
+
+``exchanges`` has one function per message of an axis. Peaks and links are the data sheet's: large matmuls and large
+messages both reach about four fifths of them. Formulas and worked numbers: docs/how-a-step-costs/ratios.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, floor, gcd
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Link, Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.part import activation_width
+from fivefold.planner.ratios import exchanges
+from fivefold.planner.ratios.exchanges import Exchange
+from fivefold.record import Mistake, explain
+from fivefold.results.balance import Axis, Degree, Ratios, Sizing
+
+
+class Question(NamedTuple):
+    """A row of the table: a message of an axis, the compute that can hide it, and the formula of their ratio."""
+
+    axis: str  # of the layout, or tp2d, zero3
+    sends: str
+    behind: str
+    formula: str
+    exchange: Callable[[Model, Job, Layout], Exchange]
+
+
+QUESTIONS = (
+    Question("tp", "output", "output projection", "2·N·H / (w·(tp−1))", exchanges.tensor),
+    Question("tp2d", "input and output", "output projection", "2·N·H·D / (g·N·H·(y−1) + w·D·(x−1))", exchanges.tensor),
+    Question("cp", "K and V, one hop", "attention of a chunk", "(N/K)·(T/cp) / w", exchanges.context),
+    Question("zero3", "weights", "a layer forward", "msl·(2·P+2·T·D) / (P·w)", exchanges.zero3_forward),
+    Question(
+        "zero3", "weights, gradients", "a layer backward", "2·msl·(2·P+2·T·D) / (P·(w+g))", exchanges.zero3_backward
+    ),
+    Question("dp", "gradients", "the last backward", "2·msl·(2·P+2·T·D) / (P·g)", exchanges.gradients_last),
+    Question("dp", "gradients, weights", "the whole step", "3·m·msl·(2·P+2·T·D) / (P·(g+w))", exchanges.gradients_step),
+    Question("ep", "two all-to-alls", "routed experts", "6·F / (g+w)", exchanges.experts_alone),
+    Question("ep", "two all-to-alls", "a whole layer", "(2·P+2·T·D) / (k·D·(g+w))", exchanges.experts_layer),
+    Question("pp", "activations", "a stage forward", "L/(pp·v)·(2·P+2·T·D) / (D·w)", exchanges.pipeline),
+)
+
+
+def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
+    """Each axis varied alone, the others as in ``layout``. A ``Mistake`` if model, job or machine refuse ``layout``."""
+    layout = layout or Layout()
+    refuse(layout, model=model, job=job, machine=machine)
+    routed = model.is_moe(model.layers - 1)
+    asked = [question for question in QUESTIONS if routed or question.axis != "ep"]
+    peak = machine.chip.peak(job.precision.compute)
+    return Ratios(
+        model=model.name, machine=machine.name, layout=str(layout), sequence=job.sequence,
+        global_batch=job.global_batch, precision=job.precision.name, peak_flops=peak,
+        balances={link.name: peak / link.bandwidth for link in machine.links},
+        axes=tuple(answer(question, model, machine=machine, job=job, layout=layout) for question in asked),
+        sizing=tuple(sizing(model, machine=machine, job=job, link=link) for link in machine.links if routed),
+    )  # fmt: skip
+
+
+def answer(question: Question, model: Model, *, machine: Machine, job: Job, layout: Layout) -> Axis:
+    """All legal degrees of one axis, the largest at which the message hides, and why no larger one does."""
+    degrees: list[Degree] = []
+    refused = ""
+    for changes in _changes(question.axis, layout, machine.ranks):
+        found = []
+        for change in changes:
+            try:
+                legal = layout.replace(**change)
+                refuse(legal, model=model, job=job, machine=machine)
+                found.append(_degree(question, legal, question.exchange(model, job, legal), machine))
+            except ValidationError as error:
+                refused = refused or explain(error, Layout)
+            except Mistake as error:
+                refused = refused or str(error)
+        if found:
+            degrees.append(max(found, key=lambda degree: degree.flops_per_byte / degree.balance))
+    failing = next((degree for degree in degrees if not degree.hides), None)
+    largest = max((d.degree for d in degrees if failing is None or d.degree < failing.degree), default=1)
+    if failing:
+        reason = f"{failing.token} offers {failing.flops_per_byte:,.0f}, {failing.link} asks for {failing.balance:,.0f}"
+    elif degrees:
+        reason = f"hides at every degree that model, batch and {machine.ranks} ranks allow"
+    else:
+        reason = refused or f"{layout} takes {layout.world} of {machine.ranks} ranks; there is none to add"
+    return Axis(
+        axis=question.axis, sends=question.sends, behind=question.behind, formula=question.formula,
+        degrees=tuple(degrees), largest=largest, reason=reason,
+    )  # fmt: skip
+
+
+def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
+    """Expert width F and top-k k at which R + k·2·j·D·F FLOPs per token hide the all-to-alls' k·D·(g+w) bytes.
+
+    j: matmuls per expert; R: the layer's other FLOPs per token. A ``Mistake`` if the model has no experts.
+    """
+    moe = model.moe
+    if moe is None or not model.is_moe(model.layers - 1):
+        raise Mistake(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
+    layer = exchanges.commonest_layer(model, job, routed=True)
+    rest = (layer.flops - layer.expert_flops) / job.sequence
+    two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
+    row = exchanges.gathered_width(job) + activation_width(job)
+    asked = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
+    missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that each routed expert lacks
+    return Sizing(
+        link=link.name, ffn=moe.ffn, topk=moe.topk,
+        ffn_alone=ceil(asked / two_j),
+        ffn_layer=max(0, ceil((asked - rest / (moe.topk * model.width)) / two_j)),
+        topk_layer=floor(rest / missing) if missing > 0 else None,
+    )  # fmt: skip
+
+
+def _degree(question: Question, layout: Layout, found: Exchange, machine: Machine) -> Degree:
+    field = _field(question.axis)
+    degree = getattr(layout, field)
+    two = f"{layout.tp // layout.tp_inner}x{layout.tp_inner}"
+    offered, balance = found.flops_per_byte, found.balance(machine)
+    return Degree(
+        degree=degree,
+        token=f"{field}{two if question.axis == 'tp2d' else degree}",
+        link=machine.link(max(transfer.span for transfer in found.transfers if transfer.bytes)).name,
+        flops_per_byte=offered,
+        balance=balance,
+        hides=offered >= balance,
+    )
+
+
+def _field(axis: str) -> str:
+    return {"tp2d": "tp", "zero3": "dp"}.get(axis, axis)
+
+
+def _changes(axis: str, layout: Layout, ranks: int) -> Iterator[list[dict[str, int | None]]]:
+    """Changes of the layout for each degree, ascending: divisors of the ranks left by other axes; 2D: all splits."""
+    field = _field(axis)
+    room = ranks // (layout.pp * layout.etp if axis == "ep" else layout.world // getattr(layout, field))
+    for n in (n for n in range(2, room + 1) if room % n == 0):
+        if axis == "tp2d":
+            yield [{"tp": n, "tp_inner": y} for y in range(2, n) if n % y == 0]
+        elif axis == "zero3":
+            yield [{"dp": n, "zero": 3, "shard_group": None}]
+        elif axis == "ep":  # dp grows until n divides dp·cp·tp/etp
+            held = layout.dp * layout.cp * layout.tp // layout.etp
+            yield [{"ep": n, "dp": layout.dp * (n // gcd(held, n))}]
+        else:
+            yield [{field: n, "tp_inner": 1} if axis == "tp" else {field: n}]

@@ -1,0 +1,197 @@
+"""FLOPs of one rank beside the bytes it sends meanwhile: one function per message of an axis.
+
+    FLOPs per byte = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
+
+The message hides if FLOPs per byte ≥ balance. Formulas, letters, sources and worked numbers:
+docs/how-a-step-costs/ratios.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from fivefold.job import SCALED_ELEMENTS, Job
+from fivefold.layout.mesh import group
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_weights
+from fivefold.planner.counts.operations.attention import attended_pairs
+from fivefold.planner.counts.operations.part import activation_width
+from fivefold.units import Dtype
+
+
+class Transfer(NamedTuple):
+    """Bytes that one rank sends within a group whose ranks span ``span`` consecutive ranks."""
+
+    bytes: float
+    span: int
+
+
+class Exchange(NamedTuple):
+    """FLOPs that one rank computes in ``dtype`` while it sends ``transfers`` one after the other."""
+
+    flops: float
+    transfers: tuple[Transfer, ...]
+    dtype: Dtype
+
+    @property
+    def flops_per_byte(self) -> float:
+        """FLOPs per byte sent."""
+        return self.flops / sum(transfer.bytes for transfer in self.transfers)
+
+    def balance(self, machine: Machine) -> float:
+        """FLOPs that the machine computes at its peak while it sends one byte."""
+        seconds = sum(transfer.bytes / machine.link(transfer.span).bandwidth for transfer in self.transfers)
+        return machine.chip.peak(self.dtype) * seconds / sum(transfer.bytes for transfer in self.transfers)
+
+
+class Layer(NamedTuple):
+    """The most common kind of layer of a model, unsharded: forward FLOPs per sequence, and elements of weights."""
+
+    flops: int
+    attention_flops: int  # scores and values
+    expert_flops: int  # of the routed experts
+    dense_weights: int
+    expert_weights: int
+
+
+@lru_cache(maxsize=64)
+def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
+    """The most common layer: 2 FLOPs per token and active matmul weight; flash attention skips masked pairs.
+
+    ``routed``: the most common one with experts; the model must have some.
+    """
+    kinds = [(model.slides(layer), model.is_moe(layer)) for layer in range(model.layers)]
+    layer = kinds.index(Counter(kind for kind in kinds if kind[1] or not routed).most_common(1)[0][0])
+    share = model.moe.topk / model.moe.experts if model.moe else 1
+    weights = list(block_weights(model, layer))
+    experts = [weight.shape for weight in weights if weight.kind.startswith("expert")]
+    dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
+    expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
+    dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
+    pairs = attended_pairs(model, job, layer=layer, causal=job.stack.attention != "unfused")
+    attention = 2 * model.heads * sum(_head_dims(model)) * pairs
+    return Layer(
+        flops=dense_flops + expert_flops + attention, attention_flops=attention, expert_flops=expert_flops,
+        dense_weights=sum(map(prod, dense)), expert_weights=sum(map(prod, experts)),
+    )  # fmt: skip
+
+
+def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
+    """The attention's output projection under tp = x·y: gather its input over y, scatter its output over x."""
+    y, x = layout.tp_inner, layout.tp // layout.tp_inner
+    into = model.heads * _head_dims(model)[1]
+    tokens = _tokens(job, layout) / layout.tp
+    near = group(layout, "tp").stride
+    gathered = Transfer(tokens * into * (y - 1) * gathered_width(job), span=near * y)
+    scattered = Transfer(tokens * model.width * (x - 1) * activation_width(job), span=near * layout.tp)
+    return Exchange(tokens * 2 * into * model.width, (gathered, scattered), job.precision.compute)
+
+
+def context(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Ring: one hop of K and V behind the attention of a chunk. Ulysses: q, k, v and the output behind all of it."""
+    n = layout.cp
+    heads, kv_heads = (max(1.0, N / layout.tp) for N in (model.heads, model.heads if model.mla else model.kv_heads))
+    head_bytes = _tokens(job, layout) * sum(_head_dims(model)) * activation_width(job)
+    flops = layout.mbs * commonest_layer(model, job).attention_flops / (layout.tp * n)
+    dtype: Dtype = "bf16" if job.precision.narrow else job.precision.compute  # attention stays in 16 bits
+    if layout.cp_kind == "ulysses":
+        return Exchange(flops, (_transfer(head_bytes * (heads + kv_heads) * (n - 1) / n, layout, "cp"),), dtype)
+    return Exchange(flops / n, (_transfer(head_bytes * kv_heads, layout, "cp"),), dtype)
+
+
+def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Gather the next layer's weights while this one runs."""
+    return _states(model, job, layout, forwards=1, width=weight_width(job))
+
+
+def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Gather the weights again and reduce-scatter the gradients behind a backward, twice the forward's FLOPs."""
+    return _states(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
+
+
+def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
+    """The reduction behind the last micro-batch's backward: gradients are complete only then."""
+    return _states(model, job, layout, forwards=2, width=job.precision.summed_bytes * (1 if layout.zero else 2))
+
+
+def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
+    """All that dp sends in a step behind all compute of the step: the most that could ever be hidden."""
+    second = weight_width(job) if layout.zero else job.precision.summed_bytes
+    forwards = 3 * layout.micro_batches(job)
+    return _states(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
+
+
+def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Both all-to-alls of a layer behind its routed experts; top-k cancels."""
+    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).expert_flops)
+
+
+def experts_layer(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Both all-to-alls behind a whole layer of another micro-batch, as DualPipe arranges it."""
+    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).flops)
+
+
+def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
+    """The activations of one boundary behind the forward of the layers between two boundaries."""
+    layers = model.layers / (layout.pp * layout.v)
+    flops = layout.mbs * commonest_layer(model, job).flops * layers / (layout.cp * layout.tp)
+    sent = _tokens(job, layout) * model.width * activation_width(job) / (layout.tp if layout.sp else 1)
+    return Exchange(flops, (_transfer(sent, layout, "pp"),), job.precision.compute)
+
+
+def gathered_width(job: Job) -> float:
+    """Bytes per element of a matmul's input in a message, without its scales; outputs have always 16 bits or more."""
+    return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, activation_width(job))
+
+
+def weight_width(job: Job) -> int:
+    """Bytes per element of a weight in ZeRO's gather."""
+    return 1 if job.precision.gathers == "fp8" else job.precision.weights_bytes
+
+
+def row_width(job: Job) -> float:
+    """Bytes per element of a row dispatched to an expert; in fp8 with its share of a tile's scale."""
+    return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
+
+
+def _head_dims(model: Model) -> tuple[int, int]:
+    """Head dims of queries and keys, and of values."""
+    mla = model.mla
+    return (mla.nope_dim + mla.rope_dim, mla.v_dim) if mla else (model.head_dim, model.head_dim)
+
+
+def _tokens(job: Job, layout: Layout) -> float:
+    """Tokens of one micro-batch on one cp rank (msl)."""
+    return layout.mbs * job.sequence / layout.cp
+
+
+def _transfer(sent: float, layout: Layout, *axes: str) -> Transfer:
+    groups = [group(layout, axis) for axis in axes]
+    return Transfer(sent, max(found.ranks * found.stride for found in groups))
+
+
+def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
+    """FLOPs of ``forwards`` forwards of a layer, and one ring pass over its weights at ``width`` bytes per element."""
+    layer, cut = commonest_layer(model, job), layout.ep * layout.etp
+    dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
+    experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
+    transfers = (
+        _transfer(dense, layout, "shard", "replica"),
+        _transfer(experts, layout, "expert_shard", "expert_replica"),
+    )
+    flops = forwards * layout.mbs * layer.flops / (layout.cp * layout.tp)
+    return Exchange(flops, transfers, job.precision.compute)
+
+
+def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange:
+    """Dispatch and combine of a layer behind ``flops`` per sequence."""
+    assert model.moe is not None
+    tokens = _tokens(job, layout) / layout.tp
+    row = model.moe.topk * model.width * (row_width(job) + activation_width(job))
+    transfer = _transfer(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
+    return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (transfer,), job.precision.compute)

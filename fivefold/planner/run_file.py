@@ -1,0 +1,32 @@
+"""What a plan adds to a run file: the steps of its tokens, a warm-up, and how often it is saved."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from fivefold.job import Job
+from fivefold.results.whole_run import WholeRun
+
+WARMUP = 2000  # steps of Llama 2 (arXiv:2307.09288 §2.2); of short runs a fiftieth
+
+
+def for_run(job: Job, *, tokens: float) -> Job:
+    """The job with the steps of ``tokens``, and a warm-up unless it says one."""
+    steps = max(1, ceil(tokens / job.tokens_per_step))
+    warmup = job.learning_rate.warmup_steps or min(WARMUP, steps // 50)
+    return job.replace(steps=steps, learning_rate=job.learning_rate.replace(warmup_steps=min(warmup, steps)))
+
+
+def told(content: str, job: Job, *, run: WholeRun, command: str) -> str:
+    """The run file ``content`` with the line that made it, its data, and checkpoints as often as loses the least."""
+    every = min(job.steps, max(1, round(run.interval_seconds / run.step_seconds)))
+    head = [
+        f"# {command}",
+        f"# {run.seconds / 86400:.1f} days on {run.ranks} GPUs, {run.step_seconds:.3g} s a step",
+    ]
+    tail = [
+        "", "[data]", 'corpus = "stdlib"  # a file or folder of your own',
+        'tokenizer = "bytes"  # bpe:SIZE, or a tokenizer.json: of no more tokens than the model has',
+        "", "[checkpoints]", f"every_steps = {every}  # {run.interval_seconds:.0f} s: what loses the least",
+    ]  # fmt: skip
+    return "\n".join([*head, content.rstrip("\n"), *tail]) + "\n"

@@ -1,0 +1,312 @@
+"""Search over every legal layout: the best ones in order, and why the others lost.
+
+space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
+bounds · played · estimates · tables · nearest   lower bounds; of played schedules; their cached parts
+branch_and_bound · scouts · incumbents · balance   what they let pass is estimated, best first; stages of even work
+simplest · why · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least
+rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
+Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from fivefold.job import Job, Recipe
+from fivefold.layout.legal import validate_job
+from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.where import ANY, Where
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.balance import even_out
+from fivefold.planner.search.bounds import Bounds
+from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
+from fivefold.planner.search.columns import joined
+from fivefold.planner.search.constraints import tightest, uneven_batch
+from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
+from fivefold.planner.search.rejections import near_miss
+from fivefold.planner.search.robust import Judge
+from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
+from fivefold.planner.search.space import Space
+from fivefold.planner.search.why import whys
+from fivefold.planner.time.memory_risk import MemoryRisk
+from fivefold.record import Mistake, StopSignal
+from fivefold.results.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
+from fivefold.stack.spec import Reduce
+from fivefold.step import FITS_RISK, TIGHT_RISK
+
+MISSES = 3  # near misses to show if nothing fits
+ENDLESS = 2**60  # bytes that no layout needs
+
+
+def search(
+    *, model: Model, machine: Machine, job: Job, by: Aim = "time", top: int = 10, recipes: Sequence[Recipe] = (),
+    reduces: Sequence[Reduce] = (), worlds: Sequence[int] = (), levels: int = 1, within: float | None = None,
+    report: Report | None = None, improved: Callable[[str, float], None] | None = None, risk: float = FITS_RISK,
+    **narrowed: Any,
+) -> SearchResult:  # fmt: skip
+    """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
+
+    ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
+    ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
+    ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``.
+    ``improved``: told each better layout and its score. ``risk``: the probability of running out of memory up to which
+    a layout fits; the best of the tight ones beyond it is found too, if it beats those that fit. Interrupted once it
+    knows a layout, it returns the best so far. A ``Mistake`` if no layout is legal.
+    """
+    begin = time.perf_counter()
+    spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
+    total = sum(space.layouts for _, space in spaces)
+    proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
+    score: By = "time" if by == "robust" else by
+    tight = _largest_peak(spaces, TIGHT_RISK, model=model, machine=machine) if by in ("time", "cost") else 0
+    known = Incumbents(
+        _largest_peak(spaces, risk, model=model, machine=machine), by=score, top=top, levels=levels, alike=proposes,
+        improved=improved, largest_tight=tight,
+    )  # fmt: skip
+    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
+    planners = _until_stopped(solver, spaces, model=model, machine=machine, risk=risk)
+    where = narrowed.get("where", ANY)
+    total += even_out(known, where=where) if planners and proposes else 0
+    found = SearchResult(
+        by=by,
+        proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
+        best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
+        front=tuple(_front(known.fitting)),
+        risk=risk,
+        tight=_tight(known),
+        reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
+        misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine, risk=risk)),
+        tightest="" if known.best else _tightest(model, machine, job, where=where, risk=risk),
+        tried=total if planners else solver.done,
+        stopped=not planners,
+        evaluated=known.evaluated,
+        seconds=time.perf_counter() - begin,
+    )
+    if by == "robust" and known.best and planners:
+        found = _until_judged(found, known, narrowed=narrowed, report=report)
+    return found.replace(seconds=time.perf_counter() - begin)
+
+
+def _all_spaces(
+    model: Model, machine: Machine, job: Job, *, by: Aim, recipes: Sequence[Recipe], reduces: Sequence[Reduce],
+    worlds: Sequence[int], **narrowed: Any,
+) -> list[tuple[Job, Space]]:  # fmt: skip
+    """The layouts of every job and number of ranks; a ``Mistake`` if there is none."""
+    validate_job(model, job)
+    jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
+    worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
+    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
+    if not any(space.layouts for _, space in spaces):
+        raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
+    return spaces
+
+
+def _spaces(
+    jobs: Sequence[Job], reduces: Sequence[Reduce], *, model: Model, worlds: Sequence[int], **narrowed: Any
+) -> Iterator[tuple[Job, Space]]:
+    """The layouts of each job, and with a changed job those that also differ by how often gradients are reduced."""
+    for job in jobs:
+        for world in worlds:
+            yield job, Space(model, job, world=world, **narrowed)
+    for job in (each.replace(reduce=reduce) for each in jobs for reduce in reduces if reduce != each.stack.reduce):
+        for world in worlds:
+            yield job, Space(model, job, world=world, reduces_often=True, **narrowed)
+
+
+def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner], where: Where) -> Proposal | None:
+    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision; what was estimated
+    beside the search joins the best. None if nothing fits.
+    """
+    if not known.best:
+        return None
+    best = known.best[0]
+    usable = planners or dict.fromkeys(each.planner for each in known.fitting)  # of a search that was interrupted
+    alike = [each for each in usable if each.job.precision == best.planner.job.precision]
+    evaluated = (
+        Evaluated(each.estimate.layout, each.estimate.step_time, each.peak_bytes, each.planner)
+        for each in known.fitting if each.planner in alike and each.estimate.layout.world == best.estimate.layout.world
+    )  # fmt: skip
+    simplest = Simplest(alike, evaluated, limit=best.seconds * (1 + within), where=where)
+    chosen = simplest.find()
+    simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
+    listed = {(each.text, each.planner.job) for each in known.best}
+    for each in sorted(simplest.known.values(), key=lambda each: (each.seconds, each.peak_bytes))[: known.top]:
+        if (str(each.layout), each.planner.job) not in listed:
+            known.evaluate(each.planner, each.layout)
+    known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
+    return Proposal(
+        layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
+        alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
+        choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine),
+        why=tuple(whys(chosen, where=where, planners=alike)),
+        remark=uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
+    )  # fmt: skip
+
+
+def _until_judged(
+    found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+) -> SearchResult:  # fmt: skip
+    """``found``, ranked by regret; if that is interrupted, by time as it is."""
+    try:
+        return _by_regret(found, known, narrowed=narrowed, report=report)
+    except (KeyboardInterrupt, StopSignal):
+        return found.replace(by="time", stopped=True)
+
+
+def _by_regret(
+    found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+) -> SearchResult:  # fmt: skip
+    """``found`` with what was judged robust in place of its best and its proposal, which is judged beside them."""
+    planner, fastest = known.best[0].planner, known.best[0].estimate.layout
+    simplest = Layout.parse(found.proposal.layout) if found.proposal else fastest
+    judge = Judge(planner, world=fastest.world, narrowed=narrowed, report=report)
+    fitting = (each.estimate.layout for each in known.fitting if each.planner is planner)
+    judged = judge.find(fitting, beside=(fastest, simplest), top=known.top)
+    within = f"the simplest within {found.proposal.within:.1%}" if found.proposal else "the fastest"
+    best = [each.layout for each in judged[: known.top]]
+    return found.replace(
+        best=tuple(_ranked(planner, layout, planner.machine) for layout in best), proposal=None,
+        robust=judge.told(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
+    )  # fmt: skip
+
+
+def _largest_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
+    """Return the predicted peak that no layout of ``spaces`` exceeds at a risk of at most ``risk``."""
+    return max(
+        MemoryRisk(model=model, machine=machine, job=job).largest_peak(space.world, risk=risk) for job, space in spaces
+    )
+
+
+def _tight(known: Incumbents) -> TightLayout | None:
+    """Return the best tight layout beside the best that fits; None where none beats it."""
+    tight, best = known.tight, known.best[0] if known.best else None
+    if tight is None or (best and best.score <= tight.score):
+        return None
+    return TightLayout(
+        layout=tight.text, precision=tight.planner.job.precision.name, reduce=tight.planner.job.stack.reduce,
+        risk=tight.planner.out_of_memory_risk(tight.estimate.layout, tight.estimate.ranks),
+        memory_bytes=tight.peak_bytes, step_seconds=tight.seconds,
+        faster=best.score / tight.score - 1 if best else None,
+    )  # fmt: skip
+
+
+def fits_any(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> bool:
+    """Whether any layout over all ranks fits."""
+    return fitting(ANY, model=model, machine=machine, job=job, risk=risk) is not None
+
+
+def fitting(where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Layout | None:
+    """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one."""
+    spaces = [(job, Space(model, job, world=machine.ranks, where=where))]
+    largest = _largest_peak(spaces, risk, model=model, machine=machine)
+    known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True)
+    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
+    _search_spaces(solver, spaces, model=model, machine=machine, risk=risk)
+    return known.best[0].estimate.layout if known.best else None
+
+
+def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:
+    """Of constraints under which nothing fits the one that has to give way, and the layout that then fits."""
+
+    def passing(admitted: Where) -> Layout | None:
+        return fitting(admitted, model=model, machine=machine, job=job, risk=risk)
+
+    found = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
+    return f"nothing that meets {str(where)!r} fits; {found}" if found else ""
+
+
+def _until_stopped(
+    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine, risk: float
+) -> dict[Job, Planner]:  # fmt: skip
+    """``_search_spaces``; none if it was interrupted when some layout was known."""
+    try:
+        return _search_spaces(solver, spaces, model=model, machine=machine, risk=risk)
+    except (KeyboardInterrupt, StopSignal):
+        if not solver.incumbents.best:
+            raise
+        return {}
+
+
+def _search_spaces(
+    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *,
+    model: Model, machine: Machine, risk: float,
+) -> dict[Job, Planner]:  # fmt: skip
+    """Search each space; return the planners by job, which reuse the counts of those ``known``."""
+    planners: dict[Job, Planner] = {}
+    bounds: Bounds | None = None
+    for job, space in spaces:
+        if space.layouts:
+            if job not in planners:
+                counts = known[job].counts if known else None
+                planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
+            alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
+            bounds = Bounds(planners[job], space, joined(()), like=bounds if alike else None)
+            solver.sweep(bounds)
+    return planners
+
+
+def _misses(
+    spaces: Sequence[tuple[Job, Space]],
+    planners: Mapping[Job, Planner],
+    *,
+    model: Model,
+    machine: Machine,
+    risk: float,
+) -> Iterator[NearMiss]:
+    """The layouts that need the least memory, found as if memory were unlimited."""
+    endless = machine.replace(chip=machine.chip.replace(memory_bytes=ENDLESS))
+    known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0)
+    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
+    _search_spaces(solver, spaces, planners, model=model, machine=endless, risk=risk)
+    for found in known.best:
+        job, counts = found.planner.job, found.planner.counts
+        yield near_miss(found.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk))
+
+
+def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
+    """The Pareto front of time and memory, from the fastest layout to the smallest."""
+    smallest = None
+    for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
+        if smallest is None or each.peak_bytes < smallest:
+            smallest = each.peak_bytes
+            yield Point(
+                layout=each.text,
+                precision=each.planner.job.precision.name,
+                reduce=each.planner.job.stack.reduce,
+                world=each.estimate.layout.world,
+                memory_bytes=each.peak_bytes,
+                step_seconds=each.seconds,
+            )
+
+
+def _ranked(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
+    """A layout's step with its GPU-hours and, if the machine has a price, dollars per step."""
+    step = planner.step(layout)
+    hours = step.time.step_seconds * step.world / 3600
+    price = machine.dollars_per_rank_hour
+    dollars, reduce = None if price is None else hours * price, planner.job.stack.reduce
+    return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
+
+
+def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:
+    where: Where = narrowed.pop("where", ANY)
+
+    def legal(admitted: Where) -> Layout | None:
+        for space in (Space(model, job, world=world, where=admitted, **narrowed) for world in worlds):
+            for stems in space.blocks if space.layouts else ():
+                if len(some := space.candidates_of(stems).nonzero()[0]):
+                    return space.any_layout(stems, int(some[0]))
+        return None
+
+    ranks = machine.ranks
+    if where.terms and (found := tightest(where, passing=legal, model=model, world=ranks)):
+        return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {found}"
+    near = -(-job.global_batch // ranks) * ranks
+    return (
+        f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "
+        f"{machine.name}; try gbs {near}, or fewer ranks"
+    )

@@ -1,0 +1,149 @@
+"""One run on several machines and numbers of ranks: for each the layout that ``search`` proposes, and what it takes.
+
+With a deadline: of each machine the fewest ranks that keep it, by bisection, since more ranks are faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Literal, NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.where import ANY, Where
+from fivefold.machine.catalog import with_ranks
+from fivefold.machine.site import Site
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.search import search
+from fivefold.planner.whole_run import whole_run
+from fivefold.record import Mistake, StopSignal
+from fivefold.results.whole_run import Offer, Offers
+from fivefold.step import FITS_RISK
+from fivefold.units import show_bytes
+
+Goal = Literal["time", "cost", "energy"]
+Done = Callable[[str], None]  # hears of each search
+DAY = 86400.0
+NO_ROOM = "nothing fits"
+
+
+class Choice(NamedTuple):
+    """A machine and the numbers of ranks that it may have, from few to many."""
+
+    machine: Machine
+    sizes: tuple[int, ...]
+
+
+def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
+    """Numbers of ranks from ``low`` to ``high``: both, and between them powers of two nodes, and three times those, and
+    halves of a node.
+    """
+    steps = {node * factor * 2**power for factor in (1, 3) for power in range(24)}
+    steps |= {node >> halvings for halvings in range(node.bit_length())}
+    return tuple(sorted({low, high, *(size for size in steps if low < size < high)}))
+
+
+def across(
+    *, model: Model, choices: Sequence[Choice], job: Job, tokens: float, site: Site, by: Goal, within: float,
+    where: Where = ANY, deadline: float | None = None, risk: float = FITS_RISK, done: Done = lambda _: None,
+) -> Offers:  # fmt: skip
+    """Every choice and size as an offer, the best first. A ``Mistake`` names machines that lack a price, or watts."""
+    _check([choice.machine for choice in choices], by)
+
+    def offer(machine: Machine, ranks: int) -> Offer:
+        done(f"{machine.name}:{ranks}")
+        chosen = with_ranks(machine, ranks)
+        return _offer(model, chosen, job, tokens=tokens, site=site, within=within, where=where, risk=risk)
+
+    found: list[Offer] = []
+    stopped = False
+    try:
+        for machine, sizes in choices:
+            if deadline is None:
+                found.extend(offer(machine, ranks) for ranks in sizes)  # keeps those before one that is stopped
+            else:
+                found.append(_fewest(machine, sizes, offer, deadline=deadline))
+    except (KeyboardInterrupt, StopSignal):
+        if not found:
+            raise
+        stopped = True
+    best = tuple(sorted(found, key=lambda each: (each.run is None, _score(each, by))))
+    return Offers(
+        model=model.name, by=by, tokens=tokens, deadline_seconds=deadline, offers=best, stopped=stopped
+    )  # fmt: skip
+
+
+def _check(machines: Sequence[Machine], by: Goal) -> None:
+    dear = list(dict.fromkeys(each.name for each in machines if by == "cost" and each.dollars_per_rank_hour is None))
+    if dear:
+        give = " ".join(f"--price {name.split()[0]}=2.2/h" for name in dear)
+        raise Mistake(f"--by cost: {', '.join(dear)} {'has' if len(dear) == 1 else 'have'} no price; give {give}")
+    dark = list(dict.fromkeys(each.name for each in machines if by == "energy" and each.chip.power_watts is None))
+    if dark:
+        raise Mistake(
+            f"--by energy: the watts of {', '.join(dark)} are not known; write such as '{dark[0]}:8 watts=300'"
+        )
+
+
+def _offer(
+    model: Model, machine: Machine, job: Job, *, tokens: float, site: Site, within: float, where: Where, risk: float
+) -> Offer:  # fmt: skip
+    try:
+        found = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
+    except Mistake as mistake:
+        return Offer(machine=machine.name, ranks=machine.ranks, refused=str(mistake))
+    if found.stopped:  # of one machine: then the others are not searched either
+        raise StopSignal("SIGINT")
+    if found.proposal is None:
+        miss = found.misses[0] if found.misses else None
+        need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
+        return Offer(machine=machine.name, ranks=machine.ranks, refused=f"{NO_ROOM}{need}")
+    step = found.proposal.choice.step
+    run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
+    return Offer(machine=machine.name, ranks=machine.ranks, layout=step.layout, mfu=step.mfu.causal, run=run)
+
+
+def _fewest(
+    machine: Machine, sizes: Sequence[int], offer: Callable[[Machine, int], Offer], *, deadline: float
+) -> Offer:  # fmt: skip
+    """The offer with the fewest ranks whose run keeps the deadline; of the most ranks, refused, if none does."""
+    left, known = list(sizes), dict[int, Offer]()
+
+    def keeps(at: int) -> bool | None:
+        """None: no layout has so many ranks."""
+        found = known[left[at]] = offer(machine, left[at])
+        return (found.run is not None and found.run.seconds <= deadline) if found.run or _tried(found) else None
+
+    while (most := keeps(len(left) - 1)) is None and len(left) > 1:
+        left.pop()
+    last = known[left[-1]]
+    if not most:
+        days = 0.0 if last.run is None else last.run.seconds
+        needs = ceil(last.ranks * days / deadline / machine.ranks_per_node) * machine.ranks_per_node
+        line = (
+            f"takes {days / DAY:,.1f} days, {days / deadline:,.1f} times the deadline; as fast, {needs:,} ranks keep it"
+        )
+        return last if last.run is None else last.replace(run=None, refused=line)
+    low, high = 0, len(left) - 1
+    while low < high:
+        middle = (low + high) // 2
+        kept = keeps(middle)
+        if kept is None:
+            del left[middle]
+            high -= 1
+        else:
+            low, high = (low, middle) if kept else (middle + 1, high)
+    return known[left[high]] if left[high] in known else offer(machine, left[high])
+
+
+def _tried(offer: Offer) -> bool:
+    """Whether there are layouts of so many ranks, if only none that fits."""
+    return offer.refused.startswith(NO_ROOM)
+
+
+def _score(offer: Offer, by: Goal) -> float:
+    if offer.run is None:
+        return offer.ranks
+    value = {"time": offer.run.seconds, "cost": offer.run.dollars, "energy": offer.run.kwh}[by]
+    return value or 0.0

@@ -1,0 +1,113 @@
+"""Pipelines whose stages differ: work that is even in seconds (``stages=9x2-8-6``), few ranks that recompute
+(``ac=full@2``).
+
+load of a pipeline rank = seconds of a micro-batch through its stages; one layer at a time goes from the most loaded
+rank to another while the largest load becomes less. The first ranks hold the most micro-batches, and recompute first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import stage_layers
+from fivefold.layout.where import ANY, Where
+from fivefold.planner.counts.update import stages_held
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.incumbents import Incumbents
+
+MOVES = 16  # layers that may change their rank
+LOOKED_AT, TRIED = 60, 20  # of the best pipelines, those whose stages are weighed, and evened out
+LEAST = 1e-3  # share of the largest load by which a move must lower it
+
+
+def balanced(layout: Layout, planner: Planner) -> Layout | None:
+    """The layout with its work spread evenly over the pipeline's ranks; None if as it is no move of a layer helps."""
+    if layout.pp == 1 or not planner.job.stack.runs.uneven_stages:
+        return None
+    held, best = stages_held(layout), layout
+    loads = _loads(layout, planner, held)
+    for _ in range(MOVES):
+        found = min(
+            ((max(each), other, each) for other in _moved(best, planner, loads, held)
+             for each in [_loads(other, planner, held)]),
+            key=lambda option: option[0], default=None,
+        )  # fmt: skip
+        if found is None or found[0] >= max(loads) * (1 - LEAST):
+            break
+        _, best, loads = found
+    if best is layout or not is_legal(best, model=planner.model, job=planner.job, machine=planner.machine):
+        return None
+    return best
+
+
+def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
+    """The layout with recomputation on as few pipeline ranks as it needs to fit; None if it must be on all."""
+    if not _by_rank(layout, planner):
+        return None
+    fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
+    least = bisect_left(fewer, True, key=planner.fits)
+    return fewer[least] if least < len(fewer) else None
+
+
+def _by_rank(layout: Layout, planner: Planner) -> bool:
+    """Whether all pipeline ranks recompute, and some could do without."""
+    able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
+    return able and planner.job.stack.runs.told(f"{layout.ac}@1", experts=planner.model.moe is not None)
+
+
+def gain(layout: Layout, planner: Planner) -> float:
+    """The most of its time that a layout can save by other stages, and by less recomputation."""
+    held = stages_held(layout)
+    least = _loads(layout.replace(ac="none") if _by_rank(layout, planner) else layout, planner, held)
+    return 1 - sum(least) / len(least) / max(_loads(layout, planner, held))
+
+
+def even_out(known: Incumbents, *, where: Where = ANY) -> int:
+    """Evaluate the best pipelines of ``known`` with balanced stages and with recomputation on fewer ranks, where these
+    may beat the best; how many.
+    """
+    pipelines = [each for each in known.fitting if each.estimate.layout.pp > 1 and not each.estimate.layout.stages]
+    tried = 0
+    for each in sorted(pipelines, key=lambda found: found[:4])[:LOOKED_AT]:
+        least = 1 - gain(each.estimate.layout, each.planner)
+        if tried < TRIED and known.may_win(each.score * least, each.peak_bytes, each.seconds * least):
+            for other in filter(where.holds, _others(each.estimate.layout, each.planner)):
+                known.evaluate(each.planner, other)
+                tried += 1
+    return tried
+
+
+def _others(layout: Layout, planner: Planner) -> Iterator[Layout]:
+    """The layout with balanced stages; with less recomputation; with both."""
+    fewer = recomputing_less(layout, planner)
+    yield from (split for each in (layout, fewer) if each and (split := balanced(each, planner)))
+    if fewer:
+        yield fewer
+
+
+def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) -> list[float]:
+    """Seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
+    stages = planner.timeline.durations(layout).stages
+    return [sum(stages[stage].forward.seconds + stages[stage].whole.seconds for stage in mine) for mine in held]
+
+
+def _moved(
+    layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]
+) -> Iterator[Layout]:  # fmt: skip
+    """The layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
+    sizes = [len(each) for each in stage_layers(planner.model.layers, layout)]
+    full = max(range(len(loads)), key=lambda rank: loads[rank])
+    givers = [stage for stage in held[full] if sizes[stage] > 1]
+    if not givers:
+        return
+    give = max(givers, key=lambda stage: (sizes[stage], stage))
+    takers = sorted((rank for rank in range(len(loads)) if rank != full), key=lambda rank: loads[rank])[:2]
+    for rank in takers:
+        take = min(held[rank], key=lambda stage: (sizes[stage], stage))
+        if take != give:
+            changed = list(sizes)
+            changed[give], changed[take] = sizes[give] - 1, sizes[take] + 1
+            yield layout.replace(stages=tuple(changed))

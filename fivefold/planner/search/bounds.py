@@ -1,0 +1,313 @@
+"""Lower bounds on the memory and time that ``Planner.estimate`` returns, for many layouts at once (numpy columns).
+
+    memory ≥ states + live micro-batches x what a stage's layers keep + the backward of one unit
+    time   ≥ forward up to the rank + m · its work + backward down from it + exposed reductions + update
+
+computed for three ranks of each pipeline, of which the maximum is taken. The tests compare with ``estimate``.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+import numpy as np
+
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.memory.rank_memory import RankMemory
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts
+from fivefold.planner.search.estimates import Estimates
+from fivefold.planner.search.shapes import (
+    BOTH_WAYS,
+    LOOP,
+    NEVER,
+    PAIRED,
+    SPLIT,
+    PipelineUnits,
+    live_micro_batches,
+    pipeline_units,
+    weights_after,
+)
+from fivefold.planner.search.space import Space
+from fivefold.planner.time.unit_time import CONTENTION
+
+SAFE = 1 - 1e-9  # rounding: the planner sums in another order
+PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
+
+
+class Bounds:
+    """Lower bounds for the layouts of one space under one planner. Arrays are [n] for n candidates unless stated."""
+
+    def __init__(
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Bounds | None = None
+    ) -> None:  # fmt: skip
+        """``like`` as in ``Estimates``."""
+        self.planner, self.space = planner, space
+        self.estimates: Estimates = Estimates(planner, space, partials, like=like.estimates if like else None)
+        self.partials = partials
+        self.micro_batches = space.micro_batches(partials)
+        samples = [Layout(ac=ac) for ac in space.recomputations]
+        self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
+        self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
+        self.update_slope = _update_slope(planner)
+
+    def over(self, partials: PartialLayouts) -> Bounds:
+        """The bounds of other partial layouts, with what is known already."""
+        found = copy(self)
+        found.estimates, found.partials = self.estimates.over(partials), partials
+        found.micro_batches = self.space.micro_batches(partials)
+        return found
+
+    def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
+        """Peak bytes of the fullest rank [n], which do not depend on the mesh order.
+
+        ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
+        """
+        pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial]
+        kept, above = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
+        rest, during, ends, gathered, _ = np.moveaxis(
+            self.estimates.states(candidates) if states is None else states, 1, 0
+        )
+        base, last = _over(pipe.held, rest), _over(pipe.held, ends)
+        alone = pipe.pp == 1
+        whole = np.where(alone & (m[:, None] == 1), 0.0, _over(pipe.held, during))
+        split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
+        if len(split):
+            apart = self.estimates.splits(candidates.take(split), limit=limit)[:, 0]
+            above = above.copy()
+            above[split] = np.maximum(0.0, apart)
+        count, one = live_micro_batches(pipe, m), pipe.chunks == 1
+        head = np.where(one, pipe.least[:, :, 1] * kept[:, None, 1], 0.0)
+        least = pipe.least.copy()
+        least[:, :, 1] = 0
+        body = count * _over(least, kept)
+        inside = np.where(pipe.held[:, :, 2:] > 0, (above + gathered)[:, None, 2:], np.inf).min(axis=2)
+        inside = np.where(np.isfinite(inside), inside, 0.0)
+        loss = np.where(pipe.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
+        # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
+        gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
+        # A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the
+        # first backward of each stage; else one fewer with one stage, and at least one with several.
+        deep = alone | np.isin(pipe.schedule, PAIRED) | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
+        fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
+        # No gradient is reduced before all sums are allocated, except with interleaved stages.
+        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | ~np.isin(pipe.schedule, LOOP)
+        sure = alone | deep | (stays & (m[:, None] > 2))
+        late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
+        born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
+        full = base + np.maximum(born, np.maximum(inside - gone, loss) + body + (count - 1) * head)
+        first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
+        return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
+
+    def nearest(
+        self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """As ``without_zero``, for every order too; ``most`` as in ``Estimates``; ``bare``: for every recomputation."""
+        unit = self.estimates.nearest(candidates, most=most, bare=bare)
+        return self._seconds(candidates, unit, bare=bare)
+
+    def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
+        """As ``seconds``, for every ZeRO stage: without the messages of data parallelism."""
+        return self._seconds(candidates, self.estimates.units(candidates), placed=True)
+
+    def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
+        """Seconds [n] of the slowest of three ranks, and the same by ``PARTS`` [n, parts]."""
+        parallel = self.estimates.parallel(candidates)
+        return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
+
+    def _seconds(
+        self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None = None, *, placed: bool = False,
+        bare: bool = False,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """``placed``: the order is known, so that halves of an FB are; ``bare``: as if no layer were recomputed."""
+        pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
+        weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
+        (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel)
+        forward, backward = unit[:, 0] + ahead, unit[:, 1] + behind
+        talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
+        dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
+        share = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
+        said = np.stack([_over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
+        work = _over(pipe.held, forward + backward + weight)
+        paired = np.flatnonzero(dual[:, 0])
+        if len(paired):
+            mine = PipelineUnits._make(column[paired] for column in pipe)
+            found = candidates.take(paired)
+            halves = self.estimates.pairs(found) if placed else None
+            shown = np.stack([ahead[paired], behind[paired]])
+            busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
+            work[paired] = busy / share[paired]
+        way, back = _over(pipe.before, forward), _over(pipe.before, backward)
+        back += np.where(split | dual, 0.0, _over(pipe.before, weight))
+        hops = np.zeros_like(way)
+        if placed:
+            delay, sending = self.estimates.between_stages(candidates).T[:, :, None]
+            way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
+            hops = 2 * pipe.chunks * sending
+        own = way + share * (work + hops) + ends + update
+        lead = _over(pipe.lead, weight)  # W may run while the last backward goes to rank 0
+        late = weights_after(pipe, lead, _over(pipe.held, weight) - lead)
+        there = way + share * (work + hops) - late + back + (ends + update)[:, :1]
+        total = np.maximum(own, there)
+        rank = total.argmax(axis=1)
+        at = np.arange(len(rank)), rank
+        parts = np.empty((len(rank), len(PARTS)))
+        parts[:, 1:5] = share[at][:, None] * said[at]
+        parts[:, 0] = np.maximum(0.0, (share * work)[at] - parts[:, 1:5].sum(axis=1)) + update[at]
+        parts[:, 4] += ends[at]
+        parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
+        return total[at] * SAFE, parts
+
+    def data_parallel(
+        self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """``_exposed``, ``_each_way``, ``_ends``, and seconds [n, 3] of the update; without ``parallel`` the last."""
+        states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
+        update = _over(pipe.held, states[:, 4]) * self.update_slope
+        if parallel is None:
+            nothing = np.zeros((2, len(unit), unit.shape[2]))
+            return nothing, nothing, np.zeros_like(update), update
+        sent = self._each_way(candidates, parallel)
+        return self._exposed(sent, unit), sent, self._ends(pipe, candidates, unit, parallel), update
+
+    def _paired(
+        self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
+    ) -> Floats:  # fmt: skip
+        """Busy seconds [n, 3] of ranks under a schedule with FB: so many of each pair, and the other passes alone.
+
+        ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_each_way`` and ``_exposed``.
+        """
+        exposed = unit[:, 3:6].sum(axis=1)
+        front, back = unit[:, 0] - unit[:, 6], unit[:, 1] + unit[:, 2] - (exposed - unit[:, 6])
+        near, far = pipe.lead, pipe.held - pipe.lead
+        half = np.where(np.isin(pipe.schedule, BOTH_WAYS), 2, 1)
+        ranks, each, place = pipe.pp // half, m / half, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
+        place = np.where(half == 2, place, pipe.rank)
+        middle = each - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
+        busy = np.zeros(pipe.rank.shape)
+        for ahead, behind, pairs in (
+            (near, far, middle - (place == ranks - 1)), (far, near, middle + ranks - 1 - place),
+        ):  # fmt: skip
+            compute = _over(ahead, front) + _over(behind, back)
+            alone = both = _over(ahead, unit[:, 0]) + _over(behind, unit[:, 1] + unit[:, 2])
+            if halves is None:
+                # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
+                kernels, beside = (_over(ahead, unit[:, at]) + _over(behind, unit[:, at + 1]) for at in (7, 9))
+                both = np.maximum(np.maximum(kernels, beside), alone / 2)
+            elif self.planner.machine.backend != "gloo":  # else one after the other
+                stays, beside, hidden = (
+                    _over(ahead, halves[:, at]) + _over(behind, halves[:, 3 + at]) for at in range(3)
+                )
+                slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
+                both = np.maximum(compute, beside) + stays
+                if self.planner.timeline.beside:
+                    units = front + halves[:, 0], back + halves[:, 3]
+                    longer, shorter = (
+                        _over(ahead, each(units[0], sent[0])) + _over(behind, each(units[1], sent[1]))
+                        for each in (np.maximum, np.minimum)
+                    )
+                    both, slowed = np.maximum(both, longer), slowed + shorter
+                else:
+                    both += _over(ahead, sent[0]) + _over(behind, sent[1])
+                both += CONTENTION * slowed
+            alone = alone + _over(ahead, shown[0]) + _over(behind, shown[1])
+            busy += pairs * both + (each - pairs) * alone
+        return busy
+
+    def _each_way(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
+        """Seconds [2, n, units] of ZeRO-3's gathers, and of reductions in every micro-batch, in a forward and in a
+        backward of each unit.
+        """
+        each = self.estimates.each(candidates)[:, None]
+        stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+        gather, twice = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
+        twice[:2] = 0
+        twice *= self.planner.job.stack.reshard == "forward"
+        behind = np.where(each, parallel[:, 1], 0.0)
+        behind[:, 0] = 0  # may travel beside the next forward
+        return np.stack([gather, gather * twice + behind])
+
+    def _exposed(self, sent: Floats, unit: Floats) -> Floats:
+        """Of ``_each_way`` those seconds that a unit's own compute does not hide, and by which the others slow it."""
+        if not self.planner.timeline.beside:
+            return sent
+        hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
+        return np.asarray(sent - (1 - self.planner.timeline.parallel.contention) * hidden)
+
+    def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
+        """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
+        stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
+        if self.planner.job.stack.shards == "beside":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
+            stays &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
+        gather = np.where(stays, parallel[:, 0], 0.0)
+        reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
+        if self.planner.job.stack.weights == "broadcast":  # no bound for it
+            gather = np.zeros_like(gather)
+        gathers, reduces, copies = (_over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
+        if not self.planner.timeline.beside:
+            return gathers + reduces + copies
+        first, last, each = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
+        # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
+        room = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
+        if self.planner.timeline.parallel.follows("embed"):
+            room[:, 0] = np.inf
+        often = self.estimates.each(candidates)[:, None]
+        copies += np.where(often, np.minimum(each, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
+        ahead, behind = _over(pipe.lead, unit[:, 0]), _over(pipe.lead, unit[:, 1] + unit[:, 2])
+        late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
+        early = gathers
+        if self.planner.job.stack.weights == "ahead":
+            early = first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead)
+        hidden = gathers + reduces - early - late
+        return np.asarray(early + late + copies + self.planner.timeline.parallel.contention * np.maximum(0.0, hidden))
+
+    def resting(self) -> Floats:
+        """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.
+
+        The fullest rank holds at least 1/pp of all states.
+        """
+        return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
+
+    def floor(self, *, most: int, whole: bool = True) -> Floats:
+        """As ``resting``, seconds; ``most`` and ``whole`` as in ``Estimates``. The busiest rank does at least 1/pp of
+        the work.
+        """
+        s, m, some = self.partials, self.micro_batches, self._any()
+        found = self.estimates.whole(some, most=most, whole=whole)
+        alone, paired = found[:, :, 0].T
+        pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
+        return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
+
+    def _any(self) -> CandidateLayouts:
+        """One candidate of each partial layout."""
+        number, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
+        return CandidateLayouts(number, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
+
+    def pipelines(self, candidates: CandidateLayouts, *, bare: bool = False) -> PipelineUnits:
+        """The candidates' pipelines, one row per candidate; ``bare``: with no layer recomputed."""
+        every = self.every[self.partials.ac[candidates.partial]] * (not bare)
+        _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
+        found = []
+        for at in first:
+            key = int(candidates.shape[at]), int(every[at])
+            if key not in self._pipelines:
+                shape = self.space.shapes[key[0]]
+                self._pipelines[key] = pipeline_units(
+                    self.planner.counts, shape, every=key[1], runs=self.estimates.runs
+                )
+            found.append(self._pipelines[key])
+        return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
+
+
+def _over(counts: Floats, each: Floats) -> Floats:
+    """Sums over units, weighted by their counts: [n, 3, units] x [n, units] → [n, 3]."""
+    return np.asarray(np.einsum("npu,nu->np", counts, each))
+
+
+def _update_slope(planner: Planner) -> float:
+    """Seconds per updated element, as the update is linear in them; 0 (no bound) on a calibrated machine."""
+    if planner.machine.calibration is not None:
+        return 0.0
+    sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
+    small, large = (planner.timeline.update(Layout(), empty._replace(updated=size)) for size in sizes)
+    return (large - small) / (sizes[1] - sizes[0]) * (1 - 1e-6)

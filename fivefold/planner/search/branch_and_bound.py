@@ -1,0 +1,267 @@
+"""Branch and bound over one space after another, with the best layouts found so far as the threshold.
+
+partial layouts, best bound first → schedules whose bounds fit and beat the threshold → orders → ZeRO → estimated by
+the planner, best bound first, until the next bound exceeds the threshold
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fivefold.planner.search.bounds import PARTS, Bounds
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Floor, Ints, Opened, PartialLayouts, joined
+from fivefold.planner.search.incumbents import Incumbents
+from fivefold.planner.search.played import TOGETHER, alike, played
+from fivefold.planner.search.scouts import scout
+from fivefold.planner.search.tables import FEWEST, MANY
+
+FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
+STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
+EAGER = 8  # candidates evaluated after each batch, so that the threshold falls early
+FEW = 2  # candidates of one schedule that are evaluated at once, instead of played together before
+Report = Callable[[int, int], None]  # layouts done, of how many
+
+
+class BranchAndBound:
+    """State of a search beside its ``incumbents``: layouts that wait for an estimate, and how many are done.
+
+    ``timed``: whether a layout's time matters to whether it is among the best.
+    """
+
+    def __init__(
+        self, incumbents: Incumbents, *, ranks_per_node: int, timed: bool = True,
+        report: Report | None = None, total: int = 0,
+    ) -> None:  # fmt: skip
+        self.incumbents, self.ranks_per_node, self.timed, self.report = incumbents, ranks_per_node, timed, report
+        self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
+        self.total, self.done = total, 0
+
+    def sweep(self, bounds: Bounds) -> None:
+        """Search all layouts of one space, of which ``bounds`` has no row yet."""
+        space = bounds.space
+        floors = [floor for block in space.blocks if len((floor := self._floor(bounds, block)).size)]
+        scout(self, bounds, floors)
+        opened, rows = list[Opened](), 0
+        for floor in floors:
+            for found in self.opened(bounds, self._narrowed(bounds, floor)):
+                opened, rows = [*opened, found], rows + len(found.seconds)
+                if rows > MOST:
+                    self._finish(bounds, opened)
+                    opened, rows = [], 0
+        self._finish(bounds, opened)
+
+    def _floor(self, bounds: Bounds, block: PartialLayouts) -> Floor:
+        """Partial layouts that have a schedule and may fit."""
+        stems, none = block.take(bounds.space.candidates_of(block) > 0), np.zeros(0)
+        if not len(stems.dp):
+            return Floor(stems, none, none)
+        size = bounds.over(stems).resting()
+        large = size > self.incumbents.capacity
+        self._too_large(bounds.over(stems.take(large)), size[large])
+        stems = stems.take(~large)
+        timed = self.timed and len(stems.dp)
+        return Floor(
+            stems, size[~large], bounds.over(stems).floor(most=MANY, whole=False) if timed else np.zeros(len(stems.dp))
+        )
+
+    def _narrowed(self, bounds: Bounds, floor: Floor) -> Floor:
+        """Without partial layouts that no longer can win, by their bounds and by tighter ones."""
+        for tight in (False, True) if self.timed else (False,):
+            if tight and len(floor.size):
+                floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=FEWEST))
+            worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
+            self._slower(bounds.over(floor.stems.take(~worth)), floor.seconds[~worth])
+            floor = Floor(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
+        return floor
+
+    def opened(self, bounds: Bounds, floor: Floor) -> Iterator[Opened]:
+        """All schedules of partial layouts, the most promising first."""
+        best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
+        for start in range(0, len(best), STEMS):
+            yield self._open_up(bounds.over(floor.stems.take(best[start : start + STEMS])))
+
+    def _too_large(self, bounds: Bounds, size: Floats) -> None:
+        """Count partial layouts, without their recomputation, that are too large whatever their schedule."""
+        space, partials = bounds.space, bounds.partials
+        count = space.candidates_of(partials) * len(space.recomputations)
+        self.incumbents.rejections.too_large(count, size, lambda at: space.any_layout(partials, at))
+        self._report_done(int(count.sum()))
+
+    def _slower(self, bounds: Bounds, seconds: Floats) -> None:
+        """Count partial layouts, without their recomputation, that are slower whatever their schedule."""
+        if len(seconds):
+            count = int(bounds.space.candidates_of(bounds.partials).sum()) * len(bounds.space.recomputations)
+            nearest = bounds.space.any_layout(bounds.partials, int(seconds.argmin()))
+            self.incumbents.rejections.slower("compute", count, nearest)
+            self._report_done(count)
+
+    def wait(self, bounds: Bounds, some: CandidateLayouts, size: Floats, seconds: Floats) -> None:
+        """Queue candidates with their bounds."""
+        unplayed = alike(bounds, some) if self.timed else np.full(len(size), -1)
+        self.waiting.append((some, size, seconds, unplayed))
+
+    def _open_up(self, bounds: Bounds) -> Opened:
+        """Every schedule of partial layouts with every recomputation, without those that bounds exclude that hold for
+        every micro-batch; of time first those that hold for every recomputation.
+        """
+        space, stems = bounds.space, bounds.partials
+        candidates = space.expand(stems, np.arange(len(stems.dp)))
+        size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        kinds = len(space.recomputations)
+        if self.timed and len(seconds):
+            bound = bounds.nearest(candidates, most=FEWEST, bare=True)
+            candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order ac")
+        bounds = bounds.over(space.recomputed(stems))
+        partials, size, seconds = bounds.partials, np.repeat(size, kinds), np.repeat(seconds, kinds)
+        candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), kinds))
+        number = np.tile(np.arange(kinds), len(candidates.partial) // kinds)
+        candidates = candidates._replace(partial=candidates.partial * kinds + number)
+        if self.timed and len(seconds):
+            bound = bounds.nearest(candidates, most=MANY)
+            candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
+        if len(seconds):
+            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True)
+            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+        used, place = np.unique(candidates.partial, return_inverse=True)
+        return Opened(partials.take(used), candidates._replace(partial=place), size, seconds)
+
+    def _finish(self, bounds: Bounds, opened: list[Opened]) -> None:
+        """Explore what was opened, best bound first."""
+        offsets = np.cumsum([0, *(len(each.partials.dp) for each in opened)])
+        bounds = bounds.over(joined([each.partials for each in opened]))
+        moved = [
+            each.candidates._replace(partial=each.candidates.partial + offset)
+            for each, offset in zip(opened, offsets, strict=False)
+        ]
+        if not moved:
+            return
+        candidates = CandidateLayouts(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
+        size, seconds = (np.concatenate([each[at] for each in opened]) for at in (2, 3))
+        order, room = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST
+        while len(order):
+            worth = self.incumbents.can_win(seconds[order], size[order], bounds.space)
+            self._unworthy(bounds, candidates.take(order[~worth]))
+            order = order[worth]
+            self._explore(bounds, candidates.take(order[:room]))
+            self.evaluate_waiting(bounds, most=EAGER)
+            order, room = order[room:], min(MOST, 2 * room)
+        self.evaluate_waiting(bounds)
+        self.waiting = []
+
+    def _unworthy(self, bounds: Bounds, losers: CandidateLayouts) -> None:
+        if len(losers.partial):
+            times = int(self._times(bounds, losers, "zero order").sum())
+            self.incumbents.rejections.slower("bound", times, bounds.space.layout(bounds.partials, losers, 0))
+            self._report_done(times)
+
+    def _explore(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
+        """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
+        space, partials = bounds.space, bounds.partials
+        size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        for most, bare in ((1, True), (FEWEST, False), (1, False)) if self.timed else ():
+            if len(seconds):
+                bound = bounds.nearest(candidates, most=most, bare=bare)
+                candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
+        if len(seconds):
+            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates))
+            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+        if not len(seconds):
+            return
+        candidates, index = space.placed(partials, candidates)
+        candidates, size, seconds = self._fast(
+            bounds, candidates, size[index], bounds.without_zero(candidates), left="zero"
+        )
+        for part in np.array_split(np.arange(len(size)), -(-len(size) // 4096)) if len(size) else ():
+            some = space.shard(partials, candidates.take(part))
+            least = bounds.memory(some)
+            some, least, seconds = self._fitting(bounds, some, least, np.zeros(len(least)), left="")
+            if not len(least):
+                continue
+            some, least, seconds = self._fast(bounds, some, least, bounds.seconds(some), left="")
+            if not len(least):
+                continue
+            one = bounds.estimates.distinct(some)
+            self.wait(bounds, some.take(one), least[one], seconds[one])
+            self.evaluate_waiting(bounds, most=EAGER)
+
+    def evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
+        """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising."""
+        if not self.waiting:
+            return
+        candidates = CandidateLayouts(
+            *(np.concatenate(columns) for columns in zip(*(w[0] for w in self.waiting), strict=True))
+        )
+        size, seconds = (np.concatenate([w[at] for w in self.waiting]) for at in (1, 2))
+        unplayed = np.concatenate([w[3] for w in self.waiting])
+        space, score = bounds.space, self.incumbents.score(seconds, size, bounds.space)
+        order = np.lexsort((size, score))
+        while len(order) and most != 0:
+            at = int(order[0])
+            if self.incumbents.may_win(score[at], size[at], seconds[at]):
+                mine = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
+                mine = mine[:TOGETHER]
+                unplayed[mine] = -1
+                if len(mine) > FEW:
+                    seconds[mine] = np.maximum(seconds[mine], played(bounds, candidates.take(mine)))
+                    score = self.incumbents.score(seconds, size, space)
+                    order = order[np.lexsort((size[order], score[order]))]
+                    continue
+                self.incumbents.evaluate(bounds.planner, space.layout(bounds.partials, candidates, at))
+                order, most = order[1:], most if most is None else most - 1
+            else:
+                worth = self.incumbents.can_win(seconds[order], size[order], space)
+                self.incumbents.rejections.slower(
+                    "bound", int((~worth).sum()), space.layout(bounds.partials, candidates, at)
+                )
+                order = order[worth]
+        self.waiting = [(candidates.take(order), size[order], seconds[order], unplayed[order])] if len(order) else []
+
+    def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
+        """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``, ``ac``)."""
+        partials, times = bounds.partials.take(candidates.partial), np.ones(len(candidates.partial), np.int64)
+        if "ac" in left:
+            times *= len(bounds.space.recomputations)
+        if "zero" in left:
+            times = times * bounds.space.zeros_each(partials)
+        return times * bounds.space.orders_each(partials) if "order" in left else times
+
+    def _fitting(
+        self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats, *, left: str
+    ) -> tuple[CandidateLayouts, Floats, Floats]:  # fmt: skip
+        """Candidates whose bytes fit; the others are counted as too large."""
+        large = size > self.incumbents.capacity
+        losers = candidates.take(large)
+        times = self._times(bounds, losers, left)
+        self._report_done(int(times.sum()))
+        self.incumbents.rejections.too_large(
+            times, size[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
+        )
+        return candidates.take(~large), size[~large], seconds[~large]
+
+    def _fast(
+        self, bounds: Bounds, candidates: CandidateLayouts, size: Floats,
+        bound: tuple[Floats, Floats | None], *, left: str,
+    ) -> tuple[CandidateLayouts, Floats, Floats]:  # fmt: skip
+        """Candidates that can still win; the others are counted by the part on which they exceed the best the most."""
+        space, partials, (seconds, parts) = bounds.space, bounds.partials, bound
+        rejections, best = self.incumbents.rejections, self.incumbents.best
+        worth = self.incumbents.can_win(seconds, size, space)
+        losers = candidates.take(~worth)
+        times = self._times(bounds, losers, left)
+        self._report_done(int(times.sum()))
+        if len(times):
+            most = np.zeros(len(times), np.int64)
+            if parts is not None and best:
+                most = (parts[~worth] - rejections.parts(best[0].estimate)).argmax(axis=1)
+            for part in np.unique(most):
+                at = np.flatnonzero(most == part)
+                nearest = at[seconds[~worth][at].argmin()]
+                rejections.slower(PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
+        return candidates.take(worth), size[worth], seconds[worth]
+
+    def _report_done(self, more: int) -> None:
+        self.done += more
+        if self.report:
+            self.report(self.done, self.total)

@@ -1,0 +1,268 @@
+"""The planner's figures for many layouts at once, computed once for each distinct way to cut, place and shard a unit.
+
+    columns of integers → distinct keys → ``Counts``, ``Units``, ``Timeline`` → a vector over units → gathered by row
+
+The units are embedding, head, and each kind of block with and without recomputation, in the order of ``runs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.layout.sharding import policy
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.counts import Name, Run, apart, run_part
+from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
+from fivefold.planner.search.nearest import figures, kernels, nearest
+from fivefold.planner.search.space import Space
+from fivefold.planner.search.tables import MANY, Tables, code_of
+from fivefold.planner.time.unit_time import AXES
+
+
+class Estimates(Tables):
+    """Figures for the layouts of one space under one planner: arrays [n candidates, figures, units]."""
+
+    def __init__(
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Estimates | None = None
+    ) -> None:  # fmt: skip
+        """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
+        super().__init__(planner, space, partials, known=like._tables if like else {})
+        example = self.counts.example
+        self.runs = [Run("embed", 0, 1), self.counts.head(Layout(ac="full"))]
+        self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
+        kinds = list(self.counts.kinds)
+        number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
+        self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
+        shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
+        self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
+        self._hides = np.array([self.counts.job.stack.hides_p2p(each.schedule) for each in space.shapes], np.int64)
+        self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
+
+    def each(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
+        """Whether gradients are reduced after every backward, [n]."""
+        s, job = self.partials.take(candidates.partial), self.planner.job
+        several = job.global_batch // (s.dp * s.mbs) > 1
+        often = {"step": False, "micro_batch": True}.get(job.stack.reduce, s.pp == 1)
+        return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & often)
+
+    def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+        """[n, (kept, backward peak above it), units] bytes.
+
+        ``limit``: scaled from a micro-batch of MANY sequences, a lower bound since rows and waves round up.
+        """
+
+        def make(part: Part, name: Name) -> tuple[int, int]:
+            whole = self.counts.profile(part, name)
+            return whole.kept_bytes, whole.backward_peak_bytes - whole.kept_bytes
+
+        return self._bytes("profiles", candidates, make, limit=limit)
+
+    def splits(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+        """[n, 1, units] bytes: as the second of ``profiles``, of a backward whose weight gradients are deferred."""
+
+        def make(part: Part, name: Name) -> tuple[int]:
+            kept = self.counts.profile(part, name).kept_bytes
+            return (self.counts.split(part, name).backward_peak_bytes - kept,)
+
+        return self._bytes("splits", candidates, make, limit=limit)
+
+    def _bytes(
+        self, name: str, candidates: CandidateLayouts, each: Callable[[Part, Name], Sequence[int]], *, limit: bool
+    ) -> Floats:
+        def make(layout: Layout, many: int) -> Floats:
+            part = part_of(layout)._replace(sequences=many)
+            return np.array([each(run_part(part, run), self._alike(run.name)) for run in self.runs], float).T
+
+        return self._per_sequence(name, candidates, make, limit=limit)
+
+    def lightest(self, candidates: CandidateLayouts) -> Floats:
+        """As ``states``, the minimum over ZeRO stages and shard groups."""
+        s = self.partials.take(candidates.partial)
+        replicas = s.dp * s.cp
+        whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
+        least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
+        found = np.minimum(whole, least)
+        found[:, 3] = 0
+        return found
+
+    def resting(self, candidates: CandidateLayouts) -> Floats:
+        """[n] bytes of states at rest of the whole model, cut by tp, ep and ZeRO, but not by pp: the minimum over ZeRO
+        stages.
+        """
+        s = self.partials.take(candidates.partial)
+        columns = [s.tp, s.inner, s.ep, s.etp, s.dp * s.cp, self._apart[candidates.shape], (s.pp == 1).astype(np.int64)]
+
+        def make(layout: Layout, _: int) -> Floats:
+            stages = {0, 3 if layout.dp * layout.cp > 1 else 0}
+            least = np.min([self._states(layout.replace(zero=zero))[:, 0] for zero in stages], axis=0)
+            return np.array([[least @ self.tally]])
+
+        return self._table("resting", candidates, columns, make)[:, 0, 0]
+
+    def states(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated), units]:
+        bytes, and elements of the last.
+        """
+        s = self.partials.take(candidates.partial)
+        columns = [
+            s.tp,
+            s.inner,
+            s.ep,
+            s.etp,
+            candidates.zero,
+            candidates.shards,
+            s.dp * s.cp,
+            self._apart[candidates.shape],
+        ]
+        columns += [self.each(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
+
+        return self._table("states", candidates, columns, lambda layout, _: self._states(layout).T)
+
+    def _states(self, layout: Layout) -> Floats:
+        """Of ``states`` [units, figures]."""
+        keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
+        names = [self._alike(run.name) for run in self.runs]
+        for name in dict.fromkeys(names):
+            state = self.counts.states(layout, name)
+            ends = state.sums if keeps.gradients_stay else state.reduced
+            rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
+            during = ends if self.counts.reduces_each(layout) or keeps.gradients_stay else state.sums
+            rows[name] = rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated
+        return np.array([rows[name] for name in names], float)
+
+    def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
+        """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with
+        exposed messages of forward and backward, and what is beside them without tp. ``most`` as in ``_multiples``;
+        ``bare``: of units of which nothing is recomputed alone.
+
+        On a calibrated machine, and where two micro-batches hide each other's messages, of kernels alone.
+        """
+        if bare and not self.measured:
+
+            def make_bare(layout: Layout, many: int) -> Floats:
+                return self._nearest(part_of(layout)._replace(sequences=many, recomputed=frozenset()), layout)
+
+            return self._scaled("bare", candidates, self._part(candidates)[1:-1], make_bare, most=most)
+        if self.measured:
+
+            def make_measured(layout: Layout, _: int) -> Floats:
+                part = part_of(layout)
+                return self._nearest(part._replace(recomputed=frozenset()) if bare else part, layout)
+
+            return self._table("bare" if bare else "nearest", candidates, self._part(candidates), make_measured)
+
+        def make(layout: Layout, many: int) -> Floats:
+            return self._nearest(part_of(layout)._replace(sequences=many), layout)
+
+        return self._scaled("nearest", candidates, self._part(candidates)[1:], make, most=most)
+
+    def whole(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
+        """[n, (passes one after another, passes in pairs), 1] seconds of all units of the model on one rank, nearest as
+        above, without recomputation, which only adds to it; 0 on a calibrated machine. Not ``whole``: whatever etp, one
+        figure for all layouts that differ in nothing else.
+        """
+        if self.measured:
+            return np.zeros((len(candidates.partial), 2, 1))
+
+        whole |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
+
+        def make(layout: Layout, many: int) -> Floats:
+            part = part_of(layout)._replace(sequences=many, recomputed=frozenset())
+            figures = self._nearest(part, layout, whole=whole) @ self.tally
+            alone = figures[:3].sum()
+            paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
+            return np.array([[alone], [paired]])
+
+        name, columns = ("whole", 9) if whole else ("any etp", 8)
+        return self._scaled(name, candidates, self._part(candidates)[1:columns], make, most=most)
+
+    def _nearest(self, part: Part, layout: Layout, *, whole: bool = True) -> Floats:
+        if self.measured or self.planner.job.stack.pairs:
+            return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
+        return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
+
+    def units(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units] seconds.
+
+        Forward and backward include exposed messages.
+        """
+
+        def make(layout: Layout, _: int) -> Floats:
+            return np.array([figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
+
+        return self._table("units", candidates, self._part(candidates) + self._places(candidates, AXES), make)
+
+    def pairs(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (exposed, beside, hidden of the forward, the same of the backward), units] seconds of messages.
+
+        As halves of an FB: exposed are those of axes that do not overlap, beside are all others, hidden or not.
+        """
+
+        def make(layout: Layout, _: int) -> Floats:
+            rows, units = [], self.planner.units
+            overlaps = [axis in self.planner.job.stack.overlap for axis in AXES]
+            for run in self.runs:
+                row: list[float] = []
+                unit = units.unit(layout, run)
+                ahead, behind = (unit.forward_exposed, unit.forward_apart), (unit.backward_exposed, unit.backward_apart)
+                for shown, whole in (ahead, behind):
+                    both = list(zip(shown, whole, overlaps, strict=True))
+                    row.append(sum(some for some, _, hides in both if not hides))
+                    row.append(sum(every for _, every, hides in both if hides))
+                    row.append(sum(max(0.0, every - some) for some, every, hides in both if hides))
+                rows.append(row)
+            return np.array(rows).T
+
+        return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
+
+    def between_stages(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (lateness, sending)] seconds of a message between stages, as in ``Timeline``."""
+        s = self.partials.take(candidates.partial)
+        columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._hides[candidates.shape]]
+        columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
+
+        def make(layout: Layout, _: int) -> Floats:
+            return np.array(self.planner.timeline.between_stages(layout))
+
+        return self._table("between stages", candidates, columns, make)
+
+    def parallel(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (gather, reduce, copies), units] seconds of a unit's messages, as in ``GatherReduceTime``."""
+        s = self.partials.take(candidates.partial)
+        columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns += [self.each(candidates).astype(np.int64)]
+        columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
+        dual = self._dual[candidates.shape]
+        if self.counts.job.stack.copies == "weight":  # after every backward
+            columns += [s.mbs, s.cp]
+        if self.counts.job.stack.reduce_bucket or self.counts.job.stack.fetch == "lists":  # by stage other messages
+            columns.append(candidates.zero)
+        columns += [*self._places(candidates, ("tp",)), *(dual * each for each in self._places(candidates, ("pp",)))]
+
+        def make(layout: Layout, _: int) -> Floats:
+            found = [self.planner.timeline.data_parallel(layout, run.name) for run in self.runs]
+            return np.array([(each.gather, each.reduce, each.copies) for each in found], float).T
+
+        return self._table("parallel", candidates, columns, make)
+
+    def _per_sequence(
+        self, name: str, candidates: CandidateLayouts, make: Callable[[Layout, int], Floats], *, limit: bool
+    ) -> Floats:  # fmt: skip
+        """Figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs."""
+        return self._scaled(name, candidates, self._part(candidates)[1:], make, most=MANY if limit else 1)
+
+    def _alike(self, name: Name) -> Name:
+        return name if isinstance(name, str) else self.counts.alike[name.alike]
+
+    def distinct(self, candidates: CandidateLayouts) -> Ints:
+        """Indices without duplicates: of candidates whose order differs but not the place of any group, one."""
+        axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
+        columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
+        for some in axes:
+            columns += self._places(candidates, some)
+        return np.sort(np.unique(code_of(columns), return_index=True)[1])

@@ -1,0 +1,126 @@
+"""The best layouts that a search has found, and which others may still be among them.
+
+score = seconds · seconds x ranks · bytes          by time, cost, memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.planner.predict import Estimate, Planner, fullest
+from fivefold.planner.search.columns import Floats
+from fivefold.planner.search.rejections import Rejections
+from fivefold.planner.search.space import Space
+from fivefold.results.search_result import By
+from fivefold.step import TIGHT_RISK
+
+ENOUGH = 100  # evaluated layouts after which a search for the best alone no longer fills the ``top``
+
+
+class EvaluatedLayout(NamedTuple):
+    """An evaluated layout that fits, or is tight; the first four fields are the key of the ranking."""
+
+    score: float
+    peak_bytes: int
+    seconds: float
+    text: str
+    estimate: Estimate
+    planner: Planner
+
+
+class Incumbents:
+    """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
+
+    ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``alike``: only the best must be
+    found, and what is within ``slack`` of it. ``improved``: told each better layout and its score.
+
+    ``largest_peak``: which the predicted peak of no layout exceeds that fits. ``largest_tight``: the same of those that
+    are tight, of which the best is found too, if it beats all that fit; 0: they are not looked at.
+    """
+
+    def __init__(
+        self, largest_peak: int, *, by: By, top: int, levels: int, any_will_do: bool = False, alike: bool = False,
+        slack: float = 0.0, improved: Callable[[str, float], None] | None = None, largest_tight: int = 0,
+    ) -> None:  # fmt: skip
+        self.by, self.top, self.any_will_do, self.alike, self.improved = by, top, any_will_do, alike, improved
+        self.slack = slack
+        self.largest_peak, self.looks_at_tight = largest_peak, largest_tight > largest_peak
+        self.capacity = max(largest_peak, largest_tight)  # beyond it a layout neither fits nor is tight
+        self.tight: EvaluatedLayout | None = None
+        self.best: list[EvaluatedLayout] = []
+        self.fitting: list[EvaluatedLayout] = []
+        self.budgets = self.largest_peak * (1 + np.arange(max(1, levels))) / max(1, levels)
+        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # per budget; 0: nothing is faster
+        self.rejections = Rejections(self.largest_peak)
+        self.seen: set[tuple[Layout, Job]] = set()
+        self.evaluated = 0
+
+    @property
+    def threshold(self) -> float:
+        """The score that a layout must not exceed to be among the ``top``, or the best."""
+        if self.any_will_do and self.best:
+            return -np.inf
+        full = len(self.best) == self.top
+        if self.alike and self.best and (full or self.evaluated >= ENOUGH):
+            return self.best[0].score * (1 + self.slack)
+        return self.best[-1].score if full else np.inf
+
+    @property
+    def tight_threshold(self) -> float:
+        """The score below which a tight layout is the best of them, and better than all that fit."""
+        known = [each[0].score for each in (self.best, [self.tight] if self.tight else []) if each]
+        return min(known, default=np.inf)
+
+    def evaluate(self, planner: Planner, layout: Layout) -> None:
+        """Estimate one layout and update the best, the budgets or the rejections."""
+        if (layout, planner.job) in self.seen:
+            return
+        self.seen.add((layout, planner.job))
+        ranks = planner.memory(layout)
+        self.evaluated += 1
+        peak, risk = fullest(ranks), planner.out_of_memory_risk(layout, ranks)
+        fits = risk <= planner.risk
+        if not fits:
+            self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
+            if not self.looks_at_tight or risk > TIGHT_RISK:
+                return
+        estimate = planner.estimate(layout, ranks=ranks)
+        seconds = estimate.step_time.seconds
+        score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]
+        found = EvaluatedLayout(score, peak, seconds, str(layout), estimate, planner)
+        if not fits:
+            self.tight = min(self.tight or found, found, key=lambda each: each[:4])
+            return
+        self.fitting.append(found)
+        self.rejections.beaten(estimate)
+        within = self.budgets >= peak
+        if within.any():
+            self.fastest[within] = np.minimum(self.fastest[within], seconds)
+        if score <= self.threshold:
+            self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
+            if self.improved and self.best[0] is found:
+                self.improved(found.text, score)
+
+    def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:
+        """What the ranking is by, of layouts or of bounds."""
+        return {"time": seconds, "cost": seconds * space.world, "memory": size}[self.by]
+
+    def can_win(self, seconds: Floats, size: Floats, space: Space) -> NDArray[np.bool_]:
+        """Which candidates could still be among the best, or the fastest within their memory budget."""
+        budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
+        score = self.score(seconds, size, space)
+        wins = (score <= self.threshold) | (seconds < self.fastest[budget])
+        return np.where(size > self.largest_peak, score < self.tight_threshold, wins) if self.looks_at_tight else wins
+
+    def may_win(self, score: float, size: float, seconds: float) -> bool:
+        """``can_win`` for one candidate."""
+        if self.looks_at_tight and size > self.largest_peak:
+            return score < self.tight_threshold
+        budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
+        return bool(score <= self.threshold or seconds < self.fastest[budget])

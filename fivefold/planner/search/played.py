@@ -1,0 +1,73 @@
+"""A lower bound of a pipeline's step that plays its schedule, of all candidates with one schedule at once.
+
+    time ≥ end of a rank in the first rounds + rounds left · the busiest rank's + exposed reductions + update
+
+The seconds of a pass are those of ``bounds.py``, which lacks how stages wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from fivefold.layout.names import ScheduleName
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.order import Task
+from fivefold.planner.search.bounds import SAFE, Bounds
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
+from fivefold.planner.search.shapes import stage_units
+from fivefold.planner.time.steady_state import rounds_of
+from fivefold.planner.time.waves import Waves, play_many, waves
+
+TOGETHER = 512  # candidates that are played at once
+
+
+def alike(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
+    """One number for candidates that ``played`` plays at once; -1 for those that it does not: no pipeline, or paired
+    passes.
+    """
+    plays = np.array([shape.pp > 1 and not shape.schedule.startswith("dual") for shape in bounds.space.shapes])
+    every = bounds.every[bounds.partials.ac[candidates.partial]]
+    code = (candidates.shape << 16 | every) << 32 | _micro_batches(bounds, candidates)
+    return np.where(plays[candidates.shape], code, -1)
+
+
+def played(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
+    """Seconds [n] of candidates that are ``alike``, of which there is one."""
+    shape, every = (
+        bounds.space.shapes[candidates.shape[0]],
+        int(bounds.every[bounds.partials.ac[candidates.partial[0]]]),
+    )
+    rounds, pipe = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0])), bounds.pipelines(candidates)
+    unit, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
+    (ahead, behind), _, ends, update = bounds.data_parallel(pipe, candidates, unit, parallel)
+    late, sending = bounds.estimates.between_stages(candidates).T
+    table, _ = stage_units(bounds.planner.counts, shape, every=every, runs=bounds.estimates.runs)
+    forward, backward, weight = (table @ each.T for each in (unit[:, 0] + ahead, unit[:, 1] + behind, unit[:, 2]))
+    kinds = {"F": forward + sending, "B": backward + sending, "BW": backward + weight + sending, "W": weight}
+    (first, few), *more = rounds.tables
+    seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])
+    free = play_many(_waves(*shape, first.micro_batches), seconds, late, pp=shape.pp)
+    if more:
+        pace = _times(more[0][1], first.order.tasks) - _times(few, first.order.tasks)
+        free += rounds.rounds * (pace @ seconds).max(axis=0)
+    after = np.take_along_axis(free.T, pipe.rank, axis=1) + ends + update
+    return np.asarray(np.maximum(free.max(axis=0), after.max(axis=1)) * SAFE)
+
+
+def _micro_batches(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
+    """Of a step of the full batch, which an estimate is of."""
+    s = bounds.partials.take(candidates.partial)
+    return bounds.space.job.global_batch // (s.dp * s.mbs)
+
+
+def _times(counts: tuple[Mapping[Task, int], ...], tasks: tuple[Task, ...]) -> Floats:
+    """How often each rank runs each of ``tasks``, [ranks, tasks]."""
+    return np.array([[row.get(task, 0) for task in tasks] for row in counts], float)
+
+
+@lru_cache(maxsize=256)
+def _waves(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Waves:
+    return waves(schedule(name, pp=pp, v=v, micro_batches=micro_batches).order, pp=pp)

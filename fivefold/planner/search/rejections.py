@@ -1,0 +1,150 @@
+"""Why layouts lost: their number by cause with the nearest example of each, and near misses if nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.predict import Estimate, Planner, fullest
+from fivefold.planner.search.bounds import PARTS
+from fivefold.planner.search.columns import Ints
+from fivefold.results.search_result import NearMiss, Reason
+from fivefold.units import show_bytes, show_seconds
+
+WORDS = {
+    "compute": "slower kernels or more recomputation",
+    "tp": "bound by tp messages",
+    "cp": "bound by cp messages",
+    "ep": "bound by ep messages",
+    "dp": "bound by dp messages",
+    "bubble": "bound by the pipeline bubble",
+    "bound": "slower than the best by its bound",
+}
+
+
+class Rejections:
+    """Counts rejected layouts by cause."""
+
+    def __init__(self, largest_peak: int) -> None:
+        self.largest_peak = largest_peak
+        self.large = 0
+        self.nearest: tuple[float, Layout] | None = None
+        self.slow: dict[str, tuple[int, Layout]] = {}
+        self.bound_by: dict[str, tuple[int, float, Layout]] = {}
+
+    def too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
+        """Count layouts of at least ``size`` bytes each; each row stands for ``times`` of them."""
+        if not len(size):
+            return
+        self.large += int(times.sum())
+        near = int(size.argmin())
+        if self.nearest is None or size[near] < self.nearest[0]:
+            self.nearest = float(size[near]), layout(near)
+
+    def slower(self, cause: str, times: int, layout: Layout) -> None:
+        """Count layouts whose lower bound exceeds the best."""
+        count, first = self.slow.get(cause, (0, layout))
+        self.slow[cause] = count + times, first
+
+    def beaten(self, estimate: Estimate) -> None:
+        """Count an evaluated layout that fits, by what bounds its step."""
+        step_time = estimate.step_time
+        count, seconds, layout = self.bound_by.get(step_time.bound_by, (0, np.inf, estimate.layout))
+        if step_time.seconds < seconds:
+            seconds, layout = step_time.seconds, estimate.layout
+        self.bound_by[step_time.bound_by] = count + 1, seconds, layout
+
+    def parts(self, estimate: Estimate) -> NDArray[np.float64]:
+        """Seconds of a step by ``PARTS``."""
+        step_time = estimate.step_time
+        exposed = step_time.exposed
+        by = {**exposed, "ep": exposed.get("ep", 0.0) + exposed.get("etp", 0.0), "bubble": step_time.bubble,
+              "compute": step_time.compute + step_time.optimizer}  # fmt: skip
+        return np.array([by.get(part, 0.0) for part in PARTS])
+
+    def reasons(self, machine: Machine, best: Estimate | None) -> tuple[Reason, ...]:
+        """All causes, that with the most layouts first."""
+        found = []
+        if self.nearest is not None:
+            size, layout = self.nearest
+            found.append(
+                Reason(
+                    cause="memory",
+                    layouts=self.large,
+                    nearest=str(layout),
+                    line=f"{show_bytes(size)} or more at the peak, of {show_bytes(machine.chip.memory_bytes)}",
+                )
+            )
+        for cause, (count, layout) in self.slow.items():
+            found.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=WORDS[cause]))
+        for bound, (count, seconds, layout) in self.bound_by.items():
+            line = f"{show_seconds(seconds)}, bound by {bound}"
+            if best is None or layout != best.layout or count > 1:
+                found.append(Reason(cause=f"evaluated, {bound}", layouts=count, nearest=str(layout), line=line))
+        return tuple(sorted(found, key=lambda reason: -reason.layouts))
+
+
+def near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
+    """Record of a layout that does not fit, with changes that would make it fit."""
+    model, machine, job = planner.model, planner.machine, planner.job
+    largest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
+    return NearMiss(
+        layout=str(estimate.layout),
+        needs_bytes=largest.peak_bytes,
+        has_bytes=machine.chip.memory_bytes,
+        risk=planner.out_of_memory_risk(estimate.layout, estimate.ranks),
+        cause=largest.peak_cause,
+        mends=tuple(mends(estimate.layout, model=model, machine=machine, job=job, risk=planner.risk)),
+    )
+
+
+def mends(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
+    """Single changes that would make a layout fit, each with the memory that it then needs."""
+
+    def peak(changed: Job, at: Layout = layout) -> int | None:
+        """Return the peak after a change; None if it does not fit."""
+        planner = Planner(model=model, machine=machine, job=changed, risk=risk)
+        ranks = planner.memory(at)
+        return fullest(ranks) if planner.fits(at, ranks) else None
+
+    if "optimizer" not in layout.offloads(job):
+        offloading = layout.replace(offload=("optimizer", *layout.offload))
+        if (size := peak(job, offloading)) is not None:
+            host = host_bytes(Counts(model, job), offloading, machine)
+            yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host)} of host memory per node"
+    for words, changed in _changes(job):
+        if not is_legal(layout, model=model, job=changed):
+            continue
+        if (size := peak(changed)) is not None:
+            yield f"{words}: {show_bytes(size)}"
+    sharded = layout.replace(zero=3, shard_group=None)
+    for times in (2, 4, 8, 16, 32, 64):
+        wider = sharded.replace(dp=layout.dp * times)
+        bigger = job.replace(global_batch=job.global_batch * times)
+        if not is_legal(wider, model=model, job=bigger):
+            continue
+        if (size := peak(bigger, wider)) is not None:
+            yield f"{wider.world} ranks with gbs {bigger.global_batch} as {str(wider)!r}: {show_bytes(size)}"
+            return
+
+
+def _changes(job: Job) -> Iterator[tuple[str, Job]]:
+    if job.optimizer.kind == "adamw":
+        yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit"))
+    if job.precision.accumulated_bytes:
+        recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
+        yield "gradients summed in their own width", job.replace(precision=recipe)
+    if job.stack.loss == "fused":
+        yield "loss in chunks", job.replace(loss="chunked")
+    for parts in (2, 4, 8):
+        if job.sequence % (2 * parts) == 0:
+            yield f"sequences of {job.sequence // parts}", job.replace(sequence=job.sequence // parts)

@@ -1,0 +1,169 @@
+"""Which layout loses least if the machine or the run is otherwise than predicted.
+
+    regret of a layout in a scenario = its step time / that of the best layout in that scenario - 1
+
+Each scenario is searched for its best. A layout whose largest regret is r is no further than r from the best as
+predicted either, so that all layouts within the least r known are judged, and the answer is that of judging all. Only
+a straggler's best is that of the layouts known to the searches, of which none is faster with it than without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from fivefold.layout.spec import Layout
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.bounds import Bounds
+from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
+from fivefold.planner.search.columns import joined
+from fivefold.planner.search.incumbents import Incumbents
+from fivefold.planner.search.scenarios import Scenario, scenarios
+from fivefold.planner.search.space import Space
+from fivefold.results.search_result import Regret, Robustness, Told
+
+SEEDS = 20  # layouts with which the search of a scenario begins
+MOST = 0.1  # share of the best time beyond which no layout is judged
+
+
+class Judged(NamedTuple):
+    """A layout and its regret in every scenario, the first as predicted; infinite where it does not fit."""
+
+    layout: Layout
+    regrets: tuple[float, ...]
+
+    @property
+    def key(self) -> tuple[float, float, str]:
+        """The least regret at worst first, then that on average."""
+        return max(self.regrets), sum(self.regrets) / len(self.regrets), str(self.layout)
+
+
+class Judge:
+    """Judges layouts on ``world`` ranks of ``planner``'s machine; ``narrowed``: arguments of ``Space``."""
+
+    def __init__(
+        self, planner: Planner, *, world: int, narrowed: Mapping[str, Any], report: Report | None = None
+    ) -> None:  # fmt: skip
+        model, machine, job = planner.model, planner.machine, planner.job
+        self.world, self.narrowed, self.report = world, narrowed, report
+        self.scenarios = scenarios(model=model, machine=machine, job=job)
+        self.planners = [planner, *(_planner(each, planner) for each in self.scenarios[1:])]
+        self.known: list[dict[Layout, float]] = [{} for _ in self.scenarios]
+        self.best: list[float] = []
+        self.winners: list[Layout] = []
+
+    def again(self, at: int, begin: Sequence[Layout], *, slack: float = 0.0) -> list[Layout]:
+        """Search a scenario: all layouts that fit and are within ``slack`` of its best, and others; none if none fits.
+
+        ``begin``: layouts that are likely among them.
+        """
+        planner = self.planners[at]
+        space = Space(planner.model, planner.job, world=self.world, **self.narrowed)
+        largest = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
+        found = Incumbents(largest, by="time", top=1, levels=0, alike=True, slack=slack)
+        for layout in begin:
+            found.evaluate(planner, layout)
+        solver = BranchAndBound(
+            found, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
+        )
+        solver.sweep(Bounds(planner, space, joined(())))
+        for each in found.fitting:
+            self.known[at][each.estimate.layout] = each.seconds
+        return [each.estimate.layout for each in found.fitting]
+
+    def seconds(self, layout: Layout, at: int) -> float:
+        """Seconds of a step in a scenario; infinite if it does not fit."""
+        known, planner = self.known[at], self.planners[at]
+        if layout not in known:
+            ranks = planner.memory(layout)
+            fits = planner.fits(layout, ranks)
+            known[layout] = planner.estimate(layout, ranks=ranks).step_time.seconds if fits else inf
+        return known[layout]
+
+    def judge(self, layout: Layout, *, most: float = inf) -> Judged | None:
+        """The regrets of a layout; None as soon as one of them is larger than ``most``."""
+        regrets = []
+        for at, best in enumerate(self.best):
+            regret = self.seconds(layout, at) / best - 1
+            if regret > most:
+                return None
+            regrets.append(regret)
+        return Judged(layout, tuple(regrets))
+
+    def find(self, fitting: Iterable[Layout], *, beside: Sequence[Layout], top: int) -> list[Judged]:
+        """The ``top`` layouts of least regret, the least first, and those of ``beside``; ``fitting``: those known."""
+        pool = self._sorted(fitting)
+        self._search(pool)
+        judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *beside)}
+        least = min(each.key[0] for each in judged.values() if each)
+        wide = self._sorted(self.again(0, pool[:SEEDS], slack=min(least, MOST)))
+        for layout in wide:
+            most = sorted(each.key[0] for each in judged.values() if each)[:top][-1]
+            if self.seconds(layout, 0) > self.best[0] * (1 + min(least, most, MOST)):
+                break
+            if layout not in judged:
+                judged[layout] = self.judge(layout, most=most)
+        return sorted((each for each in judged.values() if each), key=lambda each: each.key)
+
+    def _search(self, pool: Sequence[Layout]) -> None:
+        """The best of each scenario."""
+        found = [pool[0]]
+        for at, scenario in enumerate(self.scenarios):
+            if at and scenario.straggler == 1:
+                found += self.again(at, pool[:SEEDS])
+        for at, scenario in enumerate(self.scenarios):
+            candidates = pool if scenario.straggler > 1 else found
+            winner = self._fastest(candidates, at)
+            self.winners.append(winner)
+            self.best.append(self.seconds(winner, at))
+
+    def _fastest(self, layouts: Sequence[Layout], at: int) -> Layout:
+        """The fastest of ``layouts`` in a scenario; a straggler makes none of them faster."""
+        best, least = layouts[0], inf
+        for layout in layouts:
+            if self.scenarios[at].straggler > 1 and self.seconds(layout, 0) >= least:
+                break
+            if (seconds := self.seconds(layout, at)) < least:
+                best, least = layout, seconds
+        return best
+
+    def _sorted(self, layouts: Iterable[Layout]) -> list[Layout]:
+        return sorted(dict.fromkeys(layouts), key=lambda layout: (self.seconds(layout, 0), str(layout)))
+
+    def told(self, judged: Sequence[Judged], *, notes: dict[Layout, str], top: int) -> Robustness:
+        """The ``top`` of what was judged, and those with a note, as a record."""
+        chosen = judged[0]
+        rows = [each for at, each in enumerate(judged) if at < top or each.layout in notes]
+        return Robustness(
+            scenarios=tuple(
+                Told(
+                    name=scenario.name, source=scenario.source, best=str(winner), best_seconds=best,
+                    regret=_finite(chosen.regrets[at]),
+                )
+                for at, (scenario, winner, best) in enumerate(
+                    zip(self.scenarios, self.winners, self.best, strict=True)
+                )
+            ),
+            rows=tuple(self._row(each, note=notes.get(each.layout, "")) for each in rows),
+        )  # fmt: skip
+
+    def _row(self, each: Judged, *, note: str) -> Regret:
+        worst = max(each.regrets)
+        return Regret(
+            layout=str(each.layout), note=note, step_seconds=self.seconds(each.layout, 0),
+            memory_bytes=self.planners[0].peak_bytes(each.layout), expected=_finite(each.key[1]), worst=_finite(worst),
+            worst_in=self.scenarios[each.regrets.index(worst)].name,
+        )  # fmt: skip
+
+
+def _planner(scenario: Scenario, planner: Planner) -> Planner:
+    counts = planner.counts if scenario.job == planner.job else None
+    return Planner(
+        model=planner.model, machine=scenario.machine, job=scenario.job, counts=counts,
+        straggler=scenario.straggler, risk=planner.risk,
+    )  # fmt: skip
+
+
+def _finite(regret: float) -> float | None:
+    return None if regret == inf else max(0.0, regret)

@@ -1,0 +1,88 @@
+"""A good layout to begin with: the lower the threshold is, the less has to be made of the tables of the bounds.
+
+likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and whole
+shard groups → all schedules and groups of the best of those
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fivefold.planner.search.bounds import Bounds
+from fivefold.planner.search.columns import CandidateLayouts, Floor, Opened, joined
+from fivefold.planner.search.rejections import Rejections
+from fivefold.planner.search.tables import FEWEST
+
+if TYPE_CHECKING:
+    from fivefold.planner.search.branch_and_bound import BranchAndBound
+
+SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so many sequences at most
+SCHEDULES = 4000  # of them, the most promising of all
+PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
+
+
+def scout(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
+    """Evaluate likely good layouts to lower the threshold; count no losers."""
+    likely = _likely(solver, bounds, floors)
+    best = np.lexsort((likely.size, solver.incumbents.score(likely.seconds, likely.size, bounds.space)))
+    incumbents, done, report = solver.incumbents, solver.done, solver.report
+    rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
+    try:
+        for start in range(0, len(best), SCOUTS):
+            some = best[start : start + SCOUTS]
+            floor = Floor(likely.stems.take(some), likely.size[some], likely.seconds[some])
+            for opened in solver.opened(bounds, floor):
+                _try_best(solver, bounds.over(opened.partials), opened)
+            if incumbents.threshold < np.inf:
+                break
+    finally:
+        incumbents.rejections, solver.done, solver.report = rejections, done, report
+
+
+def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> Floor:
+    """Partial layouts with tp·cp within a node and no fewer micro-batches than stages; seconds with a bubble."""
+    some, space = [], bounds.space
+    for stems, size, seconds in floors:
+        m = space.micro_batches(stems)
+        likely = (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (m >= stems.pp))
+        likely &= (stems.etp == 1) & (stems.mbs <= LIKELY)
+        stems, size, seconds, m = stems.take(likely), size[likely], seconds[likely], m[likely]
+        if len(size):
+            if solver.timed:
+                bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
+                seconds = bounds.over(stems).floor(most=FEWEST) * (1 + bubble)
+            some.append(Floor(stems, size, seconds))
+    none = np.zeros(0)
+    size, seconds = (np.concatenate([none, *(each[at] for each in some)]) for at in (1, 2))
+    return Floor(joined([each.stems for each in some]), size, seconds)
+
+
+def _try_best(solver: BranchAndBound, bounds: Bounds, opened: Opened) -> None:
+    """The most promising of ``opened``, then more of the best; in the default order."""
+    partials, space, incumbents = bounds.partials, bounds.space, solver.incumbents
+    best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
+    _, first = np.unique(opened.candidates.partial[best], return_index=True)
+    first = np.union1d(np.sort(first)[:PARTIALS], np.arange(min(len(best), SCHEDULES)))
+    some = space.shard(partials, opened.candidates.take(best[first]))
+    s = partials.take(some.partial)
+    _try(solver, bounds, some.take((some.zero == 0) | (some.shards == s.dp * s.cp)))
+    rows = [space.rows_of(partials, found.estimate.layout) for found in incumbents.best[:BEST]]
+    theirs = np.isin(opened.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
+    if theirs.any():
+        _try(solver, bounds, space.shard(partials, opened.candidates.take(theirs)))
+
+
+def _try(solver: BranchAndBound, bounds: Bounds, some: CandidateLayouts) -> None:
+    """Evaluate the most promising of some candidates that may fit; nothing of none."""
+    if not len(some.zero):
+        return
+    size = bounds.memory(some)
+    fits = size <= solver.incumbents.largest_peak
+    some, size = some.take(fits), size[fits]
+    if len(size):
+        seconds = bounds.seconds(some)[0] if solver.timed else np.zeros(len(size))
+        solver.wait(bounds, some, size, seconds)
+        solver.evaluate_waiting(bounds, most=TRIED)
+        solver.waiting = []

@@ -1,0 +1,196 @@
+"""The simplest of the layouts that are as good as the best: what a team would rather run.
+
+    complexity = Σ of an axis and its degree · leaving the node · ZeRO · recomputation · schedule · placement
+
+A prediction cannot tell layouts within ``within`` of the best apart. From those that the search evaluated simpler ones
+are tried, the simplest first, until none is left that fits and is within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import log2
+from typing import NamedTuple
+
+from fivefold.layout.legal import is_legal, told
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.where import ANY, Where
+from fivefold.planner.predict import Planner
+from fivefold.planner.time.timeline import StepTime
+from fivefold.results.difference import because
+from fivefold.results.search_result import Alternative
+
+# How much harder a choice makes a layout to run and to understand. Only their order matters much: an axis more than
+# its degree, what few engines have more than what all have.
+AXIS, LEAVES_NODE, ORDER, SHARD_GROUP, NO_SP, EXPERT_TENSOR, UNEVEN, REDUCE = 4.0, 4.0, 3.0, 2.0, 1.0, 2.0, 1.0, 1.0
+ZERO = (0.0, 1.0, 2.5, 3.0)
+RECOMPUTATION = {"none": 0.0, "selective": 1.0, "full": 2.0}
+GROUPS = 3.0  # recomputation of some operations, or of every n-th layer
+MOST = 400  # layouts that are estimated beside those of the search
+
+
+class Evaluated(NamedTuple):
+    """A layout that fits; ``time`` of its step, ``peak_bytes`` of its fullest rank, the planner that estimated it."""
+
+    layout: Layout
+    time: StepTime
+    peak_bytes: int
+    planner: Planner
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.time.seconds
+
+
+def complexity(layout: Layout, *, ranks_per_node: int, usual: bool = True) -> float:
+    """How much there is to understand, to tune and to go wrong; 0 for data parallelism alone.
+
+    ``usual``: gradients are reduced as often as the job says.
+    """
+    found = sum(AXIS + log2(n) for n in (layout.tp, layout.cp, layout.pp, layout.ep) if n > 1)
+    found += LEAVES_NODE * ((layout.tp > ranks_per_node) + (layout.tp * layout.cp > ranks_per_node))
+    found += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0) + REDUCE * (not usual)
+    found += layout.pipeline.complexity + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
+    found += UNEVEN * bool(layout.stages)
+    found += ORDER * (layout.order != DEFAULT_ORDER) + NO_SP * (not layout.sp) + EXPERT_TENSOR * (layout.etp > 1)
+    return found
+
+
+class Simplest:
+    """Looks for simple layouts of a model, machine and precision that take no more than ``limit`` seconds.
+
+    ``planners``: the job's own, and those that reduce gradients of ZeRO-2 and -3 otherwise.
+    """
+
+    def __init__(
+        self, planners: Sequence[Planner], known: Iterable[Evaluated], *, limit: float, where: Where = ANY
+    ) -> None:  # fmt: skip
+        self.planners, self.limit, self.where = planners, limit, where
+        machine = planners[0].machine
+        self.node = machine.ranks_per_node
+        self.known = {(each.layout, each.planner.job): each for each in known}
+        self.left = MOST
+
+    def find(self) -> Evaluated:
+        """The simplest layout within the limit that was found; of equally simple ones the fastest."""
+        best = min((each for each in self.known.values() if each.seconds <= self.limit), key=self._key)
+        while (simpler := self._simpler(best)) is not None:
+            best = simpler
+        return best
+
+    def rivals(self, chosen: Evaluated) -> tuple[Evaluated | None, Evaluated | None]:
+        """The fastest of the simpler layouts, which are slower than the limit, and the fastest of all, if faster."""
+        cost = self._key(chosen)[0]
+        simpler = [each for each in self.known.values() if self._key(each)[0] < cost]
+        fastest = min(self.known.values(), key=lambda each: each.seconds)
+        faster = fastest if fastest.seconds < chosen.seconds else None
+        return min(simpler, key=lambda each: each.seconds, default=None), faster
+
+    def _simpler(self, than: Evaluated) -> Evaluated | None:
+        cost = self._key(than)[0]
+        moves = [(self._cost(layout, planner), str(layout), layout, planner)
+                 for layout in set(_moves(than.layout)) for planner in self._planners(layout)]  # fmt: skip
+        for _, _, layout, planner in sorted((each for each in moves if each[0] < cost), key=lambda each: each[:2]):
+            found = self._evaluate(layout, planner)
+            if found is not None and found.seconds <= self.limit:
+                return found
+        return None
+
+    def _planners(self, layout: Layout) -> Sequence[Planner]:
+        """Of those under which the layout differs, all; ZeRO-0 and -1 reduce once a step, whatever the job says."""
+        return self.planners if layout.zero > 1 else self.planners[:1]
+
+    def _evaluate(self, layout: Layout, planner: Planner) -> Evaluated | None:
+        """A layout's time and memory; None if it is illegal, does not fit, or enough were tried."""
+        key = layout, planner.job
+        if key in self.known:
+            return self.known[key]
+        if not self.left or not self.where.holds(layout) or not is_run(layout, planner):
+            return None
+        ranks = planner.memory(layout)
+        if not planner.fits(layout, ranks):
+            return None
+        self.left -= 1
+        peak = max(rank.peak_bytes for rank in ranks)
+        self.known[key] = Evaluated(layout, planner.estimate(layout, ranks=ranks).step_time, peak, planner)
+        return self.known[key]
+
+    def _cost(self, layout: Layout, planner: Planner) -> float:
+        return complexity(layout, ranks_per_node=self.node, usual=planner is self.planners[0] or layout.zero < 2)
+
+    def _key(self, each: Evaluated) -> tuple[float, float]:
+        return self._cost(each.layout, each.planner), each.seconds
+
+
+def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | None:
+    """``other`` as a record beside the chosen layout."""
+    if other is None:
+        return None
+    return Alternative(
+        layout=str(other.layout), reduce=other.planner.job.stack.reduce, memory_bytes=other.peak_bytes,
+        step_seconds=other.seconds, slower=other.seconds / chosen.seconds - 1,
+        because=because(chosen.time.split, other.time.split),
+    )  # fmt: skip
+
+
+def _moves(layout: Layout) -> Iterator[Layout]:
+    """Layouts that differ in one choice, each with other micro-batches, recomputation and ZeRO, which may make up."""
+    for moved in (layout, *_structures(layout)):
+        sizes = {layout.mbs, 1, 2 * layout.mbs, max(1, layout.mbs // 2)}
+        for mbs in sorted(sizes):
+            for ac in dict.fromkeys((layout.ac, "none", "selective", "full")):
+                for zero in range(4) if moved.dp * moved.cp > 1 else (0,):
+                    group = moved.shard_group if zero and zero == layout.zero else None
+                    if other := made(moved, mbs=mbs, ac=ac, zero=zero, shard_group=group):
+                        yield other
+
+
+def _structures(layout: Layout) -> Iterator[Layout]:
+    """One axis smaller, or a plainer schedule, placement or sharding."""
+    for axis in ("tp", "cp", "pp", "ep", "etp"):
+        for degree in divisors(getattr(layout, axis))[:-1]:
+            if other := _with_degree(layout, axis, degree):
+                yield other
+    simple: list[dict[str, object]] = [
+        {"order": DEFAULT_ORDER}, {"shard_group": None}, {"sp": True}, {"cp_kind": "ring"},
+        {"stages": ()}, {"schedule": "1f1b", "v": 1, "stages": ()},
+    ]  # fmt: skip
+    simple += [{"schedule": "interleaved", "v": v, "stages": ()} for v in divisors(layout.v) if 1 < v < layout.v]
+    for fields in simple:
+        if other := made(layout, **fields):
+            yield other
+
+
+def _with_degree(layout: Layout, axis: str, degree: int) -> Layout | None:
+    """The layout with a smaller degree of ``axis``, whose ranks go to dp."""
+    fields: dict[str, object] = {axis: degree}
+    if axis not in ("ep", "etp"):
+        fields["dp"] = layout.dp * getattr(layout, axis) // degree
+    return made(layout, **fields, **dropped(layout, axis, degree))
+
+
+def dropped(layout: Layout, axis: str, degree: int) -> dict[str, object]:
+    """The fields that another degree of ``axis`` rules out, as they then are."""
+    if axis == "tp":
+        return {"sp": layout.sp or degree == 1, "etp": 1 if degree % layout.etp else layout.etp}
+    if axis == "cp" and degree == 1:
+        return {"cp_kind": "ring"}
+    if axis == "pp":
+        return {"stages": ()} | ({"schedule": "1f1b", "v": 1} if degree == 1 else {})
+    return {}
+
+
+def made(layout: Layout, **fields: object) -> Layout | None:
+    """The layout with other fields; None if they contradict each other."""
+    try:
+        return layout.replace(**fields)
+    except ValueError:
+        return None
+
+
+def is_run(layout: Layout, planner: Planner) -> bool:
+    """Whether the layout is legal, and the config of the job's software has words for it."""
+    model, job = planner.model, planner.job
+    return is_legal(layout, model=model, job=job, machine=planner.machine) and told(layout, model=model, job=job)

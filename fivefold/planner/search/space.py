@@ -1,0 +1,325 @@
+"""Every legal layout of a model, a job and a number of ranks, as columns of integers.
+
+    partial   degrees · micro-batch · kind of cp · sp · recomputation          determines the operations of a rank
+    candidate partial x (schedule, v) x (ZeRO stage, shard group) x order      a layout
+
+A candidate becomes a ``Layout`` object only on request. Legal layouts are those that ``layout.legal.refuse`` accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.legal import neighbours, playable, takes_tp, uncounted
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, ScheduleName
+from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
+from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.where import ANY, CP_KINDS, Where
+from fivefold.model.spec import Model
+from fivefold.planner.search.columns import CandidateLayouts, Ints, PartialLayouts, cross, joined, mapped, split
+from fivefold.planner.search.recomputations import RECOMPUTATIONS, recomputations_of
+
+MOST_CP = 2**20  # ranks of a sequence are fewer
+
+
+class Shape(NamedTuple):
+    """A pipeline: its schedule, ranks and virtual stages."""
+
+    schedule: ScheduleName
+    pp: int
+    v: int
+
+    @property
+    def pipeline(self) -> PipelineSchedule:
+        """Return the facts of its schedule."""
+        return PIPELINE_SCHEDULES[self.schedule]
+
+
+class Space:
+    """The layouts of ``world`` ranks that the job's stack can run; the arguments narrow what is varied."""
+
+    def __init__(
+        self,
+        model: Model,
+        job: Job,
+        *,
+        world: int,
+        axes: Sequence[Axis] = ("tp", "cp", "pp", "ep"),
+        schedules: Sequence[ScheduleName] = SCHEDULES,
+        recomputations: Sequence[str] = RECOMPUTATIONS,
+        placements: bool = True,
+        shard_groups: bool = True,
+        where: Where = ANY,
+        reduces_often: bool = False,
+        two_dimensional: bool = False,
+    ) -> None:
+        """``reduces_often``: only layouts that may reduce gradients more than once a step: ZeRO-2 and -3 of several
+        micro-batches.
+        """
+        stack = job.stack.runs
+        self.model, self.job, self.world, self.stack = model, job, world, stack
+        self.two_dimensional = two_dimensional  # also tp = x·y
+        self.schedules = tuple(name for name in schedules if name in stack.schedules)
+        words = stack.told_axes or stack.axes
+        self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words)
+        self.where = where
+        tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.named("ac")))
+        told = [ac for ac in tried if stack.told(ac, experts=model.moe is not None)]
+        self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
+        self.shard_groups = shard_groups and stack.shard_groups
+        self.reduces_often = reduces_often
+        self.usual_order = where.admits("order", "default")
+        self.placements = placements and stack.orders is not False and where.admits("order", "other")
+        orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
+        self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.orders_like(order)]
+        shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
+        self.shapes = [s for s in shapes if where.admits("schedule", s.schedule) and where.admits("v", s.v)]
+        self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
+        self.shape_pp = np.array([shape.pp for shape in self.shapes])
+
+    @cached_property
+    def partials(self) -> PartialLayouts:
+        """Every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
+        s = self.recomputed(joined(self.blocks))
+        return s.take(np.lexsort((s.tp, s.cp, s.pp, s.etp, s.ep, s.kind, -s.sp, s.mbs, s.inner, s.ac)))
+
+    def recomputed(self, stems: PartialLayouts) -> PartialLayouts:
+        """Each of ``stems`` with every recomputation."""
+        kinds = len(self.recomputations)
+        again = stems.take(np.repeat(np.arange(len(stems.dp)), kinds))
+        return again._replace(ac=np.tile(np.arange(kinds), len(stems.dp)))
+
+    @cached_property
+    def blocks(self) -> list[PartialLayouts]:
+        """Every legal partial layout but for its recomputation, in one block per degree of tp."""
+        sizes = divisors(self.world) if "tp" in self.axes else [1]
+        return [each for tp in sizes if takes_tp(self.model, tp) if len((each := self._stems(tp)).dp)]
+
+    def _stems(self, tp: int) -> PartialLayouts:
+        model, job, world = self.model, self.job, self.world
+        moe = model.moe
+        sizes = divisors(world)
+        rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1]])
+        rows = split(rows, 1, [tp])
+        rows = split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
+        rows = split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
+        rows = rows[job.even_batch % rows[:, 0] == 0]
+        if moe and "ep" in self.axes:
+            cuts = divisors(moe.ffn) if self.stack.expert_tensor else [1]
+            rows = cross(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
+            rows = cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
+        if moe and self.stack.experts_as_mlp:
+            rows = rows[rows[:, 5] == np.where(rows[:, 4] == 1, rows[:, 1], 1)]
+        rows = cross(rows, 7, (0, 1), self._context)
+        rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = rows[self._admitted(rows, mbs=False)]
+        rows = cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
+        rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
+        if self.reduces_often:
+            rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
+        if self.two_dimensional:
+            rows = cross(rows, 10, divisors(tp), self._cuts)
+        rows = rows[self._admitted(rows, mbs=True)]
+        return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def _admitted(self, rows: Ints, *, mbs: bool) -> NDArray[np.bool_]:
+        """Which rows meet the constraints on the micro-batch, or on degrees, kind of cp and sp."""
+        if mbs:
+            return mapped(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
+        found = np.ones(len(rows), bool)
+        for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp")):
+            found &= mapped(rows[:, column], partial(self.where.admits, field)).astype(bool)
+        found &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
+        found &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
+        return np.asarray(found)
+
+    def _context(self, rows: Ints) -> NDArray[np.bool_]:
+        """Whether cp of each row is legal: a ring needs T divisible by 2·cp, ulysses heads per rank by cp."""
+        tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
+        kinds = self.stack.cp_kinds
+        ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
+        whole = (cp > 1) & (self.model.heads // tp % cp == 0) & ("ulysses" in kinds)
+        return np.asarray(ring | (ulysses & whole))
+
+    def _cuts(self, rows: Ints) -> NDArray[np.bool_]:
+        """Whether the planner counts tp = x·y of each row, with x and y above 1, or y = 1."""
+        tp, sp, inner = rows[:, 1], rows[:, 8], rows[:, 10]
+
+        def counted(key: int) -> int:
+            x, y, rest = key >> 32, key >> 1 & 0x7FFFFFFF, key & 1
+            if y == 1:
+                return 1
+            layout = Layout(tp=x, tp_inner=y, sp=bool(rest)) if x % y == 0 and y < x else None
+            return layout is not None and uncounted(layout, model=self.model, job=self.job) is None
+
+        return np.asarray(mapped(tp << 32 | inner << 1 | sp, counted) == 1)
+
+    def micro_batches(self, partials: PartialLayouts) -> Ints:
+        """Micro-batches per pipeline of each partial layout, in the first step."""
+        return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
+
+    def _shapes(self, pp: int) -> list[Shape]:
+        """The schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
+        if pp == 1:
+            return [Shape("1f1b", 1, 1)]
+        layers = self.model.layers
+        several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
+        found = []
+        for name in self.schedules:
+            pipeline = PIPELINE_SCHEDULES[name]
+            stages = several if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
+            if pp % 2 == 0 or not pipeline.enters_both_ends:
+                found += [Shape(name, pp, v) for v in stages if pp * v <= layers]
+        return found
+
+    def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
+        """Whether a schedule can run so many micro-batches."""
+        enough = micro_batches >= shape.pipeline.min_rounds * shape.pp
+        if shape.pp > 1:
+            enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
+        return enough & (micro_batches % 2 == 0) if shape.pipeline.enters_both_ends else enough
+
+    def zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
+        """Pairs (ZeRO stage, shards) for dp·cp = ``replicas``, of which ``cp`` share sequences, and ``pp`` stages."""
+        if replicas == 1:
+            pairs = [(0, 1)]
+        else:
+            sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
+            sizes = [size for size in sizes if self.stack.shards_told(size, cp)]
+            stages = [zero for zero in self.stack.zero_told(pp, cp) if zero >= 2 or not self.reduces_often]
+            pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
+        return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
+
+    def _zeros_of(self, partials: PartialLayouts) -> Ints:
+        """The values on which ``zeros`` depends, as one number per partial layout."""
+        cp = partials.cp if self.stack.cp_shards else np.ones_like(partials.cp)
+        return np.asarray((partials.dp * partials.cp * MOST_CP + cp) * 2 + (partials.pp > 1))
+
+    def _zeros(self, key: int) -> list[tuple[int, int]]:
+        replicas, cp = divmod(key // 2, MOST_CP)
+        return self.zeros(replicas, pp=1 + key % 2, cp=cp)
+
+    def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
+        """An index into ``orders`` for each legal order of the ``active`` axes; flags as in ``layout.legal``."""
+        seen: dict[tuple[str, ...], int] = {}
+        in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
+        for index, order in enumerate(self.orders):
+            ways = tuple(axis for axis in order if axis in in_use)
+            usual = ways == tuple(axis for axis in DEFAULT_ORDER if axis in in_use)
+            if neighbours(ways, spread=spread, partly=partly) and (self.usual_order or not usual):
+                seen.setdefault(ways, index)
+        return list(seen.values())
+
+    def expand(self, partials: PartialLayouts, index: Ints) -> CandidateLayouts:
+        """The partial layouts at ``index`` with every schedule; ZeRO and order are left at 0."""
+        chosen = partials.take(index)
+        micro_batches = self.micro_batches(chosen)
+        at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
+        partial = np.concatenate([index[each] for each in at])
+        shape = np.repeat(np.arange(len(at)), [len(each) for each in at])
+        return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
+
+    def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
+        """Each candidate with every ZeRO stage and shard group."""
+        keys = self._zeros_of(partials)[candidates.partial]
+        pieces = []
+        for key in np.unique(keys):
+            mine, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)), np.int64).reshape(-1, 2)
+            zero, shards = np.tile(zeros, (len(mine), 1)).T
+            pieces.append(candidates.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
+        return (
+            CandidateLayouts(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+            if pieces
+            else candidates
+        )
+
+    def place(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
+        """Each candidate in every order."""
+        return self.placed(partials, candidates)[0]
+
+    def placed(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
+        """Each candidate in every order, and the row of ``candidates`` that each was."""
+        pattern_of = self._patterns(partials.take(candidates.partial))
+        rows, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for pattern in np.unique(pattern_of):
+            mine = np.flatnonzero(pattern_of == pattern)
+            orders = np.array(self._orders(int(pattern)))
+            rows.append(np.repeat(mine, len(orders)))
+            places.append(np.tile(orders, len(mine)))
+        index = np.concatenate(rows)
+        return candidates.take(index)._replace(order=np.concatenate(places)), index
+
+    def orders_each(self, partials: PartialLayouts) -> Ints:
+        """How many orders each partial layout has."""
+        return mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
+
+    def _patterns(self, partials: PartialLayouts) -> Ints:
+        """The values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
+        bits = np.zeros(len(partials.dp), np.int64)
+        for place, axis in enumerate(DEFAULT_ORDER):
+            bits |= (getattr(partials, axis) > 1).astype(np.int64) << place
+        spread = (partials.etp < partials.tp) & (self.model.moe is not None)
+        return bits | spread.astype(np.int64) << 4 | (spread & (partials.etp > 1)).astype(np.int64) << 5
+
+    def _orders(self, pattern: int) -> list[int]:
+        active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
+        return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
+
+    @cached_property
+    def layouts(self) -> int:
+        """How many layouts there are."""
+        stems = sum(int(self.candidates_of(stems).sum()) for stems in self.blocks) if self.shapes else 0
+        return stems * len(self.recomputations)
+
+    def candidates_of(self, partials: PartialLayouts) -> Ints:
+        """How many candidates each partial layout has."""
+        return self.shapes_each(partials) * self.zeros_each(partials) * self.orders_each(partials)
+
+    def shapes_each(self, partials: PartialLayouts) -> Ints:
+        """How many schedules each partial layout has."""
+        micro_batches = self.micro_batches(partials)
+        found = np.zeros(len(partials.dp), np.int64)
+        for shape in self.shapes:
+            found += (partials.pp == shape.pp) & self.runs(shape, micro_batches)
+        return found
+
+    def zeros_each(self, partials: PartialLayouts) -> Ints:
+        """How many pairs of ZeRO stage and shard group each partial layout has."""
+        return mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
+
+    def any_layout(self, partials: PartialLayouts, partial: int) -> Layout:
+        """One candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
+        s = partials.take(np.array([partial]))
+        shape = next(
+            at
+            for at, each in enumerate(self.shapes)
+            if each.pp == s.pp[0] and self.runs(each, self.micro_batches(s))[0]
+        )
+        zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
+        row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
+        return self.layout(partials, row, 0)
+
+    def rows_of(self, partials: PartialLayouts, layout: Layout) -> Ints:
+        """Indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
+        found = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
+        for name in ("dp", "tp", "cp", "pp", "ep", "etp", "mbs"):
+            found &= getattr(partials, name) == getattr(layout, name)
+        return np.flatnonzero(found)
+
+    def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
+        """The candidate in row ``at``, as a ``Layout``."""
+        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = (int(column[candidates.partial[at]]) for column in partials)
+        shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
+        return Layout(
+            dp=dp, tp=tp, tp_inner=inner, cp=cp, pp=pp, ep=ep, etp=etp, mbs=mbs, v=shape.v, schedule=shape.schedule,
+            zero=zero,
+            shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
+            sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(candidates.order[at])],
+        )  # fmt: skip

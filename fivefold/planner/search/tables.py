@@ -1,0 +1,122 @@
+"""Figures of candidates, made once for each distinct set of the columns on which they depend.
+
+columns → one code per row → ``make`` for each new one → gathered by row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Self
+
+import numpy as np
+
+from fivefold.layout.mesh import group
+from fivefold.layout.spec import Layout, divisors
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, distinct, mapped
+from fivefold.planner.search.space import Space
+
+MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
+FEWEST = 6
+LADDER = (MANY, 256, 32, FEWEST)  # a micro-batch takes no less, per sequence, than one of so many, a multiple of it
+
+Table = dict[tuple[int, ...], Floats]
+
+
+class Tables:
+    """Tables by name for the layouts of one space under one planner."""
+
+    def __init__(
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table]
+    ) -> None:  # fmt: skip
+        """``known``: tables of a job that differs only in how often gradients are reduced, which is a column."""
+        self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
+        self.measured = planner.machine.calibration is not None
+        samples = [Layout(ac=ac) for ac in space.recomputations]
+        distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
+        self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
+        self._tables = dict(known)
+
+    def over(self, partials: PartialLayouts) -> Self:
+        """The same figures for other partial layouts, computed once for all."""
+        found = copy(self)
+        found.partials = partials
+        return found
+
+    def _scaled(
+        self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout, int], Floats],
+        *, most: int,
+    ) -> Floats:  # fmt: skip
+        """``_table`` of figures of so many sequences as ``_multiples`` says, scaled to mbs."""
+        mbs = self.partials.mbs[candidates.partial]
+        many = self._multiples(mbs, most=most)
+        found = self._table(name, candidates, [many, *columns], make)
+        scale = np.where(many == mbs, 1.0, mbs / many * (1 - 1e-3 * (many == MANY)))
+        return np.asarray(found * scale[:, None, None])
+
+    def _multiples(self, mbs: Ints, *, most: int) -> Ints:
+        """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it, or if there is
+        none of the next rung of the ladder; itself if ``most`` is 1.
+        """
+        if most == 1:
+            return mbs
+        sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= most]
+
+        def multiple(each: int) -> int:
+            found = ([size for size in sizes if size <= rung and size % each == 0] for rung in rungs)
+            return next((max(some) for some in found if some), MANY)
+
+        return mapped(mbs, multiple)
+
+    def _part(self, candidates: CandidateLayouts) -> list[Ints]:
+        """The columns on which ``part_of`` depends."""
+        s = self.partials.take(candidates.partial)
+        piped = ((s.pp > 1) & (self.planner.job.stack.outputs == "held")).astype(np.int64)
+        return [s.mbs, piped, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
+
+    def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
+        """Columns on which message times depend: ranks, stride (up to a node's size) and link of each group."""
+        s = self.partials.take(candidates.partial)
+        columns = [s.dp, s.tp, s.cp, s.pp, candidates.order]
+        columns += [s.ep, s.etp] if self.counts.model.moe else []
+        columns += [candidates.shards] if "shard" in axes else []
+        links = self.planner.machine.links
+
+        def make(layout: Layout, _: int) -> Floats:
+            found: list[int] = []
+            for ranks, stride in (group(layout, axis) for axis in axes):
+                reach = (ranks - 1) * stride + 1
+                tier = next((i for i, link in enumerate(links) if link.span >= reach), len(links) - 1)
+                found += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
+            return np.array(found, float)
+
+        return list(self._table(" ".join(("places of", *axes)), candidates, columns, make).astype(np.int64).T)
+
+    def _table(
+        self, name: str, candidates: CandidateLayouts, columns: list[Ints],
+        make: Callable[[Layout, int], Floats],
+    ) -> Floats:  # fmt: skip
+        """``make(layout, first column)`` for each row, called once per search for equal values of ``columns``."""
+        known = self._tables.setdefault(name, {})
+        _, first, inverse = distinct(code_of(columns))
+        rows = []
+        for at in first:
+            key = tuple(int(column[at]) for column in columns)
+            if key not in known:
+                known[key] = make(self.space.layout(self.partials, candidates, int(at)), key[0])
+            rows.append(known[key])
+        return np.stack(rows)[inverse]
+
+
+def code_of(columns: Sequence[Ints]) -> Ints:
+    """One integer per row, equal for rows with equal columns."""
+    code = np.zeros(len(columns[0]), np.int64)
+    size = 1
+    for column in columns:
+        values, _, inverse = distinct(column)
+        if size * len(values) >= 1 << 62:
+            number, _, code = distinct(code)
+            size = len(number)
+        code, size = code * len(values) + inverse, size * len(values)
+    return code

@@ -1,0 +1,155 @@
+"""Why each choice of a proposed layout is as it is: what its nearest alternatives would cost, and what of.
+
+An alternative differs in one choice, and in what that choice takes with it: the ranks of an axis come from dp (or, if
+dp has none, from pp or cp), a pipeline of other ranks may have other virtual stages. The fastest that fits speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import ANY, Where
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.neighbours import changed_words
+from fivefold.planner.search.simplest import Evaluated, dropped, is_run, made
+from fivefold.results.difference import because
+from fivefold.results.search_result import Why
+from fivefold.units import show_bytes
+
+Ways = list[Layout | None]  # of one alternative
+FEW = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
+ALIKE = 5e-4  # share of a step that prints as 0.0 %
+
+
+def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
+    """A line per choice; a choice without a legal alternative has none.
+
+    ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
+    """
+    every = list(dict.fromkeys((chosen.planner, *planners)))
+    for choice, others in _choices(chosen.layout):
+        told = [said for name, ways in others if (said := _told(name, ways, chosen, where=where, planners=every))]
+        if told:
+            yield Why(choice=choice, line="; ".join(told))
+
+
+def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
+    """What an alternative costs; "" where it is illegal. One that ``where`` excludes is said to be."""
+    planner = chosen.planner
+    legal = [each for each in dict.fromkeys(ways) if each and each != chosen.layout and is_run(each, planner)]
+    admitted = [each for each in legal if where.holds(each)]
+    if not legal:
+        return ""
+    over = {
+        (each, by): by.excess_bytes(each)
+        for each in admitted or legal
+        for by in (planners if each.zero > 1 else [planner])
+    }
+    fitting = [(by.estimate(each), by) for (each, by), excess in over.items() if not excess]
+    out = "" if admitted else " (excluded)"
+    if not fitting:
+        (least, _), excess = min(over.items(), key=lambda each: each[1])
+        return f"{_named(name, least, chosen.layout)}{out} does not fit, by {show_bytes(excess)}"
+    best, by = min(fitting, key=lambda each: each[0].step_time.seconds)
+    out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
+    slower = best.step_time.seconds / chosen.seconds - 1
+    node = planner.machine.ranks_per_node
+    leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""
+    cost = f"takes {abs(slower):.1%} {'longer' if slower >= 0 else 'less'}" if abs(slower) > ALIKE else "takes as long"
+    part = because(chosen.time.split, best.step_time.split) if abs(slower) > ALIKE else ""
+    return f"{_named(name, best.layout, chosen.layout)}{out}{leaves} {cost}{f' ({part})' if part else ''}"
+
+
+def _named(name: str, other: Layout, chosen: Layout) -> str:
+    """An alternative by its name, and what else it changes beside dp."""
+    words = changed_words(chosen, other).partition("without")[0].split()
+    told = {*name.split(), "interleaved"}  # which v says
+    return " ".join([name, *(word for word in words if word not in told and not word.startswith("dp"))])
+
+
+def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
+    """Each choice in the layout's own words, with the ways of its nearest alternatives by name."""
+    for axis in ("tp", "cp", "pp", "ep"):
+        degree = getattr(layout, axis)
+        others = [each for each in (degree // 2, 2 * degree) if each >= 1]
+        alternatives = [(f"{axis}{each}", _with_degree(layout, axis, each)) for each in others]
+        yield f"{axis}{degree}", alternatives + (_kinds(layout) if axis == "cp" and degree > 1 else [])
+    if layout.dp * layout.cp > 1:
+        yield _zero(layout)
+    if layout.pp > 1:
+        yield f"{layout.schedule} v{layout.v}", list(_schedules(layout))
+    sizes = [each for each in (layout.mbs // 2, 2 * layout.mbs) if each >= 1]
+    yield f"mbs{layout.mbs}", [(f"mbs{each}", [made(layout, mbs=each)]) for each in sizes]
+    kinds = [each for each in ("none", "selective", "full") if each != layout.ac]
+    yield f"ac={layout.ac}", [(f"ac={each}", [made(layout, ac=each)]) for each in kinds]
+    if layout.order != DEFAULT_ORDER:
+        yield f"order={'-'.join(layout.order)}", [("the default order", [made(layout, order=DEFAULT_ORDER)])]
+    if not layout.sp:
+        yield "nosp", [("sequence parallelism", [made(layout, sp=True)])]
+
+
+def _kinds(layout: Layout) -> list[tuple[str, Ways]]:
+    other = "ring" if layout.cp_kind == "ulysses" else "ulysses"
+    return [(f"cp={other}", [made(layout, cp_kind=other)])]
+
+
+def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
+    """The stage of ZeRO, and the ranks over which it shards."""
+    zero, group, replicas = layout.zero, layout.shard_group, layout.dp * layout.cp
+    stages = [(each, group if each else None) for each in (zero - 1, zero + 1) if 0 <= each <= 3]
+    sizes = [each for each in (group // 2, 2 * group, replicas) if each > 1] if group else []
+    stages += [(zero, each if each < replicas else None) for each in dict.fromkeys(sizes)]
+    found = [(z, n, made(layout, zero=z, shard_group=n)) for z, n in stages]
+    return _sharded(zero, group), [(_sharded(z, n), [other]) for z, n, other in found]
+
+
+def _sharded(zero: int, group: int | None) -> str:
+    return f"zero{zero}" + (f"/{group}" if group else "")
+
+
+def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
+    yield "1f1b", [made(layout, schedule="1f1b", v=1, stages=())]
+    for v in (layout.v // 2, 2 * layout.v):
+        if v > 1 and layout.schedule in ("1f1b", "interleaved"):
+            yield f"v{v}", [made(layout, schedule="interleaved", v=v, stages=())]
+    yield "zb1p", [made(layout, schedule="zb1p", v=1, stages=())]
+
+
+def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
+    """Ways to another degree of ``axis``: virtual stages as they are and as many stages in all, other ZeRO where there
+    were no replicas; with half the micro-batch beside.
+    """
+    fields: dict[str, object] = {axis: degree, **dropped(layout, axis, degree)}
+    if axis not in ("ep", "etp"):
+        moved = _moved(layout, axis, degree)
+        if moved is None:
+            return []
+        fields |= moved
+    ways = [fields]
+    if axis == "pp" and degree > 1:
+        ways = [fields | each for each in _virtual(layout, degree)]
+    if layout.dp * layout.cp == 1:
+        ways = [each | {"zero": zero} for each in ways for zero in (0, 1)]
+    return [made(layout, **each) for each in ways]
+
+
+def _moved(layout: Layout, axis: str, degree: int) -> dict[str, object] | None:
+    """The axis that gives or takes the ranks, with its new degree; None if no axis has them."""
+    now = int(getattr(layout, axis))
+    if degree < now:
+        return {"dp": layout.dp * now // degree}
+    for giver in ("dp", "pp", "cp"):
+        fewer, odd = divmod(int(getattr(layout, giver)), degree // now)
+        if giver != axis and not odd and fewer:
+            return {giver: fewer, **dropped(layout, giver, fewer)}
+    return None
+
+
+def _virtual(layout: Layout, degree: int) -> list[dict[str, object]]:
+    """Schedules of a pipeline of ``degree`` ranks that are like the layout's: of as many virtual stages, or stages."""
+    if layout.schedule not in ("1f1b", "interleaved"):
+        return [{}]
+    sizes = FEW if layout.pp == 1 else (layout.v, max(1, layout.v * layout.pp // degree))
+    return [{"v": v, "schedule": "interleaved" if v > 1 else "1f1b"} for v in dict.fromkeys(sizes)]

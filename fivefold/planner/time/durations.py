@@ -1,0 +1,172 @@
+"""Seconds of the actions of one layout: what an F, B, W, BW or FB of each stage takes.
+
+Compute and a message that overlap take as long as the longer one, and the hidden part slows compute by CONTENTION.
+Under FB (DualPipe) it is the longer of  max(compute of both, all their messages)  and
+Σ over units max(compute, gather).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from fivefold.layout.schedule.order import Task
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.counts import Run
+from fivefold.planner.time.unit_time import AXES, CONTENTION
+
+if TYPE_CHECKING:
+    from fivefold.planner.time.timeline import Timeline
+
+Work = tuple[tuple[Run, int], ...]  # units of a stage, and how many of each
+
+
+class Cost(NamedTuple):
+    """Seconds of one action: compute, slowed by the messages it hides, and exposed messages by axis."""
+
+    compute: float
+    exposed: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Duration: compute and exposed messages."""
+        return self.compute + sum(self.exposed.values())
+
+
+class StageTime(NamedTuple):
+    """Seconds of one micro-batch through one stage."""
+
+    forward: Cost
+    backward: Cost  # B, where the schedule splits off W: its messages can only hide behind B
+    whole: Cost  # BW
+    weight: float  # W
+    longest: tuple[float, str]  # seconds of the unit that takes most, and its longest operation
+
+
+class PassTime(NamedTuple):
+    """Seconds of one micro-batch through one stage in one direction, as a half of an FB needs them."""
+
+    compute: float
+    stays: dict[str, float]  # exposed messages of axes that do not overlap, by axis
+    beside: dict[str, float]  # all messages of axes that overlap, hidden or not, by axis
+    hidden: float  # the part of ``beside`` that is hidden within the pass, for which ``compute`` is slowed already
+    gathers: float  # ZeRO-3's gathers, and reductions where they follow every backward
+    gathered: float  # Σ over units max(work, those messages)
+    meanwhile: float  # Σ over units min(work, those messages)
+
+
+class Durations:
+    """Seconds of the actions of one layout: the single place that says what an F, B, W, BW or FB takes."""
+
+    def __init__(self, timeline: Timeline, layout: Layout, *, slow: Collection[int] = ()) -> None:
+        """``slow``: stages of the rank that straggles."""
+        self.timeline, self.layout, self.job = timeline, layout, timeline.job
+        self.work = timeline.counts.stage_work(layout)
+        straggler = timeline.straggler or timeline
+        self.lines = [straggler if stage in slow else timeline for stage in range(len(self.work))]
+        self.alike = timeline.counts.alike_work(layout)  # of each stage the first one with equal units, as fast
+        if slow:
+            first: dict[tuple[int, bool], int] = {}
+            places = ((like, stage in slow) for stage, like in enumerate(self.alike))
+            self.alike = tuple(first.setdefault(place, stage) for stage, place in enumerate(places))
+        times = {stage: self.lines[stage].stage(layout, self.work[stage]) for stage in dict.fromkeys(self.alike)}
+        self.stages = [times[stage] for stage in self.alike]
+        self.hop, self.sending = timeline.between_stages(layout)
+        self._pass_times: dict[tuple[int, bool], PassTime] = {}
+        self._costs: dict[Task, tuple[Cost, float]] = {}
+
+    def seconds(self, task: Task) -> float:
+        """Seconds of one action."""
+        return self._cost_and_seconds(task)[1]
+
+    def cost(self, task: Task) -> Cost:
+        """Seconds of one action, split into compute and exposed messages."""
+        return self._cost_and_seconds(task)[0]
+
+    def _cost_and_seconds(self, task: Task) -> tuple[Cost, float]:
+        """Both, computed once for stages with equal units."""
+        found = self._costs.get(task)
+        if found is None:
+            kind, stage, other = task
+            first = Task(kind, self.alike[stage], self.alike[other] if other >= 0 else -1)
+            if first not in self._costs:
+                cost = self._cost(first)
+                self._costs[first] = cost, cost.seconds
+            found = self._costs[task] = self._costs[first]
+        return found
+
+    def _cost(self, task: Task) -> Cost:
+        stage, kind = self.stages[task.stage], task.kind
+        if kind == "W":
+            return Cost(stage.weight, {})
+        if kind != "FB":
+            return self._with_sends(stage.forward if kind == "F" else stage.backward if kind == "B" else stage.whole)
+        if self.timeline.machine.backend == "gloo":  # one after the other
+            return self._with_sends(
+                Cost(*add_up([(stage.forward, 1), (self.stages[task.backward_stage].whole, 1)])), hops=2
+            )
+        forward, backward = self.pass_time(task.stage, back=False), self.pass_time(task.backward_stage, back=True)
+        return self._with_sends(self._both(forward, backward), hops=2)
+
+    def _with_sends(self, cost: Cost, hops: int = 1) -> Cost:
+        return cost._replace(exposed={**cost.exposed, "pp": hops * self.sending}) if self.sending else cost
+
+    def pass_time(self, stage: int, *, back: bool) -> PassTime:
+        """One direction of a stage, as a half of an FB."""
+        if (stage, back) not in self._pass_times:
+            self._pass_times[stage, back] = self._pass_time(stage, back=back)
+        return self._pass_times[stage, back]
+
+    def _pass_time(self, stage: int, *, back: bool) -> PassTime:
+        compute = hidden = gathers = gathered = meanwhile = 0.0
+        stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        timeline, layout = self.lines[stage], self.layout
+        for run, times in self.work[stage]:
+            unit = timeline.units.unit(layout, run)
+            ours = unit.backward + unit.weight if back else unit.forward
+            shown, whole = unit.backward_exposed, unit.backward_apart
+            if not back:
+                shown, whole = unit.forward_exposed, unit.forward_apart
+            work = ours
+            for axis, some, every in zip(AXES, shown, whole, strict=True):
+                if axis in self.job.stack.overlap:
+                    beside[axis] += times * every
+                    hidden += times * max(0.0, every - some)
+                else:
+                    stays[axis] += times * some
+                    work += some
+            sent = timeline.parallel.sent(layout, run.name)
+            message = (sent.backward if back else sent.forward).seconds
+            compute += times * ours
+            gathers += times * message
+            gathered += times * max(work, message)
+            meanwhile += times * min(work, message)
+        return PassTime(compute, stays, beside, hidden, gathers, gathered, meanwhile)
+
+    def _both(self, one: PassTime, other: PassTime) -> Cost:
+        """Cost of an FB: a forward of one stage overlapped with a backward of another."""
+        compute = one.compute + other.compute
+        exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
+        overlapping = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
+        messages = sum(overlapping.values())
+        work = max(compute, messages) + sum(exposed.values())
+        slowed = max(0.0, min(compute, messages) - one.hidden - other.hidden)
+        if messages > compute:
+            exposed = {axis: exposed[axis] + overlapping[axis] * (1 - compute / messages) for axis in AXES}
+        if self.timeline.beside:
+            exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
+            slowed += one.meanwhile + other.meanwhile
+        else:
+            exposed["dp"] = one.gathers + other.gathers
+        return Cost(compute + CONTENTION * slowed, exposed)
+
+
+def add_up(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:
+    """Sum of actions, each repeated so many times: compute, and exposed seconds by axis."""
+    compute, exposed = 0.0, dict[str, float]()
+    for cost, times in parts:
+        compute += times * cost.compute
+        for axis, seconds in cost.exposed.items():
+            if seconds:
+                exposed[axis] = exposed.get(axis, 0.0) + times * seconds
+    return compute, exposed

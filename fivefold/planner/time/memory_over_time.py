@@ -1,0 +1,126 @@
+"""Memory over time of one rank: the live bytes that ``count/memory`` counts per moment, placed along the step's spans.
+
+    live = states + gradients + activations of other micro-batches + those of the running pass, unit by unit
+
+The moments of a running unit are placed at the middle of its time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.memory.rank_memory import Moment, PassMoments, over_time, passes
+from fivefold.planner.time.spans import Rows, shown, spans
+from fivefold.results.spans import Level, Span
+
+if TYPE_CHECKING:
+    from fivefold.planner.predict import Planner
+
+
+def levels(
+    planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None, rows: Rows | None = None
+) -> tuple[Level, ...]:  # fmt: skip
+    """Live bytes by part at times of the step, for one pipeline rank; times are those of its row of ``spans``, which
+    are ``rows`` if they are known already.
+    """
+    row = (spans(planner, layout, limit=limit) if rows is None else rows)[rank]
+    filler = _Filler(planner, layout, rank)
+    micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
+    found = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
+    first = found[0]  # before a rank's first action, its states and gradients are live already
+    waiting = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
+    return (waiting, *found) if first.seconds > 0 else found
+
+
+class _Filler:
+    """Turns the spans of one rank into memory levels."""
+
+    def __init__(self, planner: Planner, layout: Layout, rank: int) -> None:
+        self.planner, self.layout, self.rank = planner, layout, rank
+        self.counts = planner.counts
+        self.runs = self.counts.stage_runs(layout)
+        self.shares: dict[int, dict[str, float]] = {}
+        self.update = over_time(self.counts, layout, rank=rank)[-1]
+
+    def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
+        """Levels without a pipeline: ``passes`` has the first micro-batch, one for all in the middle, and the last."""
+        found = list(passes(self.counts, self.layout))
+        for span in row:
+            if span.kind in ("F", "BW"):
+                last = span.micro_batch == micro_batches - 1
+                one = len(found) - 2 if last else min(2 * span.micro_batch, len(found) - 4)
+                yield from self._along(span, span.stage, found[one + (span.kind == "BW")])
+        yield from self._tail(row)
+
+    def piped(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
+        """Levels with a pipeline: each action on top of what other micro-batches hold at that time."""
+        found = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
+        for span in row:
+            if span.kind == "FB":
+                half = (span.start + span.end) / 2
+                yield from self._along(span._replace(end=half), span.stage, next(found))
+                yield from self._along(span._replace(start=half), span.backward_stage, next(found))
+            elif span.kind not in ("reduce", "update"):
+                yield from self._along(span, span.stage, next(found))
+        yield from self._tail(row)
+
+    def _tail(self, row: tuple[Span, ...]) -> Iterator[Level]:
+        """Levels after the last pass: reductions, which need no more than a bucket, and the update."""
+        for span in row:
+            if span.kind == "reduce":
+                yield from (self._level(at) for at in (span.start, span.end))
+            elif span.kind == "update":
+                yield from (_at(seconds, self.update) for seconds in (span.start, span.end))
+
+    def _level(self, seconds: float) -> Level:
+        """States and gradients only, as after the last pass."""
+        return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
+
+    def _along(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
+        """Levels of one pass: each moment at the middle of its unit; a backward counts units from the last one."""
+        if stage not in self.shares:
+            self.shares[stage] = self._shares(stage)
+        (before, after, moments), shares = pass_moments, self.shares[stage]
+        forward = _match(moments[-1])[2] == "forward"
+        yield _between(span.start, moments[0], kept=before)
+        for moment in moments:
+            share = shares[_match(moment)[1]]
+            yield _at(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
+        yield _between(span.end, moments[-1], kept=after)
+
+    def _shares(self, chunk: int) -> dict[str, float]:
+        """Share of the stage's forward seconds at the middle of each unit, by its name."""
+        runs = self.runs[chunk]
+        seconds = [self.planner.timeline.units.unit(self.layout, run).forward for run in runs]
+        whole = sum(each * run.times for each, run in zip(seconds, runs, strict=True))
+        found: dict[str, float] = {}
+        now = 0.0
+        for run, each in zip(runs, seconds, strict=True):
+            for index in range(run.times):
+                found[run.called(index)] = (now + (index + 0.5) * each) / whole
+            now += run.times * each
+        return found
+
+
+def _at(seconds: float, moment: Moment) -> Level:
+    return Level(
+        seconds, moment.states_bytes, moment.gradients_bytes, moment.activations_bytes, moment.gathers_bytes,
+        moment.logits_bytes, moment.temporary_bytes, moment.cause,
+    )  # fmt: skip
+
+
+def _between(seconds: float, moment: Moment, *, kept: int) -> Level:
+    """The level where a pass begins or ends: states of the nearest ``moment``, and ``kept`` bytes of activations."""
+    return Level(seconds, moment.states_bytes, moment.gradients_bytes, kept, 0, 0, 0)
+
+
+_CAUSE = re.compile(r"(embed|head|block \d+) (gather|forward|backward|weights|reduce)")
+
+
+def _match(moment: Moment) -> re.Match[str]:
+    found = _CAUSE.match(moment.cause)
+    assert found is not None
+    return found

@@ -1,0 +1,114 @@
+"""The probability that a layout runs out of memory, and the largest predicted peak that a limit on it allows.
+
+    runs out  <=>  peak x R + UNRECLAIMABLE x (reserved - peak) + driver > capacity
+
+R: measured / predicted peak of comparable published runs (``errors.py``). Before it fails, PyTorch's allocator frees
+cached segments that are wholly free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside of
+others are lost. Driver: the CUDA context and NCCL. On a CPU the peak is the need: the probability is 0 or 1.
+Sources and calibration: docs/how-a-step-costs/memory-risk.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from math import exp, log
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.memory.allocator import UNRECLAIMABLE, AllocatorTotals, driver_bytes, least_driver_bytes
+from fivefold.planner.time.errors import RunClass, quantile, read, run_class, weighted_ratios
+from fivefold.units import MIB
+
+RECOMPUTATIONS = ("none", "selective", "full")  # of ``Layout.ac``: one of each class of ``RunClass.recomputed``
+
+
+class MemoryRisk:
+    """Probabilities of running out of memory, for layouts of one model, machine and job."""
+
+    def __init__(self, *, model: Model, machine: Machine, job: Job) -> None:
+        self.model, self.machine, self.job = model, machine, job
+        self.capacity_bytes = machine.chip.memory_bytes
+
+    def probability(
+        self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, lost: float = UNRECLAIMABLE
+    ) -> float:
+        """Return the probability of running out of memory with a predicted peak and what the allocator makes of it.
+
+        ``totals``: None on a CPU. ``lost``: share of the fragmentation that cannot be avoided.
+        """
+        room = self._room(totals, peak_bytes, layout, lost)
+        if room <= 0:
+            return 1.0
+        ratios, levels = self._distribution(layout)
+        return 1 - _level(log(room / peak_bytes), ratios, levels)
+
+    def peak_limit(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, risk: float) -> int:
+        """Return the predicted peak up to which the risk is at most ``risk``, with the layout's fragmentation."""
+        return int(max(0.0, self._room(totals, peak_bytes, layout, UNRECLAIMABLE)) / self._ratio(layout, risk))
+
+    def largest_peak(self, world: int, *, risk: float) -> int:
+        """Return bytes that the predicted peak of no layout over ``world`` ranks exceeds at a risk of at most ``risk``.
+
+        Without fragmentation, with the fewest communicators, by the class of error that allows the most.
+        """
+        kinds = [Layout(dp=world, ac=ac) for ac in RECOMPUTATIONS]
+        room = self.capacity_bytes - (least_driver_bytes(self.machine, world) if self._on_gpu else 0)
+        return int(max(0.0, room / min(self._ratio(kind, risk) for kind in kinds))) + MIB  # for rounding
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.machine.backend == "nccl"
+
+    def _room(self, totals: AllocatorTotals | None, peak_bytes: int, layout: Layout, lost: float) -> float:
+        """Return the bytes that are left for the peak."""
+        if totals is None:
+            return self.capacity_bytes
+        fragments = max(0, totals.reserved_bytes - peak_bytes)
+        return self.capacity_bytes - driver_bytes(self.machine, layout) - lost * fragments
+
+    def _ratio(self, layout: Layout, risk: float) -> float:
+        """Return the ratio of measured to predicted peak that comparable runs exceed with probability ``risk``."""
+        return exp(quantile(self._points(layout), 1 - risk))
+
+    def _points(self, layout: Layout) -> tuple[tuple[float, float], ...]:
+        of = run_class(model=self.model, machine=self.machine, layout=layout, job=self.job)
+        return _points(of) if self._on_gpu else _exact()
+
+    def _distribution(self, layout: Layout) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return _cumulative(self._points(layout))
+
+
+def _exact() -> tuple[tuple[float, float], ...]:
+    """Return the distribution of a peak that is just as predicted."""
+    return ((0.0, 1.0),)
+
+
+@lru_cache(maxsize=256)
+def _points(of: RunClass) -> tuple[tuple[float, float], ...]:
+    """Return (ln ratio, weight) of all peaks that were published, in order, as runs of the class ``of`` weigh them."""
+    cells = read("peak")
+    return tuple(sorted(weighted_ratios(of, cells))) if cells else _exact()
+
+
+@lru_cache(maxsize=256)
+def _cumulative(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the values of ``points`` and the level of each, as ``quantile`` has them."""
+    total, below, levels = sum(weight for _, weight in points), 0.0, []
+    for _, weight in points:
+        levels.append((below + weight / 2) / total)
+        below += weight
+    return tuple(value for value, _ in points), tuple(levels)
+
+
+def _level(value: float, values: tuple[float, ...], levels: tuple[float, ...]) -> float:
+    """Return the share of the distribution up to ``value``: the inverse of ``quantile``."""
+    place = bisect_right(values, value)
+    if place == 0:
+        return 0.0
+    if place == len(values):
+        return 1.0
+    low, high = values[place - 1], values[place]
+    return levels[place - 1] + (levels[place] - levels[place - 1]) * (value - low) / (high - low)

@@ -1,0 +1,30 @@
+"""Seconds of the messages that carry neither weights nor activations; on a CPU each costs as much as a layer's norm.
+
+norm, loss and stop votes once a step · counts per expert once a step
+counts and weights of routed tokens in every pass through a layer of experts
+"""
+
+from __future__ import annotations
+
+from fivefold.layout.mesh import group_of
+from fivefold.layout.spec import Layout
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.traffic import passes, routing_messages, step_messages
+from fivefold.planner.time.network import Network
+
+
+def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: tuple[int, ...]) -> dict[str, float]:
+    """Exposed seconds of a step by axis, for a rank that holds the stages ``chunks``."""
+    if layout.world == 1:
+        return {}
+    found = dict[str, float]()
+    sent = list(step_messages(counts, layout, chunks=chunks))
+    for chunk in chunks:
+        for run, times in counts.stage_work(layout)[chunk]:
+            if routed := counts.routed(run.name):
+                sent += routing_messages(counts, layout, run, times=times * routed * passes(layout, counts.job))
+    for message in sent:
+        place = group_of(layout, message.group, message.ranks)
+        seconds = message.times * network.seconds(message.collective, message.payload, place)
+        found[message.axis] = found.get(message.axis, 0.0) + seconds
+    return found

@@ -1,0 +1,150 @@
+"""Seconds of the units (embedding, block, head) of one model, job and machine by layout, computed once each.
+
+by what the unit computes, where its groups lie, and how many ranks share a calibrated machine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fivefold.layout.mesh import Group, group
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.planner.counts.cache import Cache
+from fivefold.planner.counts.counts import Counts, Name, Run, run_part
+from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.time.compute import OpTime, Prices
+from fivefold.planner.time.network import Network
+from fivefold.planner.time.profiled import Profiled
+from fivefold.planner.time.unit_time import AXES, UnitKernels, UnitTime, UnitTimer, unit_kernels
+
+CACHED = 40_000  # values of a cache of a few numbers each
+PRICED = 8_000  # operations
+
+
+class Nearest(NamedTuple):
+    """A unit's time, the seconds of its kernels, and seconds of messages by axis of ``AXES``, hidden or not."""
+
+    time: UnitTime
+    kernels: tuple[float, float, float]  # forward, backward and weight gradient
+    forward_sent: tuple[float, ...]
+    backward_sent: tuple[float, ...]
+
+
+class Units:
+    """Seconds of the units of one model, job and machine by layout, computed once each."""
+
+    def __init__(self, counts: Counts, machine: Machine) -> None:
+        self.counts, self.machine, self.job = counts, machine, counts.job
+        self.network = Network(machine)
+        known = machine.calibration is not None and bool(machine.calibration.units)
+        self.profiled = Profiled(counts, machine) if known else None
+        self._prices: dict[int, Prices] = {}
+        self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = Cache()
+        self._anywhere: Cache[tuple[Part, Name, int], UnitKernels] = Cache()
+        self._priced: Cache[tuple[int, int], tuple[Op, OpTime]] = Cache(PRICED)
+        self._units: Cache[tuple[object, ...], UnitTime] = Cache(CACHED)
+        self._nearest: Cache[tuple[Part, Name], Nearest] = Cache(CACHED)
+        self._layout, self._part = Layout(), part_of(Layout())
+        self._places: tuple[Group, ...] = ()
+        self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
+        self._ranks = 1
+        self._here: dict[Run, UnitTime] = {}  # of the layout last asked for
+
+    def prices(self, layout: Layout) -> Prices:
+        """Costs of operations; on a calibrated machine they depend on how many processes share it."""
+        return self._prices_of(layout.world if self.machine.calibration else 1)
+
+    def _prices_of(self, ranks: int) -> Prices:
+        if ranks not in self._prices:
+            self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.counts.job)
+        return self._prices[ranks]
+
+    def unit(self, layout: Layout, run: Run) -> UnitTime:
+        """Seconds of one unit of a run."""
+        if layout is not self._layout:  # callers ask for all units of one layout in a row
+            self._here = {}
+            self._ranks = layout.world if self.machine.calibration else 1
+            self._layout, self._part = layout, part_of(layout)
+            self._places = tuple([group(layout, axis) for axis in self._axes])
+        here = self._here.get(run)
+        if here is not None:
+            return here
+        part = run_part(self._part, run)
+        key: tuple[object, ...] = (part, run.name, places_of(run, self._places), self._ranks)
+        if self.profiled is not None:
+            key = *key, self.profiled.unit_key(layout, run)
+        found = self._units.get(key)
+        if found is None:
+            found = self._timer(part, run, lambda axis: group(layout, axis), ranks=self._ranks).read()
+            found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
+        self._here[run] = found
+        return found
+
+    def nearest(self, part: Part, run: Run) -> Nearest:
+        """``unit``, were the ranks of each group next to one another: no order of the mesh makes it faster."""
+        key = run_part(part, run), run.name
+        found = self._nearest.get(key)
+        if found is None:
+            timer = self._timer(key[0], run, _nearest(key[0]), ranks=1)
+            sent = (tuple(side.values()) for side in timer.sent)
+            found = self._nearest[key] = Nearest(timer.read(), timer.unit.seconds, *sent)
+        return found
+
+    def beside(self, part: Part, run: Run, *, ep: int) -> UnitTimer:
+        """As for ``nearest``, with ``ep`` ranks that exchange tokens, however many experts each of ``part`` has."""
+        part = run_part(part, run)
+        return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)
+
+    def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
+        """Seconds of each operation of a unit, whatever is recomputed of it; ``ranks`` share a calibrated machine."""
+        part = run_part(part, run)._replace(recomputed=frozenset())
+        key = part, run.name, ranks
+        found = self._kernels.get(key)
+        if found is None:
+            heads = self.counts.local(part).heads
+            found = [self._price(op, heads=heads, ranks=ranks) for op in self.counts.in_order(part, run.name)]
+            self._kernels[key] = found
+        return found
+
+    def _price(self, op: Op, *, heads: int, ranks: int) -> OpTime:
+        """Seconds of one operation; of one that several units share, computed once."""
+        key = id(op), ranks
+        known = self._priced.get(key)
+        if known is None or known[0] is not op:  # of which there may be another by now
+            known = self._priced[key] = op, self._prices_of(ranks).operation(op, heads=heads)
+        return known[1]
+
+    def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
+        key = part, run.name, ranks
+        unit = self._anywhere.get(key)
+        if unit is None:
+            times, ops = self.kernels(part, run, ranks=ranks), self.counts.in_order(part, run.name)
+            further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
+            unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
+        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit)
+
+    def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
+        """The time of a unit with the seconds of its kernels as measured in a step, where they were."""
+        assert self.profiled is not None
+        point, over = self.profiled.unit(layout, run), self.profiled.over_curves(layout)
+        if point is None:
+            return time._replace(forward=over * time.forward, backward=over * time.backward, weight=over * time.weight)
+        backward, weight = point.backward_seconds, point.weight_seconds
+        if not weight:  # measured together: shared as the curves say
+            share = time.weight / (time.backward + time.weight) if time.weight else 0.0
+            backward, weight = (1 - share) * backward, share * backward
+        return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
+
+
+def _nearest(part: Part) -> Callable[[str], Group]:
+    """The group of each axis, were its ranks next to one another."""
+    sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
+    return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
+
+
+def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Of the groups of ``AXES`` those in which a unit sends messages."""
+    return places if run.routes else places[: AXES.index("ep")]

@@ -1,0 +1,149 @@
+"""A whole run: days, money, energy and CO2, with checkpoints and failures (Daly, FGCS 22 (2006) 303).
+
+    T = M·exp(R / M)·(exp((τ + δ) / M) - 1)·W / τ        goodput = W / T        Young: τ = sqrt(2·δ·M)
+
+W seconds of work in pieces of τ, each followed by δ in which training waits for its checkpoint; failures come at
+random, one in M seconds, and each costs R and what was done since the last whole checkpoint.
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp, expm1, inf, log, sqrt
+
+from fivefold.job import Job
+from fivefold.machine.site import SOURCES, Site
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.results.whole_run import Goodput, WholeRun
+from fivefold.sizes import RUN_TOKENS
+from fivefold.step import Step
+
+DAY = 86400.0
+POINTS = 33  # of the curve of goodput against the interval
+LONGEST = 600.0  # exponent beyond which a float overflows: nothing is ever done
+NO_END = 1e30  # seconds of a run that does not end
+NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as if it did so once in a century
+
+
+def checked(tokens: float) -> float:
+    """``tokens``, if a run can have so many; else a ``Mistake``."""
+    if not 1 <= tokens <= RUN_TOKENS:
+        raise Mistake(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
+    return tokens
+
+
+def goodput(interval: float, *, blocked: float, restart: float, between: float) -> float:
+    """W / T: the share of time that trains, saved every ``interval`` seconds of training; 0 if nothing is ever done."""
+    if between == inf:
+        return interval / (interval + blocked)
+    if (interval + blocked) / between > LONGEST or restart / between > LONGEST:
+        return 0.0
+    return interval / (between * exp(restart / between) * expm1((interval + blocked) / between))
+
+
+def best_interval(*, blocked: float, written: float, restart: float, between: float) -> float:
+    """The interval with the most goodput, by golden section; no shorter than it takes until a checkpoint is whole."""
+    between = min(between, NEVER)
+    least = max(written, 1.0)
+    low, high = log(least), log(max(2 * least, 100 * sqrt(2 * max(blocked, 1e-3) * between), between))
+    share = (sqrt(5) - 1) / 2
+
+    def lost(at: float) -> float:
+        return -goodput(exp(at), blocked=blocked, restart=restart, between=between)
+
+    while high - low > 1e-6:
+        left, right = high - share * (high - low), low + share * (high - low)
+        low, high = (low, right) if lost(left) <= lost(right) else (left, high)
+    return exp((low + high) / 2)
+
+
+def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
+    """The run of ``tokens`` whose step is ``step``, at ``site``. A ``Mistake`` if it would never end."""
+    steps = ceil(checked(tokens) / job.tokens_per_step)
+    size = _checkpoint_bytes(model, job)
+    written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
+    blocked = max(site.pause_seconds, size / (site.to_host * step.world))
+    between = 1000 * DAY / (site.failures * step.world) if site.failures else inf
+    restart = site.restart_seconds + written  # what was saved last may not have been whole
+    times = {"blocked": blocked, "restart": restart, "between": between}
+    interval = site.checkpoint_seconds or best_interval(written=written, **times)
+    training = steps * step.time.step_seconds
+    seconds = _seconds(training, site=site, interval=interval, **times)
+    if seconds == inf:
+        raise Mistake(
+            f"a failure every {between:.0f} s and {restart:.0f} s to come back: saved every {interval:.0f} s the run "
+            "never ends; lower --assume restart= or checkpoint="
+        )
+    low, high = (_bound(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True))
+    hours, price, watts = seconds * step.world / 3600, machine.dollars_per_rank_hour, machine.chip.power_watts
+    kwh = None if watts is None else hours * watts / 1000
+    whole = None if kwh is None else kwh * site.node_power * site.pue
+    return WholeRun(
+        model=step.model, machine=machine.name, layout=step.layout, ranks=step.world, tokens=tokens, steps=steps,
+        step_seconds=step.time.step_seconds, peak_bytes=step.memory.peak_bytes,
+        capacity_bytes=machine.chip.memory_bytes, risk=step.memory.risk,
+        training_seconds=training, seconds=seconds, low_seconds=low, high_seconds=high,
+        lost=_lost(training, site=site, interval=interval, **times), failures=seconds / between,
+        between_failures_seconds=None if between == inf else between,
+        checkpoint_bytes=size, blocked_seconds=blocked, written_seconds=written, interval_seconds=interval,
+        young_seconds=sqrt(2 * blocked * min(between, NEVER)), goodput=training / seconds,
+        curve=tuple(_curve(interval, **times)), gpu_hours=hours,
+        dollars=None if price is None else hours * price, chip_kwh=kwh, kwh=whole,
+        co2_kg=None if whole is None else whole * site.carbon / 1000, site=site,
+    )  # fmt: skip
+
+
+def _seconds(training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float) -> float:
+    share = goodput(interval, blocked=blocked, restart=restart, between=between)
+    return training * (1 + site.evaluation) / share if share else inf
+
+
+def _lost(
+    training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float
+) -> dict[str, float]:  # fmt: skip
+    """Seconds by what they are lost to. A piece fails exp((τ + δ) / M) - 1 times, and each time it takes
+    M·(exp(R / M) - 1) to be back.
+    """
+    pieces, each = training * (1 + site.evaluation) / interval, interval + blocked
+    fails = 0.0 if between == inf else expm1(each / between)
+    return {
+        "evaluation": training * site.evaluation, "checkpoints": pieces * blocked,
+        "restarts": pieces * fails * between * expm1(restart / between) if fails else 0.0,
+        "repeated": max(0.0, pieces * (between * fails - each)) if fails else 0.0,
+    }  # fmt: skip
+
+
+def _bound(
+    step: Step, steps: int, *, site: Site, interval: float, high: bool, blocked: float, restart: float, between: float
+) -> float:
+    """Seconds of the run at one end: of the step's half interval, and of published failures and restarts."""
+    expected, seconds = step.time.interval, step.time.step_seconds
+    if expected is not None:  # where predictions have a bias, a bound may lie beyond them
+        seconds = max(seconds, expected.high_50) if high else min(seconds, expected.low_50)
+    if site.failures == Site().failures:
+        known = SOURCES["failures"]
+        between *= site.failures / ((known.high if high else known.low) or site.failures)
+    if site.restart_seconds == Site().restart_seconds:
+        known = SOURCES["restart"]
+        restart += ((known.high if high else known.low) or site.restart_seconds) - site.restart_seconds
+    times = {"blocked": blocked, "restart": restart, "between": between}
+    found = _seconds(steps * seconds, site=site, interval=interval, **times)
+    return min(found, NO_END)
+
+
+def _curve(interval: float, *, blocked: float, restart: float, between: float) -> list[Goodput]:
+    """Goodput at intervals from a thirtieth to thirty times the chosen one."""
+    found = []
+    for place in range(POINTS):
+        at = interval * 30 ** (2 * place / (POINTS - 1) - 1)
+        share = goodput(at, blocked=blocked, restart=restart, between=between)
+        found.append(Goodput(interval_seconds=at, share=share))
+    return found
+
+
+def _checkpoint_bytes(model: Model, job: Job) -> int:
+    """Bytes of a checkpoint: the copy that is updated and its moments, each once."""
+    sizes = (1, 1) if job.optimizer.kind == "adamw8bit" else job.precision.moments_bytes
+    moments = {"adafactor": 0, "sgd": 1, "muon": 1}.get(job.optimizer.kind, 2)
+    return model.parameters * (job.precision.updated_bytes + sum(sizes[:moments]))

@@ -1,0 +1,204 @@
+"""The closed loop: predicts a step, trains for real, measures the same step, and writes both to ``step.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fivefold.layout.mesh import Group, group
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.work import work
+from fivefold.planner.predict import predict
+from fivefold.planner.time.network import Network
+from fivefold.profiling.attribution import rank_times, split, summary
+from fivefold.profiling.findings import findings
+from fivefold.record import Fault, Mistake
+from fivefold.rendering.run_folder import PREDICTED
+from fivefold.results import trace_file
+from fivefold.results.spans import Message, RankTrace
+from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
+from fivefold.trainer.build import build
+from fivefold.trainer.generate.sample import sample_of
+from fivefold.trainer.logs.run_log import Logs, NoLogs, Report, note
+from fivefold.trainer.loop import Loop, Outcome
+from fivefold.trainer.measure.measured_step import Measured
+from fivefold.trainer.measure.meter import resident_bytes
+from fivefold.trainer.process import Process
+from fivefold.trainer.run import Run
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of a run: predicted and measured step, outcome, and sampled text ("" if none). ``measured`` is None
+    if the run was too short to measure.
+    """
+
+    predicted: Step
+    measured: Step | None
+    outcome: Outcome
+    text: str
+
+
+def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: Process, report: Report) -> Proof:
+    """Train ``run`` on this rank; rank 0 writes what is predicted as it begins and ``step.json`` at its end, and passes
+    every log line to ``report``. Raises ``Mistake`` if the number of processes is not the layout's.
+    """
+    predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
+    if process.world != layout.world:
+        raise Mistake(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
+    shards = run.shards(model)
+    device = process.start()
+    torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible
+    try:
+        streams = device.type == "cuda" or process.several_hosts  # messages between hosts travel beside compute
+        built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout), streams=streams)
+        if process.rank == 0:
+            with suppress(Fault):  # where there is no room the logs say so, and this is only looked at
+                write_steps(run.folder / PREDICTED, predicted.replace(operations=()))
+        with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
+            ideal = predicted.mfu.causal * predicted.time.step_seconds
+            loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)
+            outcome = loop.train()
+        if run.trace_steps and outcome.trace.steps:
+            write_trace(outcome.trace, run.folder)
+        measured = measured_step(
+            outcome, run=run, model=model, machine=machine, layout=layout, process=process, predicted=predicted
+        )
+        if process.rank == 0 and measured is not None:
+            write_steps(run.folder / "step.json", predicted, measured)
+        text = ""
+        if run.sample and not outcome.stopped:
+            text = sample_of(built, model=model, run=run, tokenizer=shards.tokenizer)
+        if text and process.rank == 0:
+            note(run.folder, step=outcome.step, text=f"sample {text!r}")
+    finally:
+        process.end()
+    return Proof(predicted, measured, outcome, text)
+
+
+def write_trace(trace: RankTrace, folder: Path) -> None:
+    """Write this rank's trace; if that fails say so and go on, as the other ranks wait for this one."""
+    try:
+        trace_file.write(trace, folder)
+    except Fault as fault:
+        print(f"fivefold: {fault}", file=sys.stderr)
+
+
+def measured_step(
+    outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process,
+    predicted: Step | None = None,
+) -> Step | None:  # fmt: skip
+    """Gather all ranks' measurements into a step record, the same on each rank; None if the run was too short.
+
+    Memory is that of the fullest rank of each stage, time that of the slowest rank. ``predicted``: for the findings.
+    """
+    mine = (outcome.measured, resident_bytes(), outcome.step_seconds)
+    everyone: list[Any] = [None] * process.world
+    dist.all_gather_object(everyone, mine)
+    if any(measured is None or seconds is None for measured, _, seconds in everyone):
+        return None
+    seconds = max(seconds for _, _, seconds in everyone)
+    time, told = _measured_time(outcome, seconds=seconds, machine=machine, process=process, predicted=predicted)
+    counted = work(model, layout=layout, job=run.job)
+    done = counted.replace(
+        parameters=round(sum(measured.parameters for measured, _, _ in everyone)),
+        hardware_flops=sum(measured.flops for measured, _, _ in everyone),
+    )  # the model FLOPs, and which parameters are active, are definitions and not measured
+    pp = group(layout, "pp")
+    stages = tuple(
+        stage_memory(stage, [one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == stage])
+        for stage in range(pp.ranks)
+    )
+    reserved = max(reserved for _, reserved, _ in everyone)
+    return Step(
+        kind="measured",
+        model=model.name,
+        machine=machine.name,
+        layout=str(layout),
+        job=run.job.model_dump(mode="json"),
+        stack=run.job.stack.name,
+        world=layout.world,
+        memory=Memory(
+            peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
+        ),
+        work=done,
+        traffic=traffic_of([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
+        time=time,
+        tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
+        mfu=utilisation(
+            done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(run.job.precision.compute)
+        ),
+        findings=tuple(told),
+    )
+
+
+def _measured_time(
+    outcome: Outcome, *, seconds: float, machine: Machine, process: Process, predicted: Step | None
+) -> tuple[Time, list[str]]:
+    """Split ``seconds`` of the step by the traces of all ranks, and what is wrong with it; the same on each rank."""
+    everyone: list[Any] | None = [None] * process.world if process.rank == 0 else None
+    dist.gather_object(summary(outcome.trace), everyone)
+    found: list[Any] = [Time(step_seconds=seconds, compute_seconds=seconds), []]
+    if everyone is not None and all(each.steps for each in everyone):
+        times, network = rank_times(everyone), Network(machine)
+
+        def expected(message: Message) -> float:
+            ranks = message.ranks
+            return network.seconds(message.collective, message.payload, Group(len(ranks), ranks[1] - ranks[0]))
+
+        told = findings(times, predicted=predicted.time, expected=expected) if predicted is not None else []
+        found = [split(times, step_seconds=seconds), told]
+    dist.broadcast_object_list(found)
+    return found[0], found[1]
+
+
+def traffic_of(ranks: list[Measured]) -> tuple[Traffic, ...]:
+    """Return the traffic of the first stage, its bytes averaged over ``ranks``: with experts they depend on routing."""
+    sent: Counter[tuple[str, str]] = Counter()
+    for one in ranks:
+        for item in one.traffic:
+            sent[item.axis, item.collective] += item.bytes
+    return tuple(item.replace(bytes=round(sent[item.axis, item.collective] / len(ranks))) for item in ranks[0].traffic)
+
+
+def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
+    """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of its fullest rank."""
+    fullest = max(ranks, key=lambda one: one.peak_bytes)
+    parameters, gradients, moments = (
+        max(getattr(one, f"{kind}_bytes") for one in ranks) for kind in ("parameters", "gradients", "optimizer")
+    )
+    states = parameters + gradients + moments
+    return StageMemory(
+        stage=stage,
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=moments,
+        activations_bytes=fullest.kept_bytes,
+        temporary_bytes=max(0, fullest.peak_bytes - states - fullest.kept_bytes),
+        peak_bytes=fullest.peak_bytes,
+        peak_cause=fullest.peak_cause,
+    )
+
+
+def write_steps(path: Path, *steps: Step) -> None:
+    """Write steps of one run to ``path``, each under its kind; ``Fault`` if it cannot be written."""
+    found = {step.kind: step.model_dump(mode="json") for step in steps}
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(found, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None
+    finally:
+        partial.unlink(missing_ok=True)

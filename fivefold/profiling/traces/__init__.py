@@ -1,0 +1,116 @@
+"""Anybody's trace: reads PyTorch profiler traces of one or many ranks and says where the time went.
+
+json_stream · recording     events of a file of any size; one rank's events as columns
+rank_trace · categories     what is compute, communication, copies; where the steps are; kinds of kernels
+job_traces · matching       traces of one job, one clock; which kernels of the ranks are one message
+intervals · breakdown · messages · critical_path · against     what is found out; beside a prediction
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fivefold.machine.spec import Machine
+from fivefold.profiling.traces import breakdown, messages
+from fivefold.profiling.traces.breakdown import Timeline
+from fivefold.profiling.traces.critical_path import EndOrder, Segment, arrivals, critical_path, parts
+from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
+from fivefold.profiling.traces.matching import match, starts_of, waits
+from fivefold.profiling.traces.rank_trace import Window
+from fivefold.record import Mistake
+from fivefold.rendering.trace_report import Piece
+from fivefold.results.trace_report import MessageLine, TraceReport
+
+
+class Traced(NamedTuple):
+    """The report; the messages of the lowest rank alone; the critical path of the last step, to be drawn."""
+
+    report: TraceReport
+    lowest: list[MessageLine]
+    path: list[Segment]
+
+    def pieces(self) -> list[Piece]:
+        """Return the path for a picture: neighbours of one rank and kind are one piece."""
+        begin = self.path[0].start if self.path else 0
+        found: list[Piece] = []
+        for rank, does, _, start, end in self.path:
+            last = (end - begin) / 1e9
+            if found and (found[-1].rank, found[-1].does) == (rank, does):
+                found[-1] = found[-1]._replace(end=last)
+            else:
+                found.append(Piece(rank, does, (start - begin) / 1e9, last))
+        return found
+
+
+def read(
+    paths: Sequence[Path], *, step: int | None = None, top: int = 10, machine: Machine | None = None,
+    axes: dict[tuple[int, ...], str] | None = None, progress: Progress | None = None,
+) -> Traced:  # fmt: skip
+    """Read the traces of a job. ``step``: only the ProfilerStep of this number; ``top``: most kernels that are listed.
+
+    ``machine``: whose links messages are held against; ``axes``: of a layout, by the members of its groups.
+    Raises ``Mistake`` for files that are no traces, or not of one job.
+    """
+    job = read_traces(paths, progress=progress)
+    found = match(job)
+    starts = starts_of(job, found)
+    chosen = _windows(job, step)
+    pairs = [(trace, window) for trace in job.ranks for window in chosen[trace.rank]]
+    first = min(window.start + trace.shift for trace, window in [*pairs, *((each, each.whole()) for each in job.ranks)])
+    waited = waits(job, found, starts)
+    lines = {trace.rank: Timeline(trace, waits=waited.get(trace.rank)) for trace in job.ranks}
+    messages_of = partial(messages.lines, found=found, starts=starts, machine=machine, axes=axes)
+    lowest = job.ranks[0]
+    kinds, kernels = breakdown.lines(pairs)
+    orders = {trace.rank: EndOrder(trace) for trace in job.ranks}
+    paths_of = _paths(job, chosen, lambda windows: critical_path(orders, windows, found=found, starts=starts), progress)
+    report = TraceReport(
+        device="GPU" if job.device == "GPU" else "CPU", world=job.world, ranks=tuple(each.rank for each in job.ranks),
+        files=tuple(str(each.recording.path) for each in job.ranks),
+        steps=tuple(dict.fromkeys(window.name for _, window in pairs)),
+        whole=tuple(lines[trace.rank].breakdown(trace.whole(), first=first) for trace in job.ranks),
+        breakdown=tuple(lines[trace.rank].breakdown(window, first=first) for trace, window in pairs),
+        categories=tuple(kinds), kernels=tuple(kernels[:top]),
+        messages=tuple(messages_of(pairs)),
+        path_seconds=sum(path[-1].end - path[0].start for path in paths_of if path) / max(1, len(paths_of)) / 1e9,
+        path=tuple(parts(paths_of, named=False)), path_names=tuple(parts(paths_of, named=True)[:top]),
+        arrivals=tuple(arrivals(job, found, starts)), remarks=(*job.remarks, *found.remarks),
+    )  # fmt: skip
+    return Traced(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
+
+
+def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
+    """Windows by rank: those steps that every rank has, or the whole where one has none."""
+    numbers = [{window.number for window in trace.windows} for trace in job.ranks]
+    shared = set.intersection(*numbers)
+    if step is not None and step not in shared:
+        has = ", ".join(map(str, sorted(shared)[:12])) or "none"
+        raise Mistake(f"--step {step}: no such ProfilerStep on every rank; they share: {has}")
+    if not shared:
+        if any(numbers):
+            job.remarks.append("no ProfilerStep is on every rank: all of each trace is taken as one step")
+        return {trace.rank: [trace.whole()] for trace in job.ranks}
+    lost = set.union(*numbers) - shared
+    if lost:
+        job.remarks.append(f"steps {', '.join(map(str, sorted(lost)[:12]))} are not on every rank: left out")
+    wanted = shared if step is None else {step}
+    by_number = {trace.rank: {each.number: each for each in reversed(trace.windows)} for trace in job.ranks}
+    return {rank: [windows[number] for number in sorted(wanted)] for rank, windows in by_number.items()}
+
+
+def _paths(
+    job: JobTraces, chosen: dict[int, list[Window]], path_of: Callable[[dict[int, Window]], list[Segment]],
+    progress: Progress | None,
+) -> list[list[Segment]]:  # fmt: skip
+    """The critical path of every step."""
+    ranks = [trace.rank for trace in job.ranks]
+    steps = list(zip(*(chosen[rank] for rank in ranks), strict=True))
+    paths = []
+    for done, windows in enumerate(steps):
+        if progress:
+            progress("critical paths", done, len(steps))
+        paths.append(path_of(dict(zip(ranks, windows, strict=True))))
+    return paths

@@ -1,0 +1,90 @@
+"""Lays a predicted step beside what the traces say: time by part, messages by axis and collective.
+
+Measured are means over the steps: times over all ranks, messages of the lowest rank at hand. A pipeline's bubble is
+measured as receives that wait, so it stands with the exposed communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivefold.layout.mesh import members
+from fivefold.layout.spec import Layout
+from fivefold.record import Mistake
+from fivefold.rendering.compare import Row, Unit
+from fivefold.results.trace_report import MessageLine, TraceReport
+from fivefold.step import Step, Traffic, sent_bytes
+
+AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "shard": "dp", "replica": "dp", "world": "world"}  # group → axis
+OF_EXPERTS = {"ep": "ep", "etp": "etp", "expert_shard": "dp", "expert_replica": "dp"}
+
+
+def axes_of(layout: Layout) -> dict[tuple[int, ...], str]:
+    """Return the axis of each process group, by its members; axes that share a group are named together."""
+    by_members: dict[tuple[int, ...], set[str]] = {}
+    groups = AXES | (OF_EXPERTS if layout.ep * layout.etp > 1 else {})
+    for rank in range(layout.world):
+        for name, axis in groups.items():
+            among = members(layout, name, rank=rank)
+            if len(among) > 1:
+                by_members.setdefault(among, set()).add(axis)
+    classes: list[set[str]] = []
+    for axes in by_members.values():
+        touched = [each for each in classes if each & axes]
+        classes = [each for each in classes if not each & axes] + [axes.union(*touched)]
+    named = {axis: ", ".join(sorted(each)) for each in classes for axis in each}
+    return {among: named[min(axes)] for among, axes in by_members.items()}
+
+
+def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]) -> list[Row]:
+    """Return a row for each quantity that both have; raises ``Mistake`` if they are of two numbers of ranks.
+
+    ``messages``: those of one rank.
+    """
+    if predicted.world != report.world:
+        raise Mistake(
+            f"--against a layout of {predicted.world} ranks, but the traces are of {report.world}; "
+            "name the layout that ran"
+        )
+    time, windows = predicted.time, report.breakdown
+
+    def mean(*parts: str) -> float:
+        total: float = sum(getattr(each, f"{part}_seconds") for each in windows for part in parts)
+        return total / len(windows)
+
+    bubble = sum(time.exposed_seconds.values()) + time.bubble_seconds
+    rows = [
+        _row("step time", "seconds", time.step_seconds, report.step_seconds),
+        _row("compute", "seconds", time.compute_seconds, mean("compute") - mean("optimizer")),
+        _row("optimizer", "seconds", time.optimizer_seconds, mean("optimizer")),
+        _row("exposed communication, bubble", "seconds", bubble, mean("exposed", "idle_waiting")),
+        _row("copies, idle host", "seconds", 0.0, mean("memcpy_alone", "idle_host")),
+    ]
+    return rows + _messages(predicted.traffic, messages)
+
+
+def _row(quantity: str, unit: Unit, predicted: float, measured: float) -> Row:
+    error = 0.0 if predicted == measured else predicted / measured - 1 if measured else None
+    return Row(quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=False)
+
+
+def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[Row]:
+    """Rows of messages and of bytes sent by axis (or axes that share a group) and collective; receives are left out."""
+    labels = {axis: line.axis for line in lines for axis in line.axis.split(", ")}
+    sums: dict[tuple[str, str], list[float]] = {}
+    for item in traffic:
+        each = sums.setdefault((labels.get(item.axis, item.axis), item.collective), [0.0] * 4)
+        each[0] += item.messages
+        each[2] += item.bytes
+    for line in lines:
+        if line.axis and line.collective != "recv":
+            collective = "p2p" if line.collective == "send" else line.collective
+            each = sums.setdefault((line.axis, collective), [0.0] * 4)
+            each[1] += line.messages
+            each[3] += sent_bytes(collective, payload=round(line.bytes or 0), ranks=line.ranks or 1)
+    rows = []
+    for (axis, collective), (planned, counted, size, sent) in sums.items():
+        rows.append(_row(f"{axis} {collective}, messages", "messages", planned, counted))
+        if size or sent:
+            rows.append(_row(f"{axis} {collective}, sent", "bytes", size, sent))
+    return rows

@@ -1,0 +1,117 @@
+"""Where a rank's time goes within a window: compute, communication, copies, idle; by category and by kernel.
+
+compute        |██████|        |████|                  a gap is the host's where the next kernel had not been asked for
+communication      |███████|                           when the last one ended, else a wait for a stream or an event
+                    ▔▔ ▁▁▁▁ exposed    ·····gap
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fivefold.profiling.traces.intervals import Intervals, clipped, gaps, joined, union, without
+from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankTrace, Window
+from fivefold.results.trace_report import Breakdown, Category, KernelLine
+
+
+class Timeline:
+    """A rank's kinds of work over all of its trace, from which windows are cut."""
+
+    def __init__(self, trace: RankTrace, *, waits: Intervals | None = None) -> None:
+        """``waits``: when it waited for other ranks within a message; None if the others' traces are missing."""
+        self.trace = trace
+        self.compute, self.communication, self.memcpy = map(trace.covered, (COMPUTE, COMMUNICATION, MEMCPY))
+        self.busy = joined(self.compute, self.communication, self.memcpy)
+        self.exposed = without(self.communication, self.compute)
+        self.alone = without(self.memcpy, joined(self.compute, self.communication))
+        rows = trace.in_optimizer & (trace.does == COMPUTE)
+        self.optimizer = union(trace.start[rows], trace.end[rows])
+        self.waits = without(waits, self.compute) if waits is not None else None
+
+    def breakdown(self, window: Window, *, first: int = 0) -> Breakdown:
+        """Cut out a window; ``first``: the moment from which starts are counted, on the clock of all ranks."""
+        seconds = {
+            name: clipped(getattr(self, name), window.start, window.end).total / 1e9
+            for name in ("compute", "communication", "exposed", "memcpy", "optimizer")
+        }
+        idle = gaps(self.busy, window.start, window.end)
+        host, waiting = self._of_the_host(idle)
+        return Breakdown(
+            rank=self.trace.rank, step=window.name, window_seconds=(window.end - window.start) / 1e9,
+            start_seconds=(window.start + self.trace.shift - first) / 1e9,
+            **{f"{name}_seconds": value for name, value in seconds.items()},
+            memcpy_alone_seconds=clipped(self.alone, window.start, window.end).total / 1e9,
+            idle_seconds=idle.total / 1e9, idle_host_seconds=host / 1e9, idle_waiting_seconds=waiting / 1e9,
+            waiting_seconds=None if self.waits is None else clipped(self.waits, window.start, window.end).total / 1e9,
+        )  # fmt: skip
+
+    def _of_the_host(self, idle: Intervals) -> tuple[int, int]:
+        """Nanoseconds of gaps in which nothing had been launched, and in which something was queued."""
+        if not self.trace.recording.on_gpu:
+            return idle.total, 0
+        launches = self.first_launches(idle.ends)
+        lengths = idle.ends - idle.starts
+        queued = launches < idle.starts
+        return int(lengths[~queued & (launches != UNKNOWN)].sum()), int(lengths[queued].sum())
+
+    def first_launches(
+        self, ends: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return when the first of the rows that begin at each of ``ends`` was launched.
+
+        A gap that ends with the window has none: nothing was launched any more, so it is the host's.
+        """
+        trace = self.trace
+        left, right = (np.searchsorted(trace.start, ends, side=side) for side in ("left", "right"))
+        found, begins = ends.copy(), right > left
+        found[begins] = trace.launch[left[begins]]
+        for gap in np.flatnonzero(right > left + 1).tolist():
+            found[gap] = trace.launch[left[gap] : right[gap]].min()
+        return found
+
+
+def lines(
+    windows: Sequence[tuple[RankTrace, Window]],
+) -> tuple[list[KernelLine], list[KernelLine]]:
+    """Return the time by category and by kernel, as means over the windows; the largest first."""
+    kinds: dict[Category, list[int]] = {}
+    names: dict[tuple[Category, str], list[int]] = {}  # calls, ns, longest
+    known = {rank: trace.categories() for rank, trace in {trace.rank: trace for trace, _ in windows}.items()}
+    number = len(windows)
+    for trace, window in windows:
+        here = trace.rows_in(window)
+        lengths = trace.end[here] - trace.start[here]
+        keys = trace.name[here] * 4 + trace.in_optimizer[here] * 2 + (trace.does[here] == COMMUNICATION)
+        order = np.argsort(keys, kind="stable")
+        each, first, calls = np.unique(keys[order], return_index=True, return_counts=True)
+        totals, longest = (how.reduceat(lengths[order], first) if len(first) else first for how in (np.add, np.maximum))
+        for key, *sums in zip(each.tolist(), calls.tolist(), totals.tolist(), longest.tolist(), strict=True):
+            kind = _category(known[trace.rank][key // 4], optimizer=bool(key & 2), message=bool(key & 1))
+            _add(kinds.setdefault(kind, [0, 0, 0]), sums)
+            _add(names.setdefault((kind, trace.names[key // 4]), [0, 0, 0]), sums)
+    by_kind = [_line(kind, "", sums, number) for kind, sums in kinds.items()]
+    by_name = [_line(kind, name, sums, number) for (kind, name), sums in names.items()]
+    return _sorted(by_kind), _sorted(by_name)
+
+
+def _category(found: Category, *, optimizer: bool, message: bool) -> Category:
+    if message:
+        return "communication"
+    return "optimizer" if optimizer else found
+
+
+def _add(sums: list[int], more: Sequence[int]) -> None:
+    sums[:] = [sums[0] + more[0], sums[1] + more[1], max(sums[2], more[2])]
+
+
+def _line(kind: Category, name: str, sums: list[int], number: int) -> KernelLine:
+    calls, total, longest = sums
+    return KernelLine(
+        category=kind, name=name, calls=calls / number, seconds=total / number / 1e9, longest_seconds=longest / 1e9
+    )
+
+
+def _sorted(found: list[KernelLine]) -> list[KernelLine]:
+    return sorted(found, key=lambda line: (-line.seconds, line.name))

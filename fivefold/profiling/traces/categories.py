@@ -1,0 +1,34 @@
+"""What a kernel or an operator does, by its name: the names that cuBLAS, CUTLASS, cuDNN, Triton, NCCL and ATen give.
+
+The first row that matches decides. What is launched within ``Optimizer.step`` is the optimizer's, whatever its name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fivefold.results.trace_report import Category
+
+NAMES: tuple[tuple[Category, str], ...] = (
+    ("communication", r"nccl|rccl|gloo:|deep_ep|nvshmem|multimem|(one|two)_shot_all_reduce|cross_device_reduce"),
+    ("memcpy", r"^memcpy|^memset|^aten::(copy_|_to_copy|to|contiguous|clone|zero_|zeros|zeros_like|fill_)$"),
+    ("optimizer", r"adam|multi_?tensor|_foreach|lamb_|sgd_|muon|optimizer"),
+    ("attention", r"flash|fmha|sdpa|attention|attn"),
+    ("GEMM", r"gemm|gemv|cutlass|nvjet|xmma|wgmma|cublas|splitk|matmul|_mm\b|::b?mm|addmm|baddbmm|linear|convolution"
+             r"|conv[123]d|^triton_(mm|bmm|tem)|cijk_"),
+    ("norm", r"norm"),
+    ("elementwise", r"elementwise|pointwise|^triton_poi|cpp_fused|::(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|sigmoid"
+                    r"|silu|gelu|relu|tanh|where|square|rope|threshold|masked_fill|clamp|lerp|addcmul|addcdiv)(_|_backward)?$"),
+)  # fmt: skip
+PATTERNS = tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pattern in NAMES)
+COLLECTIVE = next(pattern for category, pattern in PATTERNS if category == "communication")
+
+
+def category(name: str) -> Category:
+    """Return the category of a kernel's or operator's name; ``other`` for one that no row knows."""
+    return next((found for found, pattern in PATTERNS if pattern.search(name)), "other")
+
+
+def communicates(name: str) -> bool:
+    """Whether a GPU kernel of this name moves data between ranks."""
+    return COLLECTIVE.search(name) is not None

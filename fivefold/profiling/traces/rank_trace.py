@@ -1,0 +1,201 @@
+"""A rank's trace, sorted out: what is compute, communication and copies, who launched it, and where the steps are.
+
+GPU      kernels and copies on streams; a step's window ends with the last of what was launched in it
+CPU      outermost operators (ATen and one's own) on threads, gloo's messages; a step's window is its annotation
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fivefold.profiling.traces.categories import category, communicates
+from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, union
+from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, Message, Recording
+from fivefold.record import Mistake
+from fivefold.results.trace_report import Category
+
+WRAPPERS = {"autograd", "torch", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "profiler"}
+COMPUTE, COMMUNICATION, MEMCPY = range(3)
+UNKNOWN = np.iinfo(np.int64).max  # the launch of a kernel whose launch is not in the trace
+
+
+class Window(NamedTuple):
+    """A step's time on one rank, in the rank's nanoseconds; ``number``: of its ProfilerStep, -1 for the whole."""
+
+    name: str
+    number: int
+    start: int
+    end: int
+
+
+@dataclass
+class RankTrace:
+    """What runs, in rows by start: ``does`` is COMPUTE, COMMUNICATION or MEMCPY, ``launch`` when it was asked for.
+
+    ``step``: number of the ProfilerStep in which it was launched, -1 for none. ``message`` of a row: index, or -1.
+    """
+
+    rank: int
+    recording: Recording
+    name: npt.NDArray[np.int64]
+    lane: npt.NDArray[np.int64]
+    does: npt.NDArray[np.int8]
+    start: Nanoseconds
+    end: Nanoseconds
+    launch: Nanoseconds
+    step: npt.NDArray[np.int64]
+    message: npt.NDArray[np.int64]
+    in_optimizer: npt.NDArray[np.bool_]
+    windows: tuple[Window, ...]
+    shift: int = 0  # ns to add to be on the clock of all ranks
+
+    @property
+    def names(self) -> list[str]:
+        """Names by number."""
+        return self.recording.names
+
+    @property
+    def messages(self) -> list[Message]:
+        """What is known of the messages."""
+        return self.recording.messages
+
+    def covered(self, does: int) -> Intervals:
+        """Return when any row of a kind runs."""
+        rows = self.does == does
+        return union(self.start[rows], self.end[rows])
+
+    def rows_in(self, window: Window) -> slice:
+        """Return the rows that begin in a window."""
+        first, last = np.searchsorted(self.start, (window.start, window.end))
+        return slice(int(first), int(last))
+
+    def categories(self) -> list[Category]:
+        """Category by name number; rows within the optimizer are apart."""
+        return [category(name) for name in self.names]
+
+    def whole(self) -> Window:
+        """Return the window from the first row's start to the last one's end."""
+        return Window("whole", -1, int(self.start.min()), int(self.end.max()))
+
+
+def rank_trace(found: Recording, *, rank: int) -> RankTrace:
+    """Sort out a recording."""
+    rows = _gpu_rows(found) if found.on_gpu else _cpu_rows(found)
+    if not len(rows):
+        raise Mistake(f"{found.path}: holds no operator that computes; record whole steps with torch.profiler")
+    rows = rows[np.argsort(found.start[rows], kind="stable")]
+    does = _does(found, rows)
+    launch = _launches(found, rows) if found.on_gpu else found.start[rows]
+    by_event = np.full(len(found.kind), -1, np.int64)
+    by_event[[message.event for message in found.messages]] = np.arange(len(found.messages))
+    steps = _annotations(found, "ProfilerStep")
+    step = _within(launch, steps)
+    windows = _gpu_windows(found, steps, step, rows) if found.on_gpu else _cpu_windows(found, steps)
+    numbers = np.array([each.number for each in steps] + [-1], np.int64)
+    return RankTrace(
+        rank=rank, recording=found, name=found.name[rows], lane=found.lane[rows], does=does, start=found.start[rows],
+        end=found.end[rows], launch=launch, step=numbers[step], message=by_event[rows], windows=windows,
+        in_optimizer=_within(launch, _annotations(found, "Optimizer.step#")) >= 0,
+    )  # fmt: skip
+
+
+def _gpu_rows(found: Recording) -> npt.NDArray[np.int64]:
+    return np.flatnonzero((found.kind == KERNEL) | (found.kind == COPY))
+
+
+def _cpu_rows(found: Recording) -> npt.NDArray[np.int64]:
+    """Outermost operators of every thread, and gloo's messages."""
+    works = np.array([_works(name) for name in found.names])
+    rows = np.flatnonzero((found.kind == OPERATOR) & works[found.name])
+    order = rows[np.lexsort((-found.end[rows], found.start[rows], found.lane[rows]))]
+    outer = np.ones(len(order), np.bool_)
+    for lane in np.unique(found.lane[order]):  # few threads
+        here = np.flatnonzero(found.lane[order] == lane)
+        reach = np.maximum.accumulate(found.end[order[here]])
+        outer[here[1:]] = found.start[order[here[1:]]] >= reach[:-1]
+    gloo = np.array([name.startswith("gloo:") for name in found.names])
+    return np.concatenate((order[outer], np.flatnonzero((found.kind == ANNOTATION) & gloo[found.name])))
+
+
+def _works(name: str) -> bool:
+    """Whether an operator computes, and does not only wrap others, or start or await a message."""
+    space, colons, _ = name.partition("::")
+    if colons:
+        return space not in WRAPPERS
+    return name.startswith(("cpp_fused", "graph_", "triton_")) or "CompiledFxGraph" in name
+
+
+def _does(found: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+    kind = found.kind[rows]
+    talks = np.array([communicates(name) for name in found.names])[found.name[rows]]
+    does = np.where(kind == COPY, MEMCPY, np.where(talks, COMMUNICATION, COMPUTE)).astype(np.int8)
+    told = [message.event for message in found.messages]  # also of kernels that no name gives away
+    does[np.isin(rows, told)] = COMMUNICATION
+    return does
+
+
+def _launches(found: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
+    """Start of the runtime's call that launched each row; UNKNOWN if the trace has it not."""
+    calls = np.flatnonzero((found.kind == LAUNCH) & (found.correlation != 0))
+    calls = calls[np.argsort(found.correlation[calls], kind="stable")]
+    ids = found.correlation[calls]
+    wanted = found.correlation[rows]
+    at = np.searchsorted(ids, wanted)
+    known = (wanted != 0) & (at < len(ids))
+    known[known] = ids[at[known]] == wanted[known]
+    launch = np.full(len(rows), UNKNOWN)
+    launch[known] = found.start[calls[at[known]]]
+    return launch
+
+
+def _annotations(found: Recording, begins: str) -> list[Window]:
+    """Annotations whose name begins so, by start; of those that overlap the first."""
+    rows = np.flatnonzero(found.kind == ANNOTATION)
+    rows = rows[np.argsort(found.start[rows], kind="stable")]
+    windows: list[Window] = []
+    for row in rows.tolist():
+        name, start, end = found.names[found.name[row]], int(found.start[row]), int(found.end[row])
+        if name.startswith(begins) and (not windows or start >= windows[-1].end):
+            number = re.search(r"#\s*(\d+)", name)
+            windows.append(Window(name, int(number[1]) if number else len(windows), start, end))
+    return windows
+
+
+def _within(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.int64]:
+    """Index of the window that holds each time, -1 for none."""
+    if not windows:
+        return np.full(len(times), -1, np.int64)
+    starts, ends = (np.array([getattr(each, side) for each in windows], np.int64) for side in ("start", "end"))
+    at = np.searchsorted(starts, times, side="right") - 1
+    return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
+
+
+def _gpu_windows(
+    found: Recording, steps: list[Window], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+) -> tuple[Window, ...]:
+    """Windows one after another, each to the end of the last kernel that its step launched; empty ones are left out.
+
+    The first begins with its annotation, or when what was launched before has ended.
+    """
+    windows: list[Window] = []
+    start = steps[0].start if steps else 0
+    if steps:
+        launched_before = rows[(step == -1) & (found.start[rows] < steps[0].start)]
+        start = max(start, int(found.end[launched_before].max(initial=start)))
+    for index, each in enumerate(steps):
+        end = int(found.end[rows[step == index]].max(initial=start))
+        if end > start:
+            windows.append(Window(each.name, each.number, start, end))
+        start = end
+    return tuple(windows)
+
+
+def _cpu_windows(found: Recording, steps: list[Window]) -> tuple[Window, ...]:
+    """The annotations, each prolonged to the begin of the next."""
+    ends = [each.start for each in steps[1:]] + [each.end for each in steps[-1:]]
+    return tuple(each._replace(end=end) for each, end in zip(steps, ends, strict=True))

@@ -1,0 +1,244 @@
+"""One rank's trace as columns of numbers: kernels, launches, operators, annotations and what they say of messages.
+
+Times are whole nanoseconds from ``origin``. Names and lanes (streams, threads) are numbered. All else is passed over.
+Source: pytorch/kineto, libkineto/src/output_json.cpp (the keys), and torch.profiler's own export of CPU events.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fivefold.profiling.traces.json_stream import JsonStream
+from fivefold.record import Mistake
+
+KERNEL, COPY, LAUNCH, OPERATOR, ANNOTATION = range(5)
+KINDS = {
+    "kernel": KERNEL, "Kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": COPY, "Memcpy": COPY, "Memset": COPY,
+    "cpu_op": OPERATOR, "user_annotation": ANNOTATION,
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "Runtime"), LAUNCH),
+}  # fmt: skip
+MOST = 1 << 61  # of a time in ns (73 years) or an id
+NOTED = ("ProfilerStep", "Optimizer.step#", "gloo:")  # annotations that are kept
+ELEMENT_BYTES = {
+    "double": 8, "long": 8, "long int": 8, "int64": 8, "float64": 8, "float": 4, "int": 4, "float32": 4, "int32": 4,
+    "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "float16": 2, "short": 2, "short int": 2,
+    "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1,
+    "float8_e5m2": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "complexfloat": 8,
+}  # fmt: skip
+SAME = {
+    "_allgather_base": "all_gather", "allgather_into_tensor_coalesced": "all_gather", "allgather": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather", "all_gather_into_tensor": "all_gather", "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce", "_reduce_scatter_base": "reduce_scatter", "_broadcast_oop": "broadcast",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_allv": "all_to_all", "alltoall": "all_to_all", "alltoall_base": "all_to_all", "all_to_all_single":
+    "all_to_all", "_reduce_oop": "reduce", "recvanysource": "recv", "send_": "send", "recv_": "recv",
+}  # fmt: skip
+
+
+ALL_REDUCES = ("c10d::allreduce_", "c10d::_reduce_scatter_base_", "c10d::reduce_scatter_tensor_coalesced_")
+
+
+class Message(NamedTuple):
+    """What an event says of the message that it is; ``event``: its row. Bytes are one rank's."""
+
+    event: int
+    collective: str
+    bytes_in: int | None
+    bytes_out: int | None
+    group: str  # name of the process group; "" if unsaid
+    about: str  # its description
+    ranks: int | None  # of the group
+    members: tuple[int, ...]  # global ranks; empty if unsaid
+    source: int = -1
+    target: int = -1
+    sequence: int = -1
+
+
+@dataclass
+class Recording:
+    """A file's events in columns; ``kind`` is one of KERNEL … ANNOTATION."""
+
+    path: Path
+    metadata: dict[str, Any]
+    origin: int  # ns on the clock of ``baseTimeNanoseconds``
+    kind: npt.NDArray[np.int8]
+    name: npt.NDArray[np.int64]
+    lane: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    correlation: npt.NDArray[np.int64]  # 0 if it has none
+    names: list[str]
+    lanes: list[tuple[Any, Any]]  # process or device, thread or stream
+    messages: list[Message]
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels of a GPU were recorded."""
+        return bool((self.kind == KERNEL).any())
+
+
+class _Columns:
+    """What a file's events are gathered into."""
+
+    def __init__(self) -> None:
+        self.kind = array("b")
+        self.name, self.lane, self.start, self.duration, self.correlation = (array("q") for _ in range(5))
+        self.names: dict[str, int] = {}
+        self.lanes: dict[tuple[Any, Any], int] = {}
+        self.messages: list[Message] = []
+        self.first: int | None = None  # µs
+        self.unread = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Take one event; raises if it lacks what it must have."""
+        kind = KINDS.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
+        if kind < 0:
+            return
+        name = event["name"]
+        if not isinstance(name, str):
+            raise TypeError
+        if kind == ANNOTATION and not name.startswith(NOTED):
+            return
+        at, lasts = event["ts"], event["dur"]
+        first = math.floor(at) if self.first is None else self.first  # raises for NaN and infinity, as does round
+        start, duration = round((at - first) * 1000), round(lasts * 1000)
+        args = event.get("args") or {}
+        correlation = int(args.get("correlation") or 0)
+        if not 0 <= duration < MOST or max(abs(start), abs(first * 1000), abs(correlation)) >= MOST:
+            raise ValueError
+        lane = (event.get("pid"), args.get("stream", event.get("tid")) if kind <= COPY else event.get("tid"))
+        row, self.first = len(self.kind), first
+        message = _message(row, kind, name, args)
+        self.lane.append(self.lanes.setdefault(lane, len(self.lanes)))
+        self.kind.append(kind)
+        self.name.append(self.names.setdefault(name, len(self.names)))
+        self.start.append(start)
+        self.duration.append(duration)
+        self.correlation.append(correlation)
+        if message is not None:
+            self.messages.append(message)
+
+
+def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> Recording:
+    """Read a trace file; raises ``Mistake`` if it is none, or holds neither a kernel nor an operator.
+
+    ``report``: is told the bytes read so far.
+    """
+    columns = _Columns()
+    passed: Counter[str] = Counter()
+    with JsonStream(path, report=report) as stream:
+        for event in stream.events():
+            try:
+                columns.add(event)
+            except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+                passed["unread"] += 1
+    kind = np.frombuffer(columns.kind, np.int8)
+    if not np.isin(kind, (KERNEL, OPERATOR)).any():
+        cut = f" before its cut ({stream.cut})" if stream.cut else ""
+        raise Mistake(f"{path}: holds no kernel and no operator{cut}; record with torch.profiler, CPU and CUDA")
+    name, lane, correlation, start, duration = (
+        np.frombuffer(each, np.int64)
+        for each in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)
+    )
+    found = Recording(
+        path=path, metadata=stream.metadata, kind=kind, name=name, lane=lane, start=start,
+        end=start + duration, correlation=correlation,
+        origin=(columns.first or 0) * 1000 + _whole(stream.metadata.get("baseTimeNanoseconds")),
+        names=list(columns.names), lanes=list(columns.lanes), messages=columns.messages,
+    )  # fmt: skip
+    _name_as_asked(found)
+    if stream.cut:
+        found.remarks.append(f"{path.name}: {stream.cut}; read up to there, {len(kind):,} events")
+    lost = stream.broken + passed["unread"]
+    if lost:
+        found.remarks.append(f"{path.name}: {lost:,} broken event{'s' if lost > 1 else ''} left out")
+    return found
+
+
+def _name_as_asked(found: Recording) -> None:
+    """Give gloo's reduce-scatters their name: it runs and records them as all-reduces, in the order of c10d's calls."""
+    asked = {found.names.index(name): name for name in ALL_REDUCES if name in found.names}
+    calls = np.flatnonzero((found.kind == OPERATOR) & np.isin(found.name, list(asked)))
+    places = [place for place, message in enumerate(found.messages) if message.collective == "all_reduce"]
+    if found.on_gpu or len(calls) != len(places):
+        return
+    places.sort(key=lambda place: int(found.start[found.messages[place].event]))
+    for call, place in zip(calls[np.argsort(found.start[calls], kind="stable")].tolist(), places, strict=True):
+        if "reduce_scatter" in asked[int(found.name[call])]:
+            found.messages[place] = found.messages[place]._replace(collective="reduce_scatter")
+
+
+def _whole(value: object) -> int:
+    """A time in ns; 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST else 0
+
+
+def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | None:
+    """Return what a NCCL kernel's or a gloo annotation's ``args`` say of its message; None for all others."""
+    if kind == KERNEL and "Collective name" in args:
+        return _of_kernel(row, args)
+    if kind == ANNOTATION and name.startswith("gloo:"):
+        size = _dims_bytes(args.get("Input Dims"), args.get("Input type"))
+        collective = name.removeprefix("gloo:").lower()
+        return Message(row, SAME.get(collective, collective), size, None, "", "", None, ())
+    return None
+
+
+def _of_kernel(row: int, args: dict[str, Any]) -> Message:
+    each = ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
+    sizes = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
+    bytes_in, bytes_out = (each * size if each and isinstance(size, int) else None for size in sizes)
+    collective = str(args["Collective name"]).lower()
+    ranks = args.get("Group size")
+    return Message(
+        row, SAME.get(collective, collective), bytes_in, bytes_out,
+        group=str(args.get("Process Group Name", "")), about=str(args.get("Process Group Description", "")),
+        ranks=ranks if isinstance(ranks, int) and ranks > 0 else None,
+        members=ranks_in(args.get("Process Group Ranks")),
+        source=_rank(args.get("Src Rank")), target=_rank(args.get("Dst Rank")), sequence=_rank(args.get("Seq")),
+    )  # fmt: skip
+
+
+def ranks_in(value: object) -> tuple[int, ...]:
+    """Read ``"[0, 1]"`` or ``[0, 1]``, ascending; a list that was shortened ("[0, 1, ..., 7]") says nothing."""
+    return _ranks(str(value or ""))
+
+
+@lru_cache(maxsize=4096)  # every message of a group says it again
+def _ranks(text: str) -> tuple[int, ...]:
+    words = text.strip("[]").split(",")
+    try:
+        return tuple(sorted({int(word) for word in words}))
+    except ValueError:
+        return ()
+
+
+def _rank(value: object) -> int:
+    try:
+        return int(value) if isinstance(value, int | str) else -1
+    except ValueError:
+        return -1
+
+
+def _dims_bytes(dims: object, kinds: object) -> int | None:
+    """Bytes of tensors from record_shapes: [[64, 256]] and ["float"]; None if unsaid."""
+    if not isinstance(dims, list) or not isinstance(kinds, list) or len(dims) != len(kinds) or not dims:
+        return None
+    total = 0
+    for shape, kind in zip(dims, kinds, strict=True):
+        size = ELEMENT_BYTES.get(str(kind).lower())
+        if size is None:
+            return None
+        total += int(math.prod(shape)) * size
+    return total

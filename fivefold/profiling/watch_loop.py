@@ -1,0 +1,276 @@
+"""``watch``: anybody's training loop as a measured ``Step``: memory, FLOPs, messages, time, on CPUs or GPUs.
+
+    with watch(model, optimizer, tokens=8192) as watched:
+        for batch in batches: loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
+    watched.step
+
+A step ends where ``optimizer.step()`` ends. The first three are metered, below autograd, and the third is what is told;
+of those after them the median of the seconds, unmetered. Every rank of a distributed loop watches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fivefold.machine.spec import Machine
+from fivefold.profiling.closed_loop import stage_memory, traffic_of, write_steps
+from fivefold.record import Mistake
+from fivefold.step import Memory, Step, Time, Work, utilisation
+from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
+from fivefold.trainer.measure.loop_meter import LoopMeter
+from fivefold.trainer.measure.measured_step import Measured
+from fivefold.trainer.measure.meter import resident_bytes
+
+METERED = 3  # steps; in the first the optimizer makes its states, after it DistributedDataParallel its buckets anew
+AXES = ("dp", "tp", "cp", "ep", "pp")
+ALIASES = {"fsdp": "dp", "ddp": "dp", "shard": "dp", "replicate": "dp", "data": "dp", "tensor": "tp", "pipe": "pp"}
+
+
+class Watched:
+    """What ``watch`` returns; ``step`` is there once the loop has ended."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], *, mesh: DeviceMesh | None, stage: int,
+        tokens: int, described: Mapping[str, Any], machine: Machine | None, predicted: Step | None, fake: bool,
+    ) -> None:  # fmt: skip
+        self.model, self.optimizers, self.stage, self.tokens = model, optimizers, stage, tokens
+        self.described, self.machine, self.predicted, self._fake = described, machine, predicted, fake
+        self._axes = _axis_names(mesh)
+        self.measured: Measured | None = None  # of this rank
+        self._step: Step | None = None
+        self._ends: list[Any] = []
+        self._updates: list[Any] = []
+        self._hooks: list[Any] = []
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        self._clock: Clock = StreamClock() if device == "cuda" else HostClock()
+        self._on_gpu = device == "cuda"
+
+    @property
+    def step(self) -> Step:
+        """The measured step; a ``Mistake`` if the loop has not ended, or had no step."""
+        if self._step is None:
+            raise Mistake("nothing was measured: the loop has to call optimizer.step() within watch(), and to end")
+        return self._step
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``folder/step.json``, which ``fivefold show`` and ``load`` take; on rank 0."""
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            path = Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            write_steps(path / "step.json", *([self.predicted] if self.predicted else []), self.step)
+
+    def __enter__(self) -> Self:
+        self._buckets = _bucket_bytes(self.model)
+        self.meter: LoopMeter | None = LoopMeter(
+            self._living(), states=self._states_bytes, axis=self._axis, hidden_bytes=self._buckets,
+            fake=self._fake,
+        )  # fmt: skip
+        for optimizer in self.optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before))
+        self._hooks.append(self.optimizers[-1].register_step_post_hook(self._after))
+        self._clock.begin()
+        self.meter.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._stop()
+        if error is None and not self._fake:
+            self._step = self._read()
+
+    def _stop(self) -> None:
+        if self.meter is not None:
+            meter, self.meter = self.meter, None
+            meter.__exit__(None, None, None)
+
+    # In the loop
+
+    def _before(self, *_: object) -> None:
+        if self.meter is not None:
+            self.meter.updating = True
+        self._updates.append(self._clock.mark())
+
+    def _after(self, *_: object) -> None:
+        self._ends.append(self._clock.mark())
+        if self.meter is None:
+            return
+        self.meter.updating = False
+        self.measured = self._measure(self.meter)
+        if len(self._ends) < METERED:
+            self.meter.live_bytes -= self._buckets  # which are seen since their first use
+            self._buckets = 0
+            self.meter.begin()
+            if self._on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+        else:
+            self._stop()
+
+    def _measure(self, meter: LoopMeter) -> Measured:
+        moments = [*_unique(_local(t) for t in self._moments())]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return Measured(
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            parameters_bytes=_bytes(self.model.parameters()), gradients_bytes=_bytes(gradients),
+            optimizer_bytes=sum(tensor.nbytes for tensor in moments), kept_bytes=meter.kept_bytes,
+            peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
+            peak_cause=meter.peak_cause, flops=meter.flops, traffic=meter.traffic,
+        )  # fmt: skip
+
+    def _moments(self) -> Iterator[Tensor]:
+        for optimizer in self.optimizers:
+            inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer's
+            for state in (optimizer.state or getattr(inner, "state", {})).values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _living(self) -> list[Tensor]:
+        grown = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return [_local(each) for each in (*self.model.parameters(), *self.model.buffers(), *grown, *self._moments())]
+
+    def _states_bytes(self) -> int:
+        return _bytes(self._living())
+
+    def _axis(self, group: str, collective: str) -> str:
+        return self._axes.get(group) or ("pp" if collective == "p2p" else "dp")
+
+    # After it
+
+    def _seconds(self) -> tuple[float, float]:
+        """Median seconds of an unmetered step, and of its update; of the metered ones if there are no others."""
+        ends, begins = self._clock.seconds(self._ends), self._clock.seconds(self._updates)
+        count = len(self.optimizers)
+        updates = [end - begins[count * place] for place, end in enumerate(ends)]
+        steps = [after - before for before, after in pairwise(ends)]
+        free = steps[METERED - 1 :] or steps or [updates[-1]]
+        return statistics.median(free), min(statistics.median(updates[METERED:] or updates), statistics.median(free))
+
+    def _read(self) -> Step | None:
+        """Gather what all ranks have measured; the same on each."""
+        mine = (self.measured, resident_bytes(), *(self._seconds() if self._ends else (0.0, 0.0)), self.stage)
+        everyone: list[Any] = [mine]
+        if dist.is_initialized():
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, mine)
+        if any(each[0] is None for each in everyone):
+            return None
+        return self._record(everyone)
+
+    def _record(self, everyone: list[Any]) -> Step:
+        numbers = sorted({each[4] for each in everyone})
+        ranks = {number: [each[0] for each in everyone if each[4] == number] for number in numbers}
+        stages = tuple(stage_memory(number, of) for number, of in ranks.items())
+        seconds, update = max((each[2], each[3]) for each in everyone)
+        done = sum(each[0].flops for each in everyone)
+        parameters = sum(round(max(one.parameters for one in of)) for of in ranks.values())
+        work = Work(parameters=parameters, active_parameters=parameters, model_flops_causal=done, model_flops_full=done,
+                    hardware_flops=done)  # fmt: skip
+        if self.predicted is not None:
+            work = self.predicted.work.replace(parameters=parameters, hardware_flops=done)
+        job: dict[str, Any] = self.described["job"]
+        peak = self.machine.chip.peak(job["precision"]["compute"]) if self.machine and "precision" in job else 0.0
+        memory = Memory(peak_bytes=max(stage.peak_bytes for stage in stages), stages=stages, risk=0.0,
+                        reserved_bytes=max(each[1] for each in everyone))  # fmt: skip
+        world = len(everyone)
+        return Step(
+            kind="measured", world=world, memory=memory, work=work, **self.described,
+            traffic=traffic_of(ranks[numbers[0]]),
+            time=Time(step_seconds=seconds, compute_seconds=max(0.0, seconds - update), optimizer_seconds=update),
+            tokens_per_second_per_gpu=self.tokens / seconds / world if seconds else 0.0,
+            mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=peak or inf),
+        )  # fmt: skip
+
+
+def watch(
+    model: nn.Module, optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...], *, tokens: int = 0,
+    mesh: DeviceMesh | None = None, stage: int = 0, predicted: Step | None = None, machine: Machine | None = None,
+    called: str = "", fake: bool = False,
+) -> Watched:  # fmt: skip
+    """Watch a loop that trains ``model`` by ``optimizer`` (or several, of which the last ends a step).
+
+    ``tokens``: of a step, over all ranks. ``mesh``: whose dimensions name the axes of messages. ``stage``: of this rank
+    in a pipeline. ``predicted``: the step to lay beside it. ``called``: the layout's name.
+    ``fake``: of fake tensors and ranks, of which ``measured`` tells rank 0's figures and there is no ``step``.
+    """
+    optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
+    if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+        raise Mistake(f"watch(model, optimizer): {type(optimizer).__name__} is no torch.optim.Optimizer")
+    if not isinstance(model, nn.Module):
+        raise Mistake(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
+    if not isinstance(tokens, int) or tokens < 0:
+        raise Mistake(f"tokens={tokens} must be 0 or more")
+    if stage < 0:
+        raise Mistake(f"stage={stage} must be 0 or more")
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if predicted is not None:
+        if predicted.world != world:
+            raise Mistake(f"the prediction is of {predicted.world} ranks, and {world} watch; predict this layout")
+        described = {name: getattr(predicted, name) for name in ("model", "machine", "layout", "job", "stack")}
+    else:
+        name = type(model.module if isinstance(model, DistributedDataParallel) else model).__name__
+        where = machine.name if machine else "this one"
+        layout = called or f"dp{world}"
+        described = {"model": name, "machine": where, "layout": layout, "job": {}, "stack": "own loop"}
+    return Watched(model, optimizers, mesh=mesh, stage=stage, tokens=tokens, described=described, machine=machine,
+                   predicted=predicted, fake=fake)  # fmt: skip
+
+
+def _axis_names(mesh: DeviceMesh | None) -> dict[str, str]:
+    """The axis of each of a mesh's groups, by the group's name."""
+    if mesh is None:
+        return {}
+    found: dict[str, str] = {}
+    for name in mesh.mesh_dim_names or ():
+        words = [word for word in name.lower().split("_") if word]
+        axis = next((axis for axis in AXES if axis in words), None)
+        axis = axis or next((ALIASES[word] for word in words if word in ALIASES), name)
+        found[mesh.get_group(name).group_name] = axis
+    return found
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
+    seen: set[int] = set()
+    for tensor in tensors:
+        key = tensor.untyped_storage()._cdata
+        if key not in seen:
+            seen.add(key)
+            yield tensor
+
+
+def _bytes(tensors: Any) -> int:
+    """Bytes of the storages of tensors, each once."""
+    return sum(each.untyped_storage().nbytes() for each in _unique(_local(tensor) for tensor in tensors))
+
+
+def _bucket_bytes(model: nn.Module) -> int:
+    """Bytes of DistributedDataParallel's buckets, unless gradients are views of them, which are seen."""
+    if not isinstance(model, DistributedDataParallel) or model.gradient_as_bucket_view:
+        return 0
+    told = _ddp_facts(model)
+    sizes = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
+    return sum(int(size) for size in sizes.replace(" ", "").split(",") if size)
+
+
+def _ddp_facts(model: nn.Module) -> dict[str, Any]:
+    """What DistributedDataParallel logs of itself, as of now."""
+    ddp: Any = model
+    ddp.logger.set_runtime_stats_and_log()
+    return dict(ddp._get_ddp_logging_data())

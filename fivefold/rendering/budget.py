@@ -1,0 +1,104 @@
+"""The time of a step by cause, predicted beside measured, and the budget of the error: which parts make it up.
+
+part                       predicted  measured  difference
+attention.core backward      31.2 ms   46.0 ms    -14.8 ms
+dp reduce_scatter             4.1 ms   12.9 ms     -8.8 ms
+rest                         80.1 ms   83.0 ms     -2.9 ms       together the difference of the two steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.table import heading
+from fivefold.step import Step, Time
+from fivefold.units import show_seconds
+
+SHOWN = 12  # lines of a budget before the rest
+REST = "rest"
+
+
+class Line(NamedTuple):
+    """One part of both steps, in seconds."""
+
+    part: str
+    predicted: float
+    measured: float
+
+    @property
+    def difference(self) -> float:
+        """Predicted minus measured."""
+        return self.predicted - self.measured
+
+
+def causes(time: Time) -> dict[str, float]:
+    """Seconds by cause; they add up to the step."""
+    exposed = {f"{axis}, exposed": seconds for axis, seconds in time.exposed_seconds.items()}
+    return {
+        "compute": time.compute_seconds, **exposed, "bubble": time.bubble_seconds, "optimizer": time.optimizer_seconds,
+        "data": time.data_seconds, "host": time.host_seconds,
+    }  # fmt: skip
+
+
+def budget(predicted: Time, measured: Time, *, shown: int = SHOWN) -> list[Line]:
+    """The parts by the size of their difference; the last line is the rest, so that all add up to that of the steps."""
+    names = dict.fromkeys([*measured.parts, *predicted.parts])
+    lines = [Line(name, predicted.parts.get(name, 0.0), measured.parts.get(name, 0.0)) for name in names]
+    lines = sorted(lines, key=lambda line: -abs(line.difference))[:shown]
+    left = predicted.step_seconds - sum(line.predicted for line in lines)
+    return [*lines, Line(REST, left, measured.step_seconds - sum(line.measured for line in lines))]
+
+
+def overlap(time: Time) -> dict[str, float]:
+    """Share of the messages of each axis that was hidden."""
+    axes = dict.fromkeys([*time.exposed_seconds, *time.hidden_seconds])
+    whole = {axis: time.exposed_seconds.get(axis, 0.0) + time.hidden_seconds.get(axis, 0.0) for axis in axes}
+    return {axis: time.hidden_seconds.get(axis, 0.0) / seconds for axis, seconds in whole.items() if seconds}
+
+
+def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableType:
+    """The split of ``steps``, of which the first is predicted and the last measured; the budget; then the findings.
+
+    Without a split of the measured step there is only the line that says so.
+    """
+    predicted, measured = steps[0].time, steps[-1].time
+    if not measured.parts:
+        return Text("no step was traced: the measured time is not split", style="dim")
+    parts: list[RenderableType] = [heading("Time", "of the rank that waits least"), _split(steps)]
+    hidden = ", ".join(f"{axis} {share:.0%}" for axis, share in overlap(measured).items())
+    if hidden:
+        parts.append(Text(f"hidden beside compute, measured: {hidden}", style="dim"))
+    error = predicted.step_seconds - measured.step_seconds
+    remark = f"{_signed(error)} of {show_seconds(measured.step_seconds)}, the largest parts first"
+    parts += [heading("What makes up the error", remark), _lines(budget(predicted, measured))]
+    if findings:
+        parts += [Text(""), *(Text(line, style="bold", overflow="fold") for line in findings)]
+    return Group(*parts)
+
+
+def _split(steps: Sequence[Step]) -> Grid:
+    columns = [causes(step.time) | {"step": step.time.step_seconds} for step in steps]
+    names = [name for name in dict.fromkeys(name for column in columns for name in column) if name != "step"]
+    rows = [_row(name, columns) for name in names if any(column.get(name, 0.0) for column in columns)]
+    headings = ("part", *(step.kind for step in steps), "difference")
+    return Grid(headings, (*rows, _row("step", columns)), words=("part",))
+
+
+def _row(name: str, columns: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    seconds = [column.get(name, 0.0) for column in columns]
+    return name, *map(show_seconds, seconds), _signed(seconds[0] - seconds[-1])
+
+
+def _lines(lines: Sequence[Line]) -> Grid:
+    rows = ((line.part, show_seconds(line.predicted), show_seconds(line.measured), _signed(line.difference))
+            for line in lines)  # fmt: skip
+    return Grid(("part", "predicted", "measured", "difference"), tuple(rows), words=("part",))
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"

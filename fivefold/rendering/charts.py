@@ -1,0 +1,226 @@
+"""Altair charts titled with their finding: the loss of a run, the memory of steps, predicted against measured.
+
+Altair and vl-convert (the extra ``show``) are imported only when a chart is drawn; nothing is fetched from a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fivefold.record import Fault, Mistake
+from fivefold.rendering.compare import Row
+from fivefold.rendering.palette import BLUE, CONFIG, GREEN, ORANGE, RED, break_lines, colour, heading
+from fivefold.rendering.table import PARTS
+from fivefold.step import StageMemory, Step
+from fivefold.units import byte_unit, show_bytes
+
+Chart = Any  # an Altair chart; naming its class would import Altair
+
+WIDTH = 640
+MOST_POINTS = 1000  # of one curve: more cannot be seen, and Altair refuses more than 5000 rows
+CURVES = {"loss": "training", "heldout_loss": "held-out"}  # key of a logged point → its name in the chart
+COLOURS = tuple(map(colour, PARTS))
+
+
+def loss_curve(points: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Chart:
+    """Chart the loss in nats per token over steps; a point has ``step`` and ``loss`` or ``heldout_loss`` or both."""
+    alt = _altair()
+    logged = list(points)
+    curves = {name: _curve(logged, key) for key, name in CURVES.items() if _curve(logged, key)}
+    if not curves:
+        raise Mistake(f"none of {len(logged)} logged points has a step and a finite loss; log one or more")
+    values = [{"step": x, "loss": y, "curve": name} for name, curve in curves.items() for x, y in _thin(curve)]
+    steps = alt.Axis(grid=False, tickMinStep=1, tickCount=10, format=",d")
+    chart = (
+        alt.Chart(alt.Data(values=values))
+        .mark_line(point=len(values) <= 40, strokeWidth=2)
+        .encode(
+            x=alt.X("step:Q", title="optimizer step", scale=alt.Scale(nice=False), axis=steps),
+            y=alt.Y("loss:Q", title="loss, nats per token", scale=alt.Scale(zero=False)),
+            color=_colour("curve", dict(zip(CURVES.values(), (BLUE, ORANGE), strict=True))),
+        )
+    )
+    return _finish(chart, title=_loss_finding(curves), subtitle=subtitle, height=320)
+
+
+def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
+    """Chart the peak by category: a bar per stage of a single step, or per step a bar for its fullest stage."""
+    alt = _altair()
+    bars = _stages_by_name(steps)
+    if not bars:
+        raise Mistake("no step has a memory by stage; there is nothing to draw")
+    fullest = max(bars.values(), key=lambda stage: stage.peak_bytes)
+    size, unit = byte_unit(fullest.peak_bytes)
+    parts = [
+        {"bar": name, "part": part, "order": i, "size": getattr(stage, f"{part}_bytes") / size}
+        for name, stage in bars.items()
+        for i, part in enumerate(PARTS)
+    ]
+    # The label is set behind the bar, which is longer than the peak if gradients are not yet live there.
+    ends_at = {name: sum(part["size"] for part in parts if part["bar"] == name) for name in bars}
+    peaks = [{"bar": name, "size": ends_at[name], "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
+    x = alt.X("size:Q", title=f"memory at the peak, {unit}", stack="zero", axis=alt.Axis(tickCount=6))
+    y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
+    coloured = _colour("part", dict(zip(PARTS, COLOURS, strict=True)))
+    filled = alt.Chart(alt.Data(values=parts)).mark_bar().encode(x=x, y=y, color=coloured, order="order:Q")
+    ends = alt.Chart(alt.Data(values=peaks)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
+    return _finish(filled + ends, title=_memory_finding(fullest), subtitle=subtitle, height=36 * len(bars))
+
+
+def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
+    """Chart the relative error of every quantity; equal counts are labelled exact, wrong counts are red."""
+    alt = _altair()
+    if not rows:
+        raise Mistake("no quantity was compared; there is nothing to draw")
+    kinds = {"exact": GREEN, "estimate": BLUE, "wrong count": RED}
+    values = [_error_bar(row) for row in rows]
+    reach = max(0.05, *(abs(value["error"]) for value in values)) * 1.25
+    x = alt.X(
+        "error:Q",
+        title="predicted over measured, relative error",
+        axis=alt.Axis(format="+.0%" if reach > 0.1 else "+.1%", tickCount=6),
+        scale=alt.Scale(domain=[-reach, reach]),
+    )
+    y = alt.Y("quantity:N", sort=[row.quantity for row in rows], title=None, axis=_labels(alt))
+    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y, color=_colour("kind", kinds))
+    right = base.transform_filter("datum.error >= 0").mark_text(align="left", dx=6).encode(text="text:N")
+    left = base.transform_filter("datum.error < 0").mark_text(align="right", dx=-6).encode(text="text:N")
+    chart = base.mark_bar() + right + left
+    return _finish(chart, title=_compare_finding(rows), subtitle=subtitle, height=24 * len(rows))
+
+
+def save(chart: Chart, path: Path) -> None:
+    """Write a chart as ``.svg``, ``.png`` (two pixels per point), ``.pdf`` or ``.html`` that needs no network."""
+    _altair()
+    import vl_convert
+
+    spec = chart.to_dict()
+    if path.suffix == ".svg":
+        content = vl_convert.vegalite_to_svg(spec).encode()
+    elif path.suffix == ".png":
+        content = vl_convert.vegalite_to_png(spec, scale=2)
+    elif path.suffix == ".pdf":
+        content = vl_convert.vegalite_to_pdf(spec)
+    elif path.suffix == ".html":
+        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
+    else:
+        raise Mistake(f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {path.suffix or 'without a suffix'}")
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise Fault(f"{path}: the chart cannot be written: {error.strerror}") from None
+
+
+def _altair() -> Any:
+    try:
+        import altair
+        import vl_convert  # noqa: F401 — a chart that cannot be saved is no use
+    except ImportError:
+        raise Mistake("charts need the extra show: pip install 'fivefold[show]'") from None
+    return altair
+
+
+def _curve(points: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+    pairs = ((point.get("step"), point.get(key)) for point in points)
+    return sorted((int(x), float(y)) for x, y in pairs if x is not None and y is not None and isfinite(y))
+
+
+def _thin(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Reduce a curve to at most ``MOST_POINTS``: the mean of each run of neighbours, at the run's last step."""
+    stride = -(-len(curve) // MOST_POINTS)
+    runs = (curve[i : i + stride] for i in range(0, len(curve), stride))
+    return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
+
+
+def _loss_finding(curves: Mapping[str, list[tuple[int, float]]]) -> str:
+    name, curve = list(curves.items())[-1]  # the held-out loss if there is one
+    (_, first), (step, last) = curve[0], curve[-1]
+    if len(curve) == 1:
+        return f"{name.capitalize()} loss is {last:.2f} at step {step:,}"
+    return (
+        f"{name.capitalize()} loss {'fell' if last < first else 'rose'} from {first:.2f} to {last:.2f} by step {step:,}"
+    )
+
+
+def _stages_by_name(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
+    if isinstance(steps, Step):
+        stages = steps.memory.stages
+        return {f"stage {stage.stage}" if len(stages) > 1 else steps.layout: stage for stage in stages}
+    named: dict[str, StageMemory] = {}
+    for step in steps:
+        if step.memory.stages:
+            name = f"{step.layout}, {step.kind}"
+            while name in named:
+                name += ", again"
+            named[name] = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
+    return named
+
+
+def _memory_finding(fullest: StageMemory) -> str:
+    sizes = {part: getattr(fullest, f"{part}_bytes") for part in PARTS}
+    largest = max(sizes, key=lambda part: sizes[part])
+    name = {"optimizer": "Optimizer states are", "temporary": "Temporaries are"}.get(
+        largest, f"{largest} are".capitalize()
+    )
+    share = sizes[largest] / fullest.peak_bytes if fullest.peak_bytes else 0.0
+    return f"{name} {share:.0%} of the {show_bytes(fullest.peak_bytes)} peak"
+
+
+def _error_bar(row: Row) -> dict[str, Any]:
+    kind = "wrong count" if row.wrong else "exact" if row.exact else "estimate"
+    shown = "not measured" if row.error is None else f"{row.error:+.1%}"
+    return {
+        "quantity": row.quantity,
+        "error": row.error or 0.0,
+        "kind": kind,
+        "text": "exact" if kind == "exact" else shown,
+    }
+
+
+def _compare_finding(rows: Sequence[Row]) -> str:
+    counts = [row for row in rows if row.exact]
+    right = sum(not row.wrong for row in counts)
+    found = [f"{right} of {len(counts)} counts are exact"] if counts else []
+    errors = [abs(row.error) for row in rows if not row.exact and row.error is not None]
+    found += [f"estimates are within {max(errors):.1%}"] if errors else []
+    return ", ".join(found).capitalize()
+
+
+def _colour(field: str, colours: Mapping[str, str]) -> Any:
+    alt = _altair()
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(orient="top", title=None))
+
+
+def _labels(alt: Any) -> Any:
+    return alt.Axis(labelLimit=420, ticks=False, domain=False, labelPadding=8)
+
+
+def _finish(chart: Chart, *, title: str, subtitle: str, height: int) -> Chart:
+    """Apply the common style, title and subtitle on top left, with a size."""
+    return styled(chart.properties(width=WIDTH, height=height), title=title, subtitle=subtitle)
+
+
+def styled(chart: Chart, *, title: str, subtitle: str) -> Chart:
+    """Apply the common style to a chart that has a size of its own, with its title in lines as wide as the chart."""
+    width = find_width(chart.to_dict()) or WIDTH
+    title_lines, lines = break_lines(title, width=width, size=17), break_lines(subtitle, width=width, size=12)
+    return chart.properties(title=heading(title_lines, lines), padding=16, background="white", config=CONFIG)
+
+
+def find_width(spec: Mapping[str, Any]) -> float:
+    """Return the width of a chart, of panels beside each other their sum; 0 if the chart does not say."""
+    if "hconcat" in spec:
+        gaps = float(CONFIG["concat"]["spacing"]) * (len(spec["hconcat"]) - 1)
+        return sum(map(find_width, spec["hconcat"])) + gaps
+    if "vconcat" in spec or "layer" in spec:
+        return max([*map(find_width, spec.get("vconcat", spec.get("layer", ()))), _own_width(spec)])
+    return _own_width(spec)
+
+
+def _own_width(spec: Mapping[str, Any]) -> float:
+    width = spec.get("width")
+    return width if isinstance(width, int | float) else 0.0

@@ -1,0 +1,201 @@
+"""Shows several predicted steps side by side: the best of each quantity starred, those in which they agree last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.job import Job
+from fivefold.rendering.charts import COLOURS, Chart, _altair, _colour, _finish, _labels
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
+from fivefold.rendering.question import describe_job
+from fivefold.rendering.table import PARTS, heading
+from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
+from fivefold.results.difference import taken_apart
+from fivefold.step import Step
+from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
+
+ALIKE = 0.02  # share of a step's time by which predictions that differ are not told apart
+BESIDE = 4  # variants that are columns
+LEFT = "left of memory"
+MAIN = ("step", "tokens in all", "MFU", "peak memory", LEFT, "cost of 1 T tokens")
+TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
+
+
+def page(found: Comparison) -> RenderableType:
+    """Return the page: what is compared, the table of what differs, what is equal, and what could not be predicted."""
+    parts: list[RenderableType] = [Text(line, style="dim", overflow="fold") for line in describe_shared(found)]
+    for variant in found.variants:
+        parts.append(Text.assemble((f"{variant.name}  ", "bold"), (_words(variant), "bold cyan"), overflow="fold"))
+        if variant.step is not None and variant.step.remarks:
+            parts.append(
+                Text("\n".join(f"   {line}" for line in variant.step.remarks), style="yellow", overflow="fold")
+            )
+        if variant.refused:
+            parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
+    parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
+    parts += [*(Text(line, overflow="fold") for line in why(found)), Text("")]
+    parts += [_table(found), Text("* best; in brackets against the first", style="dim")]
+    if same := [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]:
+        parts += [heading("Equal"), Text(" · ".join(same), overflow="fold")]
+    return Group(*parts)
+
+
+def describe_shared(found: Comparison) -> list[str]:
+    """Return what all variants share: the words of their models, machines and layouts, and their jobs."""
+    jobs = [Job.read(dict(variant.step.job), origin="job") for variant in found.predicted if variant.step is not None]
+    said = {word for job in jobs for word in (job.stack.name, job.precision.name)}
+    said |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
+    words = " ".join(word for word in found.common if word not in said)
+    return [f"all: {words}", describe_job(*jobs)] if words else [describe_job(*jobs)]
+
+
+def charts(found: Comparison) -> dict[str, Chart]:
+    """Return the charts by file name: seconds of a step and bytes of the fullest rank, a bar for each variant."""
+    return {"time": _time_chart(found), "memory": _memory_chart(found)}
+
+
+def _words(variant: Variant) -> str:
+    return " ".join(variant.facts) or "nothing else"
+
+
+def finding(found: Comparison) -> str:
+    """Which step is the fastest that fits, and by how much over the next; whether a prediction can tell them apart."""
+    steps = [(variant.name, variant.step) for variant in found.predicted if variant.step is not None]
+    # per token, since variants may differ in their batch
+    fitting = sorted((_per_token(step), name) for name, step in steps if step.memory.verdict in ("fits", None))
+    if not fitting:
+        return "none fits" + "".join(f"; {line}" for line in _unfit(steps))
+    (best, name), *others = fitting
+    if not others:
+        tight = "".join(f"; {line}" for line in _unfit(steps) if "tight" in line)
+        return f"{name} alone fits{tight}" if len(steps) > 1 else f"{name} alone can run"
+    by = others[0][0] / best - 1
+    apart = "" if by > ALIKE else "; a prediction does not tell them apart"
+    short = "".join(f"; {line}" for line in _unfit(steps))
+    return f"{name} trains most tokens per second, {by:.1%} more than {others[0][1]}{apart}{short}"
+
+
+def _unfit(steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
+    """Yield which of the steps are tight, and which do not fit."""
+    tight = [name for name, step in steps if step.memory.verdict == "tight"]
+    large = [name for name, step in steps if step.memory.verdict == "does not fit"]
+    if tight:
+        yield f"{', '.join(tight)} {'is' if len(tight) == 1 else 'are'} tight"
+    if large:
+        yield f"{', '.join(large)} {'does' if len(large) == 1 else 'do'} not fit"
+
+
+def why(found: Comparison) -> list[str]:
+    """What makes each step longer or shorter than the first: the parts of its time that differ. Nothing of many
+    variants, and of one whose step has other tokens.
+    """
+    (first, begin), *others = [(each.name, each.step) for each in found.predicted if each.step is not None]
+    if len(others) >= BESIDE:
+        return []
+    tokens = begin.tokens_per_second_per_gpu * begin.world * begin.time.step_seconds
+    lines = []
+    for name, step in others:
+        same = abs(step.tokens_per_second_per_gpu * step.world * step.time.step_seconds - tokens) <= EQUAL * tokens
+        by = step.time.step_seconds - begin.time.step_seconds
+        if same and (parts := taken_apart(begin.time.split, step.time.split)):
+            more = f"{show_seconds(abs(by))} {'longer' if by > 0 else 'less'} than {first}"
+            lines.append(f"{name} takes {more}: {parts}")
+    return lines
+
+
+def _per_token(step: Step) -> float:
+    return 1 / (step.tokens_per_second_per_gpu * step.world)
+
+
+def _table(found: Comparison) -> Grid:
+    """What differs: a column for each variant, or, of many, a row with the ``MAIN`` quantities."""
+    names = [variant.name for variant in found.predicted]
+    if len(names) <= BESIDE:
+        rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in found.rows if row.differs]
+        return Grid(("", *names), tuple(rows), words=("",))
+    main = [row for name in MAIN for row in found.rows if row.name == name]
+    cells = [_cells(row, relative=row.name == "step") for row in main]
+    rows = [(name, *line) for name, line in zip(names, zip(*cells, strict=True), strict=True)]
+    return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))
+
+
+def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
+    told = relative and row.name != LEFT
+    for value, over, best in zip(row.values, row.relative, row.best, strict=True):
+        by = f" ({over:+.1%})" if told and over and abs(over) > EQUAL else ""
+        short = row.name == LEFT and isinstance(value, float) and value < 0
+        style = "bold red" if short else "bold green" if best else ""
+        yield Text(worded(row, value) + by + ("*" if best else ""), style=style)
+
+
+def worded(row: Quantity, value: float | str | None) -> str:
+    """One value of a row, in its unit."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if row.unit == "dollars":
+        return f"${value:,.0f}"
+    return f"{value:.1%}" if row.unit == "share" else FORMATS.get(row.unit, show_count)(value)
+
+
+def _bytes(size: float) -> str:
+    return f"−{show_bytes(-size)}" if size < 0 else show_bytes(size)
+
+
+FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _bytes}
+
+
+def _time_chart(found: Comparison) -> Chart:
+    values: list[dict[str, Any]] = []
+    for variant, step in _named(found):
+        time = step.time
+        parts = (time.compute_seconds, time.bubble_seconds, sum(time.exposed_seconds.values()), time.optimizer_seconds)
+        values += [
+            {"variant": variant, "part": part, "order": order, "size": seconds}
+            for order, (part, seconds) in enumerate(zip(TIMES, parts, strict=True))
+        ]
+    ends = [{"variant": name, "size": step.time.step_seconds, "text": show_seconds(step.time.step_seconds)}
+            for name, step in _named(found)]  # fmt: skip
+    return _bars(values, ends, colours=TIMES, axis="seconds of a step", title=finding(found), found=found)
+
+
+def _memory_chart(found: Comparison) -> Chart:
+    values: list[dict[str, Any]] = []
+    ends: list[dict[str, Any]] = []
+    size_of, unit = byte_unit(max(step.memory.peak_bytes for _, step in _named(found)))
+    for name, step in _named(found):
+        stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
+        sizes = [getattr(stage, f"{part}_bytes") / size_of for part in PARTS]
+        values += [
+            {"variant": name, "part": part, "order": order, "size": size}
+            for order, (part, size) in enumerate(zip(PARTS, sizes, strict=True))
+        ]
+        ends.append({"variant": name, "size": sum(sizes), "text": show_bytes(stage.peak_bytes)})
+    least = min(_named(found), key=lambda each: each[1].memory.peak_bytes)
+    title = f"{least[0]} needs the least memory, {show_bytes(least[1].memory.peak_bytes)}"
+    colours = dict(zip(PARTS, COLOURS, strict=True))
+    return _bars(values, ends, colours=colours, axis=f"memory of the fullest rank, {unit}", title=title, found=found)
+
+
+def _named(found: Comparison) -> Sequence[tuple[str, Step]]:
+    return [(f"{v.name}  {_words(v)}", v.step) for v in found.predicted if v.step is not None]
+
+
+def _bars(
+    values: list[dict[str, Any]], ends: list[dict[str, Any]], *, colours: dict[str, str], axis: str, title: str,
+    found: Comparison,
+) -> Chart:  # fmt: skip
+    """A stacked bar for each variant, with its total behind it."""
+    alt = _altair()
+    x = alt.X("size:Q", title=axis, stack="zero", axis=alt.Axis(tickCount=6))
+    y = alt.Y("variant:N", sort=[end["variant"] for end in ends], title=None, axis=_labels(alt))
+    filled = alt.Chart(alt.Data(values=values)).mark_bar()
+    filled = filled.encode(x=x, y=y, color=_colour("part", colours), order="order:Q")
+    texts = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
+    return _finish(filled + texts, title=title, subtitle=" ".join(found.common), height=40 * len(ends))

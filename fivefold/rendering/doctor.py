@@ -1,0 +1,152 @@
+"""Shows the doctor's diagnosis of a module as a page of text: peak memory by category, work by module, advice.
+
+11.37 MiB at the peak · 332 k parameters · 577 MFLOPs a step
+activations  6.60 MiB  58.0 %  █████████████████
+recompute layers.{0-2}.mlp: 9.87 MiB, + 4.4 % FLOPs
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering import table
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.table import heading
+from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, like
+from fivefold.units import show_bytes, show_count
+
+MOST_ROWS = 16  # of the module table, which is as deep as that allows
+LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
+
+
+def page(found: Diagnosis) -> RenderableType:
+    """Return the whole page."""
+    at = max(found.steady, found.first, key=lambda step: step.peak_bytes)
+    sizes = {part: getattr(at, f"{part}_bytes") for part in CATEGORIES}
+    bars = {part: size for part, size in sizes.items() if size}
+    parts: list[RenderableType] = [_headline(found)]
+    parts += [heading("Memory at the peak", cause(at)), table._bars(bars, whole=at.peak_bytes, show=show_bytes)]
+    parts += [heading("What lies there", "the largest, like ones together"), _largest(at)]
+    parts += [heading("By module", "like ones together; kept from the forward to the backward"), _modules(found.parts)]
+    if found.advice is not None:
+        parts += [heading("Recomputation", f"within {show_bytes(found.advice.budget_bytes)}"), advice(found.advice)]
+    if found.costs:
+        parts += [
+            heading("What it would cost", "a rank; weights gathered before use and let go, unless said"),
+            _costs(found),
+        ]
+    if found.remarks:
+        parts += [heading("Remarks"), *(Text(f"· {remark}", overflow="fold") for remark in found.remarks)]
+    return Group(*parts)
+
+
+def _costs(found: Diagnosis) -> Grid:
+    rows = tuple(
+        (
+            cost.what, show_bytes(cost.peak_bytes), show_bytes(cost.states_bytes), show_bytes(cost.kept_bytes),
+            show_count(cost.flops), str(sum(each.messages for each in cost.traffic)),
+            show_bytes(sum(each.bytes for each in cost.traffic)),
+        )
+        for cost in found.costs
+    )  # fmt: skip
+    return Grid(("", "peak", "states", "kept", "FLOPs", "messages", "sent"), rows, words=("",))
+
+
+def cause(at: Fullest) -> str:
+    """Return phase, module, operation and line of the peak."""
+    line = f"({at.line})" if at.line else ""
+    return ", ".join(filter(None, (at.phase, " ".join(filter(None, (at.module, at.operation, line))))))
+
+
+def advice(found: Advice) -> Text:
+    """Return the modules to recompute, their cost, the peak when tried, and whether it fits."""
+    if not found.modules and found.fits:
+        return Text(f"none is needed: {show_bytes(found.peak_bytes)} fits", style="green")
+    text = Text("".join(f"{line}\n" for line in found.refused), overflow="fold")
+    if found.modules:
+        text.append("torch.utils.checkpoint(use_reentrant=False) of  ")
+        text.append(", ".join(ranges(found.modules)), "bold")
+        text.append(
+            f"\n{show_bytes(found.peak_bytes)} at the peak when tried, "
+            f"{show_bytes(found.predicted_peak_bytes)} expected; {found.extra_share:+.1%} FLOPs"
+        )
+    verdict, style = ("fits", "green") if found.fits else (f"does not fit: {found.reason}", "bold red")
+    return text.append("\n" if found.modules else "").append(verdict, style)
+
+
+def ranges(modules: Iterable[str]) -> Iterator[str]:
+    """Merge numbered paths: ``layers.0.mlp``, ``layers.1.mlp`` become ``layers.{0-1}.mlp``."""
+    numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for path in modules:
+        match = re.fullmatch(r"(|.*\.)(\d+)((?:\.\D[^.]*)*)", path)
+        if match is None:
+            yield path
+        else:
+            numbers[match[1], match[3]].append(int(match[2]))
+    for (before, after), these in numbers.items():
+        runs: list[list[int]] = []
+        for number in sorted(these):
+            if runs and number == runs[-1][-1] + 1:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+        yield before + (names[0] if len(these) == 1 else f"{{{','.join(names)}}}") + after
+
+
+def _headline(found: Diagnosis) -> Text:
+    flops = found.forward_flops + found.backward_flops + found.recomputed_flops
+    trained = f", {show_count(found.trainable)} trained" if found.trainable != found.parameters else ""
+    again = f", {show_count(found.recomputed_flops)} recomputed" if found.recomputed_flops else ""
+    return Text.assemble(
+        (f"{found.model} with {found.optimizer}, {show_count(found.parameters)} parameters{trained}\n\n", "dim"),
+        (f"{show_bytes(found.peak_bytes)} at the peak", "bold cyan"),
+        f"  ·  {show_bytes(found.first.peak_bytes)} in the first step, {show_bytes(found.steady.peak_bytes)} later\n",
+        f"{show_count(flops)}FLOPs a step: {show_count(found.forward_flops)} forward, "
+        f"{show_count(found.backward_flops)} backward{again}",
+        overflow="fold",
+    )
+
+
+def _largest(at: Fullest) -> Grid:
+    rows = tuple(
+        (
+            f"{each.number} × {show_bytes(each.bytes)}" if each.number > 1 else show_bytes(each.bytes),
+            each.category,
+            each.name or "–",
+            f"{each.operation.partition('::')[2]}  {each.line}".strip(),
+        )
+        for each in at.largest
+    )
+    return Grid(("size", "category", "of", "made by"), rows, words=("category", "of", "made by"))
+
+
+def _modules(parts: Sequence[Part]) -> Grid:
+    groups: dict[str, list[Part]] = defaultdict(list)
+    for part in parts[1:]:
+        if part.kind not in LISTS and (part.parameters or part.forward_flops or part.kept_bytes):
+            groups[like(part.module)].append(part)
+    depth = 1 + max((name.count(".") for name in groups), default=0)
+    while depth > 1 and sum(name.count(".") < depth for name in groups) > MOST_ROWS:
+        depth -= 1
+    rows = tuple(
+        (
+            f"{name} × {len(these)}" if len(these) > 1 else name,
+            " ".join(dict.fromkeys(part.kind for part in these)),
+            *(show_count(sum(values)) for values in zip(*map(_counts, these), strict=True)),
+            show_bytes(sum(part.kept_bytes for part in these)),
+        )
+        for name, these in groups.items()
+        if name.count(".") < depth
+    )
+    headings = ("module", "kind", "parameters", "forward FLOPs", "backward FLOPs", "kept")
+    return Grid(headings, rows, words=("module", "kind"))
+
+
+def _counts(part: Part) -> tuple[int, int, int]:
+    return part.parameters, part.forward_flops, part.backward_flops + part.recomputed_flops

@@ -1,0 +1,112 @@
+"""The pipeline over time: a row per rank, each action in colour with its micro-batch, the bubble hatched between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
+from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.elements import Raw
+from fivefold.rendering.pipeline import LOOKS, Block, Rows, blocks
+from fivefold.results.spans import Span
+from fivefold.units import show_seconds
+
+WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
+HIGHEST = 520
+TOLD = 1000  # spans up to which each is told under the mouse; of more, those of a kind and rank are one line
+
+
+class _Place(NamedTuple):
+    """Where a block is drawn, in shares of the picture."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+
+
+def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Raw:
+    """The chart; ``names`` of the rows, else ranks; ``pp``: pipeline ranks, else as many as rows."""
+    last = max(row[-1].end for row in rows)
+    per_second, unit = time_unit(last)
+    high = max(9, min(30, HIGHEST // len(rows)))
+    every = 1 if high >= 13 else 4
+    beside = names or [f"rank {rank}" for rank in range(len(rows))]
+    few = sum(map(len, rows)) <= TOLD
+    drawn = list(_blocks(rows, last=last, pp=pp or len(rows))) if few else []
+    idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
+                    class_="idle") for row in range(len(rows)))  # fmt: skip
+    return plot(
+        joined((*idle, *(_rectangles(drawn) if few else _lines(rows, last=last, pp=pp or len(rows))))),
+        label=label, height=high * len(rows), grid=False, kind=f"pipeline {room(beside)}",
+        x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
+        y=[((row + 0.5) / len(rows), name) for row, name in enumerate(beside) if row % every == 0],
+        x_title=f"time, {unit}",
+        over=joined(_digits(drawn)) if high >= 13 else "",
+    )  # fmt: skip
+
+
+def looks(rows: Rows) -> list[tuple[str, str]]:
+    """Class and name of the kinds that the picture shows."""
+    kinds: set[str] = {span.kind for row in rows for span in row}
+    kinds |= {"F", "BW"} if "FB" in kinds else set()
+    kinds |= {"messages"} if any(span.messages for row in rows for span in row if span.kind != "reduce") else set()
+    return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
+
+
+def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block, Span]]:
+    for rank, row in enumerate(rows):
+        for span in row:
+            for block in blocks(span, pp=pp):
+                if block.end > block.start:
+                    top, bottom = (rank + 0.5 + edge for edge in (block.top, block.bottom))
+                    width, height = (block.end - block.start) / last, (bottom - top) / len(rows)
+                    yield _Place(block.start / last, width, top / len(rows), height), block, span
+
+
+def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
+    """A rectangle for each block, that tells its span."""
+    for place, block, span in drawn:
+        x, width, y, height = (SIDE * share for share in place)
+        yield Raw(  # as ``element`` writes it, of which there may be many: every value is a number or ours
+            f'<rect x="{x:.2f}" width="{width:.2f}" y="{y:.1f}" height="{height:.1f}" class="{_look(block)}" '
+            f'data-tip="{_told(span)}"/>'
+        )
+
+
+def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
+    """Lines as thick as a row: one for all blocks of a kind in a row, of which there are many."""
+    scale, high = SIDE / last, SIDE / len(rows)
+    for rank, row in enumerate(rows):
+        lines: dict[tuple[str, int, float, float], list[str]] = {}
+        for span in row:
+            for kind, start, end, _, chunk, top, bottom in blocks(span, pp=pp):
+                if end > start:
+                    line = f"{start * scale:.1f}|{(end - start) * scale:.2f}"
+                    lines.setdefault((kind, chunk > 0, top, bottom), []).append(line)
+        for (kind, paler, top, bottom), found in lines.items():
+            y = f" {(rank + 0.5 + (top + bottom) / 2) * high:.1f}h"
+            look = f"line s-{kind}" + (" paler" if paler else "")
+            d = "".join(f"M{line}" for line in found).replace("|", y)
+            yield element("path", d=d, class_=look, stroke_width=(bottom - top) * high)
+
+
+def _look(block: Block) -> str:
+    return f"k-{block.kind}" + (" paler" if block.chunk else "")
+
+
+def _digits(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
+    for place, block, _ in drawn:
+        if block.text and place.width * WIDE > 7 * len(block.text) + 3:
+            x, y = percent(place.x + place.width / 2), percent(place.y + place.height / 2)
+            yield element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")
+
+
+def _told(span: Span) -> str:
+    lines = [f"{span.name}  {show_seconds(span.seconds)}"]
+    if span.micro_batch >= 0:
+        lines.append(f"stage {span.stage}, micro-batch {span.micro_batch}")
+    if span.messages:
+        lines.append(f"of it {show_seconds(span.messages)} messages of {', '.join(span.axes) or 'dp'}")
+    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""A plot: marks in a square of 1000 by 1000 that is stretched to the window, axes and text that are not.
+
+Ticks and titles hang over the picture's edge, into the margin that the style sheet leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, floor, log10
+
+from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.elements import Raw
+
+SIDE = 1000.0
+MARGINS = {7: "", 12: "named", 29: "long"}  # letters of the longest name of a row → class of the margin
+
+
+def ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
+    """Round numbers from ``first`` to ``last``."""
+    span = last - first
+    if span <= 0:
+        return [first]
+    power = 10.0 ** floor(log10(span / about))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each * about >= span * 0.999)
+    return [each * step for each in range(ceil(first / step - 1e-9), floor(last / step + 1e-9) + 1)]
+
+
+def room(names: Iterable[str]) -> str:
+    """The class of a picture whose rows have these names: how wide its margin is."""
+    longest = max(map(len, names), default=0)
+    return next((look for most, look in MARGINS.items() if longest <= most), "long")
+
+
+def time_unit(largest: float) -> tuple[float, str]:
+    """Units per second in which durations up to ``largest`` are read, and their name."""
+    return (1.0, "s") if largest >= 2 else (1e3, "ms")
+
+
+def plot(
+    marks: Raw, *, label: str, height: int, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]],
+    x_title: str = "", y_title: str = "", over: str = "", grid: bool = True, kind: str = "",
+    role: str = "img",
+) -> Raw:  # fmt: skip
+    """The picture. ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: unstretched marks."""
+    square = element(
+        "svg", marks, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%", class_="marks"
+    )
+    titles = joined(_titles(x_title, y_title))
+    return element("svg", _grid(y) if grid else "", square, _labels(x, y), titles, over, class_=f"chart {kind}".strip(),
+                   height=height, role=role, aria_label=label)  # fmt: skip
+
+
+def _grid(y: Sequence[tuple[float, str]]) -> Raw:
+    return joined(element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in y)
+
+
+def _labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Raw:
+    below = (element("text", text, x=percent(at), y="100%", dy=18, text_anchor="middle") for at, text in x)
+    beside = (element("text", text, x=-8, y=percent(at), dy="0.35em", text_anchor="end") for at, text in y)
+    return joined((*below, *beside))
+
+
+def _titles(x_title: str, y_title: str) -> Iterable[Raw]:
+    if x_title:
+        yield element("text", x_title, x="100%", y="100%", dy=33, text_anchor="end", class_="title")
+    if y_title:
+        yield element("text", y_title, x=-8, y="100%", dy=18, text_anchor="end", class_="title")

@@ -1,0 +1,62 @@
+"""What one rank does at once: its compute, by module, and its messages, a line per communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
+from fivefold.rendering.drawing.svg import element, joined
+from fivefold.rendering.elements import Raw
+from fivefold.units import show_seconds
+
+HIGH = 26  # pixels of a line
+FINEST = 1 / 900  # of the picture: what is shorter, and begins where another ends, is drawn as one
+
+
+class Piece(NamedTuple):
+    """Something that lasts. ``look``: its class; ``tip``: what is told of it."""
+
+    start: float
+    end: float
+    look: str
+    tip: str
+
+
+def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label: str) -> Raw:
+    """The chart of lines by name, ``last`` seconds long."""
+    per_second, unit = time_unit(last)
+    marks = (mark for at, (_, pieces) in enumerate(lines) for mark in _marks(pieces, at, len(lines), last=last))
+    return plot(
+        joined(marks), label=label, height=HIGH * len(lines), grid=False,
+        kind=f"streams {room(name for name, _ in lines)}",
+        x=[(each / per_second / last, f"{each:g}") for each in ticks(last * per_second, about=6)],
+        y=[((at + 0.5) / len(lines), name) for at, (name, _) in enumerate(lines)], x_title=f"time, {unit}",
+    )  # fmt: skip
+
+
+def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iterator[Raw]:
+    y, height = SIDE * (at + 0.1) / lines, SIDE * 0.8 / lines
+    yield element("rect", x=0, width=SIDE, y=y, height=height, class_="idle")
+    for piece in merged(pieces, last * FINEST):
+        tip = f"{piece.tip}\n{show_seconds(piece.end - piece.start)}"
+        x, width = (round(seconds / last * SIDE, 2) for seconds in (piece.start, piece.end - piece.start))
+        yield element("rect", x=x, width=width, y=y, height=height, class_=piece.look, data_tip=tip)
+
+
+def merged(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
+    """The pieces; neighbours that are too short to be seen apart become one, told as the longest of them."""
+    held: list[Piece] = []
+    for piece in pieces:
+        if held and piece.end - held[0].start > finest:
+            yield _one(held)
+            held = []
+        held.append(piece)
+    if held:
+        yield _one(held)
+
+
+def _one(held: Sequence[Piece]) -> Piece:
+    longest = max(held, key=lambda piece: piece.end - piece.start)
+    more = f"\nand {len(held) - 1} shorter" if len(held) > 1 else ""
+    return longest._replace(start=held[0].start, end=held[-1].end, tip=longest.tip + more)

@@ -1,0 +1,162 @@
+"""Pieces of HTML: tables, stacked bars with their legend, key figures, and the one style of all pages.
+
+Everything is text that stands for itself: no script, no font, no file is fetched. What comes from a user is escaped.
+Without its style sheet, as Jupyter shows a notebook that others have executed, a page still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from io import StringIO
+from typing import NamedTuple
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.palette import BLUE, GREEN, GREY, IDLE, LIMIT, ORANGE, PINK, RED, SERIES, SKY, YELLOW
+
+TIME_COLOURS = {"compute": BLUE, "bubble": IDLE, "optimizer": GREY, "data": YELLOW, "host": PINK}
+AXIS_COLOURS = (RED, GREEN, SKY, ORANGE, *SERIES[-2:])
+
+# Said in the element: pages that show what others have executed (Jupyter, code hosts) take away every sheet.
+BLOCK = "display:inline-block"
+KEY = f"{BLOCK};width:10px;height:10px"
+STYLE = """
+.fivefold{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:60rem;
+ --soft:color-mix(in srgb,currentColor 72%,transparent);--rule:color-mix(in srgb,currentColor 16%,transparent)}
+body[data-jp-theme-light=false] .fivefold,.vscode-dark .fivefold,html[theme=dark] .fivefold,.dark .fivefold{
+ color-scheme:dark}
+.fivefold h1{font-size:1.5rem;margin:.2rem 0}.fivefold h2{font-size:1.15rem;margin:1.6rem 0 .4rem}
+.fivefold h3{font-size:1rem;margin:1rem 0 .3rem}.fivefold p{margin:.3rem 0}.fivefold .soft{color:var(--soft)}
+.fivefold code,.fivefold pre{font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace}
+.fivefold pre{white-space:pre-wrap;overflow-wrap:anywhere;background:color-mix(in srgb,currentColor 6%,transparent);
+ padding:.6rem .8rem;border-radius:6px;margin:.4rem 0}
+.fivefold .figures{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:.5rem 0}
+.fivefold .figures div{min-width:7rem}.fivefold .figures b{display:block;font-size:1.25rem;font-weight:600}
+.fivefold div.bar{display:flex;height:22px;border-radius:3px;overflow:hidden}
+.fivefold div.bar i{display:block;height:100%;min-width:1px}
+.fivefold .barred{display:grid;grid-template-columns:minmax(5rem,max-content) 1fr max-content;gap:4px 10px;
+ align-items:center;margin:.4rem 0}
+.fivefold .row{display:contents}.fivefold .track{position:relative}
+.fivefold .track u{position:absolute;top:-3px;bottom:-3px;width:0;
+ border-left:2px dashed light-dark(#b3400a,#ff9a5c)}
+.fivefold div.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;margin:.3rem 0 .6rem}
+.fivefold div.legend i{border-radius:2px;margin-right:5px}.fivefold img{max-width:100%;border-radius:6px}
+.fivefold .wide{overflow-x:auto}.fivefold table{border-collapse:collapse;margin:.4rem 0;font-size:13px}
+.fivefold th,.fivefold td{text-align:right;padding:2px 12px 2px 0;border-bottom:1px solid var(--rule);
+ vertical-align:top;font-variant-numeric:tabular-nums;background:none}
+.fivefold th{font-weight:600;color:var(--soft)}.fivefold table :is(td,th).w{text-align:left}
+.fivefold td:not(.w){white-space:nowrap}.fivefold td.w{min-width:5.5rem}
+.fivefold .good{color:light-dark(#1a7f37,#4ac26b)}.fivefold .bad{color:light-dark(#c62828,#ff7b72);font-weight:600}
+.fivefold summary{cursor:pointer;color:var(--soft)}
+"""
+
+
+class Raw(str):
+    """Text that is HTML already and is not escaped again, here or in a template."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        """As templates ask for it."""
+        return self
+
+
+class Bar(NamedTuple):
+    """A stacked bar: sizes by part, in the unit of all bars beside it; ``text`` stands at its end."""
+
+    name: str
+    parts: Mapping[str, float]
+    text: str
+
+
+def words(text: object) -> str:
+    """Text as HTML."""
+    return text if isinstance(text, Raw) else escape(str(text))
+
+
+def block(*parts: str) -> str:
+    """A page's parts in one element with its style, for a notebook."""
+    return f'<div class="fivefold"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def heading(title: str, remark: str = "", *, level: int = 3) -> str:
+    """A heading, with a remark beside it."""
+    beside = f' <span class="soft" style="font-weight:400">{words(remark)}</span>' if remark else ""
+    return f"<h{level}>{words(title)}{beside}</h{level}>"
+
+
+def paragraph(text: object, *, kind: str = "") -> str:
+    """A paragraph; ``kind``: soft, good or bad."""
+    return f'<p class="{kind}">{words(text)}</p>' if kind else f"<p>{words(text)}</p>"
+
+
+def figures(pairs: Iterable[tuple[str, str]]) -> str:
+    """Key figures in a row: what it is, and how much."""
+    inside = "".join(f'<div><b>{words(size)}</b> <span class="soft">{words(name)}</span></div>' for name, size in pairs)
+    return f'<div class="figures">{inside}</div>'
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> str:
+    """A table; columns named in ``left`` are words, the others numbers."""
+    kinds = [' class="w"' if name in left else "" for name in headings]
+    head = "".join(
+        f"<th{kind}>{words(name)}</th>" if name.strip() else f"<td{kind}></td>"
+        for kind, name in zip(kinds, headings, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{words(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def grid(what: Grid) -> str:
+    """A table that a terminal shows, with its marks of the best and of what is wrong."""
+    return table(what.headings, ([_marked(cell) for cell in row] for row in what.rows), left=what.words)
+
+
+def _marked(cell: str | Text) -> str:
+    if isinstance(cell, str):
+        return cell
+    style = str(cell.style)
+    kind = "good" if "green" in style else "bad" if "red" in style else ""
+    return Raw(f'<span class="{kind}">{escape(cell.plain)}</span>') if kind else cell.plain
+
+
+def terminal(what: RenderableType, *, width: int = 120) -> str:
+    """What a terminal shows, as text."""
+    console = Console(file=StringIO(), record=True, width=width, color_system="standard", force_terminal=True)
+    console.print(what)
+    text = console.export_text(styles=False).rstrip()
+    return f"<pre>{escape(text)}</pre>"
+
+
+def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None = None, limit_name: str = "") -> str:
+    """Stacked bars on one scale, with a legend of the parts that occur; ``limit``: a dashed line across them."""
+    wholes = [sum(bar.parts.values()) for bar in rows]
+    near = limit is not None and limit <= 2.5 * max(wholes, default=0.0)  # else it would flatten them
+    whole = max([*wholes, limit * 1.02 if near and limit else 0.0], default=0.0) or 1.0
+    lines = []
+    for bar in rows:
+        filled = "".join(
+            f'<i style="{BLOCK};height:22px;width:{100 * size / whole:.3f}%;background:{colours.get(part, GREY)}" '
+            f'title="{words(part)}"></i>'
+            for part, size in bar.parts.items() if size > 0
+        )  # fmt: skip
+        mark = f'<u style="left:{100 * limit / whole:.3f}%"></u>' if near and limit else ""
+        lines.append(
+            f'<div class="row"><span>{words(bar.name)}</span> <div class="track"><div class="bar">{filled}</div>{mark}'
+            f"</div> <span>{words(bar.text)}</span></div>"
+        )
+    used = [part for part in colours if any(bar.parts.get(part) for bar in rows)]
+    keys = " ".join(f'<span><i style="{KEY};background:{colours[part]}"></i> {words(part)}</span>' for part in used)
+    keys += f' <span><i style="{KEY};background:{LIMIT}"></i> {words(limit_name)}</span>' if near and limit_name else ""
+    return f'<div class="barred">{"".join(lines)}</div><div class="legend">{keys}</div>'
+
+
+def folded(summary: str, inside: str) -> str:
+    """What opens with a click, and is open in print."""
+    return f"<details><summary>{words(summary)}</summary>{inside}</details>"

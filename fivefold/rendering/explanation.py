@@ -1,0 +1,94 @@
+"""Shows what a failed or strange run has left behind: a verdict, findings, memory by category and line, ranks, losses.
+
+GPU 0 ran out of memory in the backward, at train.py:31 step: 2.00 GiB were asked for, and tensors hold 74.1 of 79.1 GiB
+· tensors fill it: 1.20 GiB more are needed
+least change that fits: ac=selective, 61.2 GiB at the peak, 2 % slower
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering import table
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.table import heading
+from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory
+from fivefold.units import show_bytes
+
+
+def page(found: Sequence[Explanation], *, beside: AgainstPrediction | None = None) -> RenderableType:
+    """Return all explanations, one after another, then the prediction."""
+    parts: list[RenderableType] = []
+    for each in found:
+        files = each.files[0] if len(each.files) == 1 else f"{len(each.files)} files"
+        parts.append(Text.assemble((f"{each.kind}  {files}\n", "dim"), (each.verdict, "bold"), overflow="fold"))
+        parts += [Text(f"· {line}", overflow="fold") for line in each.findings]
+        if each.memory is not None:
+            parts += _memory(each.memory)
+        if each.ranks:
+            rows = tuple((at.rank, at.state, at.line or "–") for at in each.ranks)
+            parts += [heading("By rank"), Grid(("rank", "state", "line"), rows, words=("rank", "state", "line"))]
+        if each.losses:
+            parts += [heading("What happened"), *(Text(f"· {event.line}", overflow="fold") for event in each.losses)]
+        parts.append(Text(""))
+    if beside is not None:
+        parts += _prediction(beside)
+    return Group(*parts)
+
+
+def _memory(memory: HeldMemory) -> list[RenderableType]:
+    whole = max(sum(memory.parts.values()), 1)
+    parts: list[RenderableType] = []
+    if memory.parts:
+        remark = f"{show_bytes(memory.held_bytes)} in tensors"
+        parts += [heading(f"Memory of {memory.device}", remark),
+                  table._bars(dict(memory.parts), whole=whole, show=show_bytes)]  # fmt: skip
+    if memory.lines:
+        rows = tuple(
+            (show_bytes(line.bytes), str(line.blocks), line.category, f"{line.operation}  {line.line}".strip() or "–")
+            for line in memory.lines
+        )
+        parts += [heading("By line of code", "the largest first"),
+                  Grid(("size", "blocks", "category", "made by"), rows, words=("category", "made by"))]  # fmt: skip
+    return parts
+
+
+def _prediction(beside: AgainstPrediction) -> list[RenderableType]:
+    step = beside.predicted
+    rows = tuple(
+        (
+            row.part,
+            "–" if row.found_bytes is None else show_bytes(row.found_bytes),
+            "–" if row.predicted_bytes is None else show_bytes(row.predicted_bytes),
+            _difference(row.found_bytes, row.predicted_bytes),
+        )
+        for row in beside.rows
+    )
+    about = f"{step.model} on {step.machine} · {step.layout}" + (f" · {step.stack}" if step.stack != "fivefold" else "")
+    grid = Grid(("memory", "found", "predicted", "difference"), rows, words=("memory",))
+    lines = [Text(f"· {line}", overflow="fold") for line in beside.findings]
+    return [heading("Beside the prediction", about), grid, *lines, _change(beside)]
+
+
+def _difference(found: int | None, predicted: int | None) -> str:
+    if found is None or predicted is None or not predicted:
+        return "–"
+    return "exact" if found == predicted else f"{found / predicted - 1:+.1%}"
+
+
+def _change(beside: AgainstPrediction) -> Text:
+    room = f"the {show_bytes(beside.room_bytes)} that tensors can have"
+    if beside.change is not None:
+        need = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
+        slower = f"{beside.slower:.1%} slower" if beside.slower else "not slower"
+        return Text.assemble("least change that fits: ", (beside.change.change, "bold green"),
+                             f", {need} of {room}, {slower}: {beside.change.layout}", overflow="fold")  # fmt: skip
+    if beside.layout:
+        return Text.assemble("no single change fits; the fastest layout that does: ", (beside.layout, "bold green"),
+                             overflow="fold")  # fmt: skip
+    if max(row.found_bytes or 0 for row in beside.rows) <= beside.room_bytes:
+        return Text(f"it fits in {room}", style="green")
+    return Text("no layout over these ranks fits: take more of them, or a machine with more memory", style="bold red")

@@ -1,0 +1,111 @@
+"""The collectives: what each rank holds before and after, and what it sends on a ring.
+
+A buffer has a chunk for each rank: ``B2`` is the third chunk of the second rank, ``Σ2`` the sum of all third chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+from typing import Any
+
+from fivefold.record import Mistake
+from fivefold.rendering.charts import Chart, _altair
+from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, ink
+from fivefold.rendering.sweep.panels import Panel, beside, stacked
+from fivefold.step import sent_bytes
+
+Buffers = list[list[str]]  # of each rank: its chunks; "" where it holds none
+NAMES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+MOST = 8  # ranks that can be read
+
+
+def before(name: str, ranks: int) -> Buffers:
+    """What each rank holds at first."""
+    whole = [[f"{ascii_uppercase[rank]}{chunk}" for chunk in range(ranks)] for rank in range(ranks)]
+    if name == "broadcast":
+        return [whole[0], *([""] * ranks for _ in range(ranks - 1))]
+    if name == "all_gather":
+        return [[f"{ascii_uppercase[rank]}{rank}" if chunk == rank else "" for chunk in range(ranks)]
+                for rank in range(ranks)]  # fmt: skip
+    return whole
+
+
+def after(name: str, ranks: int) -> Buffers:
+    """What each rank holds at the end."""
+    first, summed = before(name, ranks), [f"Σ{chunk}" for chunk in range(ranks)]
+    if name == "broadcast":
+        return [first[0]] * ranks
+    if name == "reduce":
+        return [summed, *([""] * ranks for _ in range(ranks - 1))]
+    if name == "all_gather":
+        return [[first[chunk][chunk] for chunk in range(ranks)]] * ranks
+    if name == "reduce_scatter":
+        return [[summed[rank] if chunk == rank else "" for chunk in range(ranks)] for rank in range(ranks)]
+    if name == "all_reduce":
+        return [summed] * ranks
+    return [[first[other][rank] for other in range(ranks)] for rank in range(ranks)]
+
+
+def chart(ranks: int = 4) -> Chart:
+    """Each collective in a panel of its own: ranks as columns, before on the left, after on the right."""
+    if not 2 <= ranks <= MOST:
+        raise Mistake(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MOST}")
+    panels = [
+        Panel(f"{name}: each rank sends {_share(name, ranks)}",
+              beside_each_other(before(name, ranks), after(name, ranks))) for name in NAMES
+    ]  # fmt: skip
+    rows = [Panel("", join(panels[place : place + 2])) for place in range(0, len(panels), 2)]
+    title = f"An all_reduce is a reduce_scatter and an all_gather: {_share('all_reduce', ranks)} over {ranks} ranks"
+    return stacked(rows, title=title, subtitle="columns are ranks, rows are chunks; Σ is the sum over all ranks")
+
+
+def _share(name: str, ranks: int) -> str:
+    """What one rank sends on a ring, of a full buffer."""
+    share = sent_bytes(name, payload=10**6, ranks=ranks) / 1e6
+    return "a whole buffer" if share == 1 else f"{share:.2f} buffers"
+
+
+def join(panels: Sequence[Panel]) -> Chart:
+    """Panels side by side, without a style of their own."""
+    joined = beside(panels, title="", subtitle="").to_dict()
+    alt = _altair()
+    for name in ("config", "padding", "background", "title", "$schema"):
+        joined.pop(name, None)
+    return alt.HConcatChart.from_dict(joined)
+
+
+def beside_each_other(first: Buffers, last: Buffers) -> Chart:
+    """Two sets of buffers with an arrow between them."""
+    alt = _altair()
+    ranks = len(first)
+    cells = [*_cells(first, shift=0.0), *_cells(last, shift=ranks + 1.0)]
+    x, x2 = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[0, 2 * ranks + 1], nice=False)), "right:Q"
+    y, y2 = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[ranks, 0], nice=False)), "bottom:Q"
+    base = alt.Chart(alt.Data(values=cells))
+    boxes = base.mark_rect(stroke="white", strokeWidth=1.5).encode(
+        x=x, x2=x2, y=y, y2=y2, color=alt.Color("fill:N", scale=None)
+    )
+    texts = base.mark_text(fontSize=11, fontWeight="bold").encode(
+        x=alt.X("middle:Q", axis=None), y=alt.Y("centre:Q", axis=None), text="text:N",
+        color=alt.Color("ink:N", scale=None),
+    )  # fmt: skip
+    arrow = alt.Chart(alt.Data(values=[{"middle": ranks + 0.5, "centre": ranks / 2, "text": "→"}]))
+    picture = (
+        boxes + texts + arrow.mark_text(fontSize=20, color=PALE_INK).encode(x="middle:Q", y="centre:Q", text="text:N")
+    )
+    return picture.properties(width=26 * (2 * ranks + 1), height=24 * ranks)
+
+
+def _cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
+    return [
+        {"left": shift + rank, "right": shift + rank + 1, "top": chunk, "bottom": chunk + 1, "text": text,
+         "middle": shift + rank + 0.5, "centre": chunk + 0.5,
+         "fill": _fill(text), "ink": ink(_fill(text))}
+        for rank, held in enumerate(buffers) for chunk, text in enumerate(held)
+    ]  # fmt: skip
+
+
+def _fill(text: str) -> str:
+    """Nothing is pale, a sum dark, a chunk in the colour of its rank."""
+    return RULE if not text else TEXT if text[0] == "Σ" else SERIES[ascii_uppercase.index(text[0])]

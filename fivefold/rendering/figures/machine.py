@@ -1,0 +1,116 @@
+"""A machine as pictures: its nodes, chips and links; and what a collective reaches over them, by size and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
+
+from fivefold.machine.spec import Machine
+from fivefold.rendering.charts import Chart, _altair, _finish
+from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, heading
+from fivefold.units import show_bytes, show_count
+
+NODES = 4  # that are drawn
+
+
+def topology(machine: Machine) -> Chart:
+    """Nodes as frames, chips in them, the network below; at each tier its bytes per second."""
+    alt = _altair()
+    per_node, nodes = min(machine.ranks, machine.ranks_per_node), machine.nodes
+    shown = min(nodes, NODES)
+    columns = ceil(sqrt(per_node * 1.6))
+    rows = ceil(per_node / columns)
+    frames, chips = [], []
+    for node in range(shown):
+        left = node * (columns + 1.0)
+        frames.append({"x": left - 0.35, "x2": left + columns + 0.15, "y": -0.75, "y2": rows + 0.15,
+                       "mx": left + columns / 2 - 0.1, "my": -0.45, "text": f"node {node}"})  # fmt: skip
+        chips += [
+            {"x": left + place % columns, "x2": left + place % columns + 0.8, "y": place // columns,
+             "y2": place // columns + 0.7, "mx": left + place % columns + 0.4, "my": place // columns + 0.38,
+             "text": str(node * per_node + place)}
+            for place in range(per_node)
+        ]  # fmt: skip
+    wide = shown * (columns + 1.0)
+    lines = [{"x": frame["mx"], "y": rows + 0.15, "y2": rows + 0.75} for frame in frames] if nodes > 1 else []
+    across, down = alt.Scale(domain=[-0.5, wide], nice=False), alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
+    box = {"x": alt.X("x:Q", axis=None, scale=across), "y": alt.Y("y:Q", axis=None, scale=down)}
+    box |= {"x2": "x2:Q", "y2": "y2:Q"}
+    frame = alt.Chart(alt.Data(values=frames))
+    chip = alt.Chart(alt.Data(values=chips))
+    at = {"x": alt.X("mx:Q", axis=None), "y": alt.Y("my:Q", axis=None), "text": "text:N"}
+    picture = frame.mark_rect(fill=RULE, stroke=PALE_INK).encode(**box) + frame.mark_text(color=PALE_INK).encode(**at)
+    picture += chip.mark_rect(fill=BLUE, cornerRadius=3).encode(**box)
+    picture += chip.mark_text(color=LIGHT_INK, fontSize=10).encode(**at)
+    if lines:
+        wire = alt.Chart(alt.Data(values=lines)).mark_rule(strokeWidth=2, color=ORANGE)
+        network = alt.Chart(alt.Data(values=[{"x": -0.35, "x2": wide - 0.85, "y": rows + 0.75, "y2": rows + 1.2}]))
+        picture += wire.encode(x=alt.X("x:Q", axis=None), y=alt.Y("y:Q", axis=None), y2="y2:Q") + network.mark_rect(
+            fill=ORANGE, cornerRadius=3
+        ).encode(**box)
+    said = (
+        [{"mx": -0.35, "my": rows + 1.62, "text": f"{nodes - shown} more nodes are not drawn"}] if nodes > shown else []
+    )
+    if said:
+        more = alt.Chart(alt.Data(values=said)).mark_text(align="left", color=PALE_INK, fontSize=11)
+        picture += more.encode(**at)
+    finished = _finish(picture, title=_spread(machine), subtitle="", height=round((rows + 2.8) * 34))
+    return finished.properties(
+        title=heading(_spread(machine)) | {"subtitle": tiers(machine)}, width=max(420, round(wide * 34))
+    )
+
+
+def tiers(machine: Machine) -> list[str]:
+    """A line for each tier, nearest first."""
+    chip = machine.chip
+    found = [f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_count(chip.memory_bandwidth)}B/s, "
+             f"{show_count(max(chip.peak_flops.values()))}FLOP/s at most"]  # fmt: skip
+    for link in machine.links:
+        reduced = ", sums in the switch" if link.reduction_bandwidth else ""
+        found.append(
+            f"{link.name}: up to {link.span:,} ranks, {show_count(link.bandwidth)}B/s each way a rank{reduced}"
+        )
+    return found
+
+
+def _spread(machine: Machine) -> str:
+    near, far = machine.links[0], machine.links[-1]
+    ranks = f"{machine.ranks:,} × {machine.chip.name}"
+    if near == far or machine.nodes == 1:
+        return f"{ranks} in one node, joined by {near.name}"
+    slower = f"{near.bandwidth / far.bandwidth:.0f} times slower"
+    return f"{ranks} in {machine.nodes:,} nodes: {far.name} is {slower} than {near.name}"
+
+
+def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
+    """Bytes sent per second by one rank over the size of the buffer; ``curves``: by the number of ranks."""
+    alt = _altair()
+    values = [{"ranks": f"{ranks:,} ranks", "size": size, "rate": rate / 1e9}
+              for ranks, curve in curves.items() for size, rate in curve]  # fmt: skip
+    names = [f"{ranks:,} ranks" for ranks in curves]
+    sizes = [2**power for power in range(10, 41, 4) if any(2**power == size for curve in curves.values()
+             for size, _ in curve)]  # fmt: skip
+    label = "datum.value < 1048576 ? datum.value/1024 + ' KiB' : datum.value < 1073741824 ? "
+    label += "datum.value/1048576 + ' MiB' : datum.value/1073741824 + ' GiB'"
+    x = alt.X("size:Q", title="size of the buffer", axis=alt.Axis(values=sizes, labelExpr=label, grid=False),
+              scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
+    y = alt.Y("rate:Q", title="sent by one rank, GB/s", scale=alt.Scale(zero=True))
+    colour = alt.Color("ranks:N", sort=names, scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
+                       legend=alt.Legend(orient="right", title=None))  # fmt: skip
+    lines = alt.Chart(alt.Data(values=values)).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
+    return _finish(lines, title=_reach(curves, collective), height=340,
+                   subtitle=f"{machine.name}, {machine.ranks_per_node} ranks a node; priced, not measured")  # fmt: skip
+
+
+def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -> str:
+    best: dict[int, float] = {ranks: max(rate for _, rate in curve) for ranks, curve in curves.items()}
+    few, many = max(best, key=lambda ranks: best[ranks]), max(best)
+    if few == many:
+        return f"{collective} reaches {best[few] / 1e9:.0f} GB/s over {few:,} ranks, more than over fewer"
+    return f"{collective} reaches {best[few] / 1e9:.0f} GB/s over {few:,} ranks, {best[many] / 1e9:.0f} over {many:,}"
+
+
+def series(machine: Machine) -> list[int]:
+    """Numbers of ranks that are drawn: powers of two, and all."""
+    return sorted({*(2**power for power in range(1, machine.ranks.bit_length()) if 2**power <= machine.ranks),
+                   *([machine.ranks] if machine.ranks > 1 else [])})[-9:]  # fmt: skip

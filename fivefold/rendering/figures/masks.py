@@ -1,0 +1,62 @@
+"""Which rank of a ring computes which scores of a causal mask: tokens cut in order, or in zig-zag.
+
+In zig-zag a rank of n holds the i-th chunk from the front and the i-th from the end of 2n, so that all work alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.record import Mistake
+from fivefold.rendering.charts import Chart, _altair
+from fivefold.rendering.palette import RULE, SERIES, ink
+from fivefold.rendering.sweep.panels import Panel, beside
+
+MOST = 10  # ranks that colours tell apart
+
+
+def owner(chunk: int, *, ranks: int, zigzag: bool) -> int:
+    """The rank that holds a chunk of the 2n of a sequence."""
+    return min(chunk, 2 * ranks - 1 - chunk) if zigzag else chunk // 2
+
+
+def work(*, ranks: int, zigzag: bool) -> list[float]:
+    """The share of all visible scores that each rank computes, of a long sequence."""
+    found = [0.0] * ranks
+    for query in range(2 * ranks):
+        found[owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # whole chunks before it, half of its own
+    return [each / sum(found) for each in found]
+
+
+def chart(ranks: int = 4) -> Chart:
+    """Queries down, keys across; the colour is the rank of the query."""
+    if not 2 <= ranks <= MOST:
+        raise Mistake(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MOST}")
+    plain, zigzag = (work(ranks=ranks, zigzag=each) for each in (False, True))
+    panels = [Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, kind))
+              for name, kind, shares in (("in order", False, plain), ("zig-zag", True, zigzag))]  # fmt: skip
+    title = f"Cut in order, one rank of {ranks} computes {max(plain):.0%} of the scores; in zig-zag {max(zigzag):.0%}"
+    return beside(panels, title=title, subtitle="a causal mask over cp ranks: queries down, keys across")
+
+
+def _mask(ranks: int, zigzag: bool) -> Chart:
+    alt = _altair()
+    chunks = 2 * ranks
+    cells: list[dict[str, Any]] = []
+    for query in range(chunks):
+        rank = owner(query, ranks=ranks, zigzag=zigzag)
+        for key in range(chunks):
+            fill = SERIES[rank] if key <= query else RULE
+            cells.append({"x": key, "x2": key + 1, "y": query, "y2": query + 1, "fill": fill,
+                          "opacity": 0.55 if key == query else 1.0, "mx": key + 0.5, "my": query + 0.5,
+                          "text": str(rank) if key <= query else "", "ink": ink(fill)})  # fmt: skip
+    base = alt.Chart(alt.Data(values=cells))
+    boxes = base.mark_rect(stroke="white", strokeWidth=1).encode(
+        x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, chunks], nice=False)), x2="x2:Q",
+        y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[chunks, 0], nice=False)), y2="y2:Q",
+        color=alt.Color("fill:N", scale=None), opacity=alt.Opacity("opacity:Q", scale=None),
+    )  # fmt: skip
+    texts = base.mark_text(fontSize=11).encode(
+        x=alt.X("mx:Q", axis=None), y=alt.Y("my:Q", axis=None), text="text:N", color=alt.Color("ink:N", scale=None)
+    )
+    return (boxes + texts).properties(width=300, height=300)

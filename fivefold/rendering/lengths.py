@@ -1,0 +1,93 @@
+"""Shows memory and MFU against the length of sequences, by recomputation and cp: a page and a picture."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering.charts import Chart, _altair
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.palette import SERIES
+from fivefold.rendering.search import answers
+from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.table import heading
+from fivefold.results.search_result import LengthCurve, Lengths
+from fivefold.units import byte_unit
+
+KIB = 1024
+LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
+
+
+def page(found: Lengths) -> RenderableType:
+    """Return the page: the longest as it is, a row for each cp and recomputation, and what must change for more."""
+    rows = tuple(_row(found, curve) for curve in found.curves)
+    sizes = [_tokens(point) for point in _sizes(found)]
+    return Group(
+        answers([found.answer]),
+        heading("By recomputation and cp", f"{_unit(found)[1]} of the fullest rank and MFU; – does not fit"),
+        Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),
+        heading(f"For sequences of {found.target:,} tokens must change"),
+        *(Text(f"· {line}", overflow="fold") for line in found.changes),
+    )
+
+
+def chart(found: Lengths) -> Chart:
+    """Return the picture: memory above, MFU below, over the length; a colour per cp, a dash per recomputation."""
+    alt, (unit, name) = _altair(), _unit(found)
+    values = [
+        {"tokens": point.tokens, "memory": point.peak_bytes / unit, "mfu": point.mfu, "cp": f"cp{curve.cp}",
+         "ac": f"ac={curve.ac}", "fits": point.fits}
+        for curve in found.curves for point in curve.points
+    ]  # fmt: skip
+    cps = list(dict.fromkeys(value["cp"] for value in values))
+    scale = alt.Scale(domain=cps, range=list(SERIES[: len(cps)]))
+    x = alt.X(
+        "tokens:Q", title="tokens per sequence", scale=alt.Scale(type="log", base=2), axis=alt.Axis(labelExpr=LABEL)
+    )
+    colour = alt.Color("cp:N", scale=scale, legend=alt.Legend(orient="right", title=None))
+    dash = alt.StrokeDash(
+        "ac:N", sort=list(dict.fromkeys(value["ac"] for value in values)), legend=alt.Legend(orient="right", title=None)
+    )
+
+    def panel(field: str, title: str, form: str, *, log: bool) -> Chart:
+        y = alt.Y(
+            f"{field}:Q", title=title, axis=alt.Axis(format=form), scale=alt.Scale(type="log" if log else "linear")
+        )
+        base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y, color=colour)
+        dots = base.mark_point(size=40).encode(opacity=alt.condition("datum.fits", alt.value(1), alt.value(0.15)))
+        return (base.mark_line(strokeWidth=1.6).encode(strokeDash=dash) + dots).properties(width=560, height=220)
+
+    longest = max(found.curves, key=lambda curve: curve.longest)
+    title = f"{found.model}: cp{longest.cp} with ac={longest.ac} reaches {longest.longest:,} tokens"
+    panels = [
+        Panel(f"{name} of the fullest rank", panel("memory", name, "~s", log=True)),
+        Panel("MFU, causal", panel("mfu", "MFU", ".0%", log=False)),
+    ]
+    return stacked(panels, title=title, subtitle=f"{found.answer.layout} on {found.machine}; faint: does not fit")
+
+
+def _unit(found: Lengths) -> tuple[int, str]:
+    """In what the memory is read: by the largest that fits, or of all where none does."""
+    points = [point for curve in found.curves for point in curve.points]
+    fitting = [point for point in points if point.fits] or points
+    return byte_unit(max((point.peak_bytes for point in fitting), default=0))
+
+
+def _sizes(found: Lengths) -> list[int]:
+    """Every other length, and the longest: more columns do not fit a terminal."""
+    sizes = sorted({point.tokens for curve in found.curves for point in curve.points})
+    return sorted({*sizes[1::2], *sizes[-1:]})
+
+
+def _tokens(size: int) -> str:
+    return f"{size // KIB} k" if size < KIB**2 else f"{size // KIB**2} M"
+
+
+def _row(found: Lengths, curve: LengthCurve) -> tuple[str, ...]:
+    points = {point.tokens: point for point in curve.points}
+    cells = []
+    for size in _sizes(found):
+        point = points.get(size)
+        told = point is not None and point.fits
+        cells.append(f"{point.peak_bytes / _unit(found)[0]:.0f} {point.mfu:.0%}" if told and point is not None else "–")
+    return (str(curve.cp), curve.ac, f"{curve.longest:,}", *cells)

@@ -1,0 +1,174 @@
+"""Draws memory over time of one rank: stacked live bytes by category, the peak, and the capacity of the chip.
+
+    80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
+    40 GiB    ▂▅█▇▅▃  ▂▅█▇▅▃     activations
+     0 GiB ██████████████████    states
+
+As an Altair chart, and as text for a terminal of any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from fivefold.record import Mistake
+from fivefold.rendering import charts
+from fivefold.rendering.palette import INK, LIMIT, colour
+from fivefold.rendering.pipeline import WIDTH, data, legend, titled
+from fivefold.results.spans import Level
+from fivefold.step import Step
+from fivefold.units import byte_unit, show_bytes, show_seconds
+
+# part of a level, from the bottom up → its colour, and its character for terminals without colours
+LOOKS = {
+    part: (colour(part), letter)
+    for part, letter in {
+        "states": "█", "gradients": "▓", "activations": "▒", "gathers": "=", "logits": "%", "temporary": "·",
+    }.items()
+}  # fmt: skip
+HEIGHT = 320  # pixels
+LINES = 12  # height of the text picture
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def parts(level: Level) -> tuple[int, ...]:
+    """Return the bytes of each part, in the order of ``LOOKS``."""
+    return tuple(getattr(level, f"{part}_bytes") for part in LOOKS)
+
+
+def peak(levels: Sequence[Level]) -> Level:
+    """Return the level with the most live bytes."""
+    return max(levels, key=lambda level: level.live_bytes)
+
+
+def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
+    """Return the title: the peak, and the share of the capacity that it leaves."""
+    top = peak(levels)
+    room = capacity_bytes - top.live_bytes
+    left = f"leaves {room / capacity_bytes:.0%}" if room >= 0 else f"is {show_bytes(-room)} too much"
+    return f"Rank {rank} peaks at {show_bytes(top.live_bytes)}, which {left} of {show_bytes(capacity_bytes)}"
+
+
+def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> charts.Chart:
+    """Return a chart of stacked areas, with the peak and its cause, and the capacity as a line if it is near."""
+    alt = charts._altair()
+    if not levels:
+        raise Mistake("no memory over time; there is nothing to draw")
+    top = peak(levels)
+    size, unit = byte_unit(top.live_bytes)
+    last = levels[-1].seconds
+    time_unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
+    values = [
+        {"at": level.seconds * per_second, "part": part, "top": sum(lives[: i + 1]) / size,
+         "bottom": sum(lives[:i]) / size}
+        for level in levels for lives in (parts(level),) for i, part in enumerate(LOOKS)
+    ]  # fmt: skip
+    used = {part: colour for (part, (colour, _)) in LOOKS.items() if any(getattr(x, f"{part}_bytes") for x in levels)}
+    values = [value for value in values if value["part"] in used]
+    near = capacity_bytes <= 4 * top.live_bytes  # drawn only then: a line far above would flatten the areas
+    ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if near else 0) / size
+    x = alt.X("at:Q", title=f"time, {time_unit}", scale=alt.Scale(domain=[0, last * per_second], nice=False),
+              axis=alt.Axis(grid=False, tickCount=10))  # fmt: skip
+    y = alt.Y("top:Q", title=f"memory, {unit}", scale=alt.Scale(domain=[0, ceiling], nice=False), stack=None)
+    areas = (
+        alt.Chart(data(values))
+        .mark_area(opacity=1, line={"strokeWidth": 0.8})  # the line shows levels of no duration
+        .encode(x=x, y=y, y2="bottom:Q", color=charts._colour("part", used))
+    )
+    picture = areas + _peak_mark(alt, top, size=size, per_second=per_second, last=last)
+    if near:
+        limit = {"size": capacity_bytes / size, "text": f"chip {show_bytes(capacity_bytes)}"}
+        line = alt.Chart(alt.Data(values=[limit]))
+        picture += line.mark_rule(color=LIMIT, strokeWidth=1.5, strokeDash=[6, 4]).encode(y="size:Q")
+        picture += line.mark_text(color=LIMIT, align="right", baseline="bottom", dy=-3).encode(
+            x=alt.value(WIDTH), y="size:Q", text="text:N"
+        )
+    title = finding(levels, rank=rank, capacity_bytes=capacity_bytes)
+    below = (f"{step.model} on {step.machine}, {step.world} ranks · {step.layout}", drawn)
+    return titled(picture, title, below=below, height=HEIGHT)
+
+
+def _peak_mark(alt: charts.Chart, top: Level, *, size: int, per_second: float, last: float) -> charts.Chart:
+    """Return a dot at the peak, labelled with its size and cause on the side that has room."""
+    value = {
+        "at": top.seconds * per_second, "size": top.live_bytes / size,
+        "text": f"{show_bytes(top.live_bytes)} in {top.cause}" if top.cause else show_bytes(top.live_bytes),
+    }  # fmt: skip
+    base = alt.Chart(alt.Data(values=[value])).encode(x="at:Q", y="size:Q")
+    right = top.seconds < last / 2
+    return base.mark_point(filled=True, color=INK, size=40, opacity=1) + base.mark_text(
+        align="left" if right else "right", dx=6 if right else -6, dy=-9, color=INK
+    ).encode(text="text:N")
+
+
+class Picture:
+    """The same for a terminal: each column shows the fullest level of its time interval, in eighths of a line."""
+
+    def __init__(self, levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> None:
+        self.levels, self.rank, self.capacity_bytes = levels, rank, capacity_bytes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render for the terminal's width; called by rich."""
+        plain = console.color_system is None
+        top = peak(self.levels)
+        size, unit = byte_unit(top.live_bytes)
+        label = len(f"{top.live_bytes / size:.0f} {unit}") + 1
+        width = max(1, options.max_width - label - 2)
+        columns = _columns(self.levels, width)
+        each = top.live_bytes / LINES
+        for row in reversed(range(LINES)):
+            mark = f"{(row + 1) * each / size:.0f} {unit}" if row % 3 == 2 else ""
+            line = Text(f"{mark:>{label - 1}} ", no_wrap=True, overflow="crop")
+            line.append("│", "dim")
+            for level in columns:
+                line.append(*_cell(level, row * each, each, plain=plain))
+            yield line
+        end = show_seconds(self.levels[-1].seconds)
+        yield Text(f"{f'0 {unit}':>{label - 1}} └{end:>{width}}", style="dim", no_wrap=True, overflow="crop")
+        lives = [any(sizes) for sizes in zip(*map(parts, self.levels), strict=True)]
+        yield legend(
+            [(part, *look) for (part, look), lived in zip(LOOKS.items(), lives, strict=True) if lived], plain=plain
+        )
+        cause = f" in {top.cause}" if top.cause else ""
+        words = finding(self.levels, rank=self.rank, capacity_bytes=self.capacity_bytes)
+        yield Text(f"{words}{cause and ';'}{cause}", overflow="fold")
+
+
+def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tuple[str, str]:
+    """Return a cell's character and style: the part in its middle, or eighths of a block at the top of the column."""
+    fill = min(8, round((level.live_bytes - floor) / each * 8))
+    if fill <= 0:
+        return " ", ""
+    middle = floor + min(each, level.live_bytes - floor) / 2
+    tops = zip(LOOKS.values(), accumulate(parts(level)), strict=True)
+    colour, letter = next(look for look, top in tops if middle <= top)
+    if fill < 8:
+        return EIGHTHS[fill], "" if plain else colour
+    return (letter, "") if plain else ("█", colour)
+
+
+def _columns(levels: Sequence[Level], width: int) -> list[Level]:
+    """Return the fullest level within each of ``width`` equal time intervals, interpolating at the interval's ends."""
+    each = levels[-1].seconds / width or 1.0
+    found: list[Level | None] = [None] * width
+    for before, after in pairwise([levels[0], *levels]):
+        first, last = (min(width - 1, int(level.seconds / each)) for level in (before, after))
+        edges = (_between(before, after, seconds=edge * each) for edge in range(first + 1, last + 1))
+        for at in (*edges, after):
+            for column in {min(width - 1, max(0, int(at.seconds / each + nudge))) for nudge in (-1e-6, 1e-6)}:
+                best = found[column]
+                if best is None or at.live_bytes > best.live_bytes:
+                    found[column] = at
+    return [level or levels[0] for level in found]
+
+
+def _between(before: Level, after: Level, *, seconds: float) -> Level:
+    """Interpolate linearly between two levels."""
+    span = after.seconds - before.seconds
+    share = (seconds - before.seconds) / span if span else 1.0
+    sizes = (round(x + share * (y - x)) for x, y in zip(before[1:7], after[1:7], strict=True))
+    return Level._make((seconds, *sizes, ""))

@@ -1,0 +1,115 @@
+"""Shows a precision recipe's errors against fp32, as a page of text and as a heat map of tensors over layers.
+
+                        error  in layer  underflow  overflow
+attention.core          0.4 %         3     0.01 %         –
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering import charts
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.table import heading
+from fivefold.results.numerics import KINDS, Compared, Numerics
+
+LOST = 0.01  # share of underflow above which the headline counts a tensor
+
+
+def page(found: Numerics) -> RenderableType:
+    """Return the page: a table per kind of tensor, with the worst layer of each name."""
+    parts: list[RenderableType] = [Text(headline(found), style="bold"), Text(_about(found), style="dim")]
+    for kind, words in KINDS.items():
+        rows = [row for row in found.rows if row.kind == kind]
+        if rows:
+            parts += [heading(words.capitalize(), "of each name the worst layer"), _grid(rows)]
+    return Group(*parts)
+
+
+def headline(found: Numerics) -> str:
+    """The finding in one line."""
+    over = [row for row in found.rows if row.overflow]
+    if over:
+        return f"{found.recipe} overflows in {len(over)} of {len(found.rows)} places, first in {_place(over[0])}"
+    gradients = [row for row in found.rows if row.kind == "weight"]
+    worst = max(gradients, key=lambda row: row.error)
+    lost = [row for row in found.rows if row.kind != "operand" and row.underflow > LOST]
+    under = f"; {len(lost)} of {len(found.rows)} places lose more than {LOST:.0%} to underflow" if lost else ""
+    return (
+        f"{found.recipe}: gradients of weights are within {_share(worst.error)} of fp32's, worst {_place(worst)}{under}"
+    )
+
+
+def _about(found: Numerics) -> str:
+    loss = "not finite" if found.loss is None else f"{found.loss:.5f}"
+    words = [f"{found.model}, {found.tokens:,} tokens, weights {found.weights}",
+             f"loss {loss}, in fp32 {found.reference_loss:.5f}"]  # fmt: skip
+    if found.loss_scale != 1:
+        words.append(f"loss scaled by {found.loss_scale:g}")
+    if found.rerouted is not None:
+        words.append(f"{_share(found.rerouted)} of the choices of experts would be others")
+    return " · ".join(words)
+
+
+def _grid(rows: Iterable[Compared]) -> Grid:
+    by_name: dict[str, list[Compared]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    cells = []
+    for name, several in by_name.items():
+        worst = max(several, key=lambda row: row.error)
+        cells.append(
+            (
+                name, _share(worst.error), "–" if worst.layer is None else str(worst.layer),
+                f"{min(row.cosine for row in several):.6f}", _share(max(row.underflow for row in several)),
+                _share(max(row.overflow for row in several)), f"{max(row.largest for row in several):.3g}",
+            )
+        )  # fmt: skip
+    return Grid(
+        headings=("", "error", "layer", "cosine", "underflow", "overflow", "largest"), rows=tuple(cells), words=("",)
+    )
+
+
+def _share(value: float) -> str:
+    return "–" if value == 0 else f"{value:.2%}" if value >= 1e-4 else f"{value:.1e}"
+
+
+def _place(row: Compared) -> str:
+    return row.name if row.layer is None else f"{row.name} of layer {row.layer}"
+
+
+def error_map(found: Numerics) -> charts.Chart:
+    """Return a heat map of relative errors: layers across, names down, one panel per kind of tensor."""
+    alt = charts._altair()
+    panels = []
+    for kind, words in KINDS.items():
+        rows = [row for row in found.rows if row.kind == kind]
+        if not rows:
+            continue
+        values: list[dict[str, Any]] = [
+            {
+                "name": row.name, "layer": "–" if row.layer is None else row.layer, "error": max(row.error, 1e-9),
+                "underflow": row.underflow, "overflow": row.overflow,
+            }
+            for row in rows
+        ]  # fmt: skip
+        names = list(dict.fromkeys(row.name for row in rows))
+        colour = alt.Color(
+            "error:Q", title="error", scale=alt.Scale(type="log", scheme="viridis"), legend=alt.Legend(format=".0e")
+        )
+        panels.append(
+            alt.Chart(alt.Data(values=values), title=words)
+            .mark_rect()
+            .encode(
+                x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
+                y=alt.Y("name:N", sort=names, title=None, axis=alt.Axis(labelLimit=300)),
+                color=colour,
+                tooltip=["name:N", "layer:O", "error:Q", "underflow:Q", "overflow:Q"],
+            )
+            .properties(height=16 * len(names), width=charts.WIDTH)
+        )
+    return alt.vconcat(*panels, title=alt.TitleParams(headline(found), subtitle=_about(found), anchor="start"))

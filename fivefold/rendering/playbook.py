@@ -1,0 +1,54 @@
+"""Shows a plan step by step: what was asked, what was tried with its numbers, what was taken and why."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.interval import expectation
+from fivefold.rendering.question import describe_step
+from fivefold.rendering.table import heading
+from fivefold.rendering.whole_run import brief
+from fivefold.results.playbook import Playbook, Stage
+from fivefold.units import show_bytes, show_count, show_seconds
+
+
+def page(found: Playbook) -> RenderableType:
+    """Return the page: the steps, the layout they end in, the run, and what to type."""
+    parts: list[RenderableType] = [
+        Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
+        Text(describe_step(found.step, open_fields=("global_batch",)), style="dim", overflow="fold"),
+    ]
+    for number, stage in enumerate(found.stages, start=1):
+        parts += _stage(number, stage)
+    step = found.step
+    parts += [
+        heading(f"{len(found.stages) + 1}  The run"),
+        Text(step.layout, style="bold cyan", overflow="fold"),
+        Text(
+            f"{show_seconds(step.time.step_seconds)} a step, {show_bytes(step.memory.peak_bytes)}, MFU "
+            f"{step.mfu.causal:.1%}", overflow="fold",
+        ),
+        expectation(step), Text(""), brief(found.run),
+    ]  # fmt: skip
+    for software, lines in found.typed.items():
+        parts.append(heading(f"With {software}"))
+        parts += [Text(line, overflow="fold") for line in lines]
+    return Group(*parts)
+
+
+def _stage(number: int, stage: Stage) -> list[RenderableType]:
+    sized = any(each.peak_bytes is not None for each in stage.tried)
+    rows: list[tuple[str, ...]] = []
+    for each in stage.tried:
+        peak = "–" if each.peak_bytes is None else show_bytes(each.peak_bytes)
+        seconds = "–" if each.step_seconds is None else show_seconds(each.step_seconds)
+        rows.append(("→" if each.chosen else "", each.layout, *((peak, seconds) if sized else ()), each.why))
+    headings = ("", "layout", "peak", "step", "what came of it") if sized else ("", "batch", "whose")
+    words = tuple(name for name in headings if name not in ("peak", "step"))
+    return [
+        heading(f"{number}  {stage.title}", stage.question),
+        Grid(headings, tuple(rows), words=words),
+        Text(stage.reason, style="bold", overflow="fold"),
+    ]

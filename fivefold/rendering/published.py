@@ -1,0 +1,106 @@
+"""Tables of predictions against published runs, one line per source and quantity, for a terminal and the README.
+
+source  of    cases   bias  median  mean  worst     τ  regret
+vtrain  time    938  +3.1%    6.0%  7.9%   +41%  0.81    1.2%
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import PositiveInt
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.record import Record
+from fivefold.rendering.grid import Grid
+from fivefold.units import show_bytes, show_seconds
+
+HEADINGS = ("source", "of", "cases", "bias", "median", "mean", "worst", "left out", "50 %", "90 %", "τ", "regret")
+
+
+class Summary(Record):
+    """Relative errors of one source and quantity; ``bias`` and ``worst`` are signed, ``median`` and ``mean`` absolute.
+
+    ``left_out``: mean absolute error by constants set without the source; ``half``, ``most``: share of its cases in the
+    intervals of 50 and of 90 % that all others teach. ``tau`` (Kendall's), ``regret``: means over ``groups`` of rivals.
+    """
+
+    source: str
+    quantity: str
+    cases: PositiveInt
+    bias: float
+    median: float
+    mean: float
+    worst: float
+    left_out: float | None = None
+    half: float | None = None
+    most: float | None = None
+    groups: int = 0
+    tau: float | None = None
+    regret: float | None = None
+
+
+def table(
+    summaries: Iterable[Summary], *, excluded: Iterable[tuple[str, str]] = (), first: str = "source"
+) -> RenderableType:
+    """Return the table of errors, then the number of rows left out by source; ``excluded``: (source, rule) per row."""
+    page: list[RenderableType] = [Grid((first, *HEADINGS[1:]), tuple(_cells(summaries)), words=(first, "of"))]
+    counts = Counter(excluded)
+    if counts:
+        rows = tuple((source, str(count), rule) for (source, rule), count in counts.items())
+        page += [Text(), Grid(("left out", "rows", "rule"), rows, words=("left out", "rule"))]
+    return Group(*page)
+
+
+def markdown(summaries: Iterable[Summary], *, first: str = "source") -> str:
+    """Return the errors as a Markdown table."""
+    rule = tuple("---" if heading in ("source", "of") else "---:" for heading in HEADINGS)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in ((first, *HEADINGS[1:]), rule, *_cells(summaries)))
+
+
+def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
+    for row in summaries:
+        yield (
+            row.source,
+            row.quantity,
+            str(row.cases),
+            f"{row.bias:+.1%}",
+            f"{row.median:.1%}",
+            f"{row.mean:.1%}",
+            f"{row.worst:+.0%}",
+            "–" if row.left_out is None else f"{row.left_out:.1%}",
+            "–" if row.half is None else f"{row.half:.0%}",
+            "–" if row.most is None else f"{row.most:.0%}",
+            "–" if row.tau is None else f"{row.tau:.2f}",
+            "–" if row.regret is None else f"{row.regret:.1%}",
+        )
+
+
+def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> RenderableType:
+    """Return a table of all runs; ``scores``: (source, row, layout, quantity, predicted, measured), in s or bytes."""
+    rows = tuple(
+        (source, row, layout, quantity, *(_amount(quantity, number) for number in (predicted, measured)),
+         f"{predicted / measured - 1:+.1%}")
+        for source, row, layout, quantity, predicted, measured in scores
+    )  # fmt: skip
+    headings = ("source", "row", "layout", "of", "predicted", "measured", "error")
+    return Grid(headings, rows, words=("source", "row", "layout", "of"))
+
+
+def _amount(quantity: str, number: float) -> str:
+    return show_seconds(number) if quantity in ("time", "message") else show_bytes(number)
+
+
+def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Return a table of errors on one half of a machine's runs, before and after calibrating on the other half."""
+    rows = tuple(
+        (
+            row["chip"], str(row["runs"]), f"{row['stock']:.1%}", f"{row['tuned']:.1%}",
+            ", ".join(f"{name} x{factor:.2f}" for name, factor in row["factors"].items() if factor != 1) or "none",
+        )
+        for row in found
+    )  # fmt: skip
+    return Grid(("chip", "runs", "stock", "calibrated", "factors"), rows, words=("chip", "factors"))

@@ -1,0 +1,93 @@
+"""Charts of predictions against published runs: predicted over measured beside the diagonal, errors over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from fivefold.record import Mistake
+from fivefold.rendering.charts import Chart, _altair, _finish
+from fivefold.rendering.palette import BLUE, PALE_INK
+from fivefold.units import GIB
+
+MOST_POINTS = 4000
+WORDS = {"time": ("step time", "seconds", 1.0), "peak": ("peak memory", "GiB", float(GIB))}
+Point = tuple[str, str, str, int, float, float]  # source, row, quantity, ranks, predicted, measured (s or bytes)
+
+
+def pictures(points: Iterable[Point]) -> dict[str, Chart]:
+    """Return the charts by name: a scatter and the error over ranks, of each quantity that was measured."""
+    found: dict[str, Chart] = {}
+    every = list(points)
+    for quantity in WORDS:
+        if mine := [point for point in every if point[2] == quantity]:
+            found[f"{quantity}-scatter"] = scatter(mine)
+            found[f"{quantity}-over-ranks"] = over_ranks(mine)
+    if not found:
+        raise Mistake("no row has a time or a peak; there is nothing to draw")
+    return found
+
+
+def scatter(points: Sequence[Point]) -> Chart:
+    """Return predicted over measured of one quantity on two logarithmic axes, with the diagonal."""
+    alt = _altair()
+    name, unit, size = WORDS[points[0][2]]
+    rows = _rows(points)
+    ends = [reach(each / size for point in points for each in point[4:]) for reach in (min, max)]
+    scale = alt.Scale(type="log", domain=ends, nice=False, padding=8)
+    x, y = (alt.X("measured:Q", title=f"measured {name}, {unit}", scale=scale),
+            alt.Y("predicted:Q", title=f"predicted, {unit}", scale=scale))  # fmt: skip
+    line = alt.Chart(alt.Data(values=[{"measured": end, "predicted": end} for end in ends]))
+    dots = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=22, opacity=0.5)
+    marks = _by_source(alt)
+    chart = line.mark_line(strokeDash=[4, 4], color=PALE_INK).encode(x=x, y=y) + dots.encode(
+        x=x, y=y, **marks, tooltip=["source:N", "row:N", "ranks:Q", "error:Q"]
+    )
+    near = fmean(abs(row["error"]) <= 0.1 for row in rows)
+    title = f"{near:.0%} of {len(rows):,} runs are predicted within 10 % of their {name}"
+    return _finish(chart, title=title, subtitle="dashed: predicted is measured", height=480)
+
+
+def over_ranks(points: Sequence[Point]) -> Chart:
+    """Return the signed error of one quantity over the number of ranks, with the mean of each doubling."""
+    alt = _altair()
+    name, _, _ = WORDS[points[0][2]]
+    rows = _rows(points)
+    x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, padding=8), axis=alt.Axis(format=",d"))
+    y = alt.Y("error:Q", title=f"error of the {name}", axis=alt.Axis(format="+.0%"))
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
+    marks = _by_source(alt)
+    means = _means(rows)
+    line = alt.Chart(alt.Data(values=means)).mark_line(point=True, color=BLUE, strokeWidth=2).encode(x=x, y=y)
+    zero = alt.Chart(alt.Data(values=[{"error": 0.0}])).mark_rule(strokeDash=[4, 4], color=PALE_INK).encode(y=y)
+    dots = base.mark_point(filled=True, size=22, opacity=0.5).encode(**marks, tooltip=["source:N", "row:N"])
+    first, last = means[0], means[-1]
+    title = f"Mean error {first['error']:+.0%} on {first['ranks']:,} ranks, {last['error']:+.0%} on {last['ranks']:,}"
+    return _finish(zero + dots + line, title=title, subtitle="line: mean of the runs of a doubling", height=380)
+
+
+def _by_source(alt: Any) -> dict[str, Any]:
+    """A colour and a shape for each source: there are more of them than colours that can be told apart."""
+    legend = alt.Legend(orient="right", title=None)
+    shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
+    return {"color": alt.Color("source:N", legend=legend),
+            "shape": alt.Shape("source:N", legend=legend, scale=alt.Scale(range=shapes))}  # fmt: skip
+
+
+def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
+    size = WORDS[points[0][2]][2]
+    return [
+        {"source": source, "row": row, "ranks": ranks, "predicted": predicted / size, "measured": measured / size,
+         "error": predicted / measured - 1}
+        for source, row, _, ranks, predicted, measured in points[:: -(-len(points) // MOST_POINTS)]
+    ]  # fmt: skip
+
+
+def _means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the runs whose ranks lie in one doubling, at its lower end."""
+    doublings = sorted({row["ranks"].bit_length() - 1 for row in rows})
+    return [
+        {"ranks": 2**each, "error": fmean(row["error"] for row in rows if row["ranks"].bit_length() - 1 == each)}
+        for each in doublings
+    ]

@@ -1,0 +1,76 @@
+"""Shows up to which degree each mesh axis pays: machine balance (FLOPs per byte), a row per message, expert sizes.
+
+989 TFLOP/s  ·  NVLink 4 asks for 2,198 FLOPs per byte, NIC for 19,780
+tp   output   output projection   tp4   tp8 offers 1,170, NVLink 4 asks for 2,198
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering.grid import Grid
+from fivefold.results.balance import Axis, Ratios, Sizing
+from fivefold.units import show_count
+
+
+def page(found: Ratios) -> RenderableType:
+    """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
+    rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in found.axes)
+    words = ("axis", "sends", "hidden behind", "pays up to", "and no further")
+    parts: list[RenderableType] = [_headline(found), Grid(words, rows, words=words)]
+    if found.sizing:
+        parts += [Text("\nExperts that hide their two all-to-alls", style="bold"), _sizing_table(found.sizing)]
+    return Group(*parts)
+
+
+def degrees(found: Ratios) -> RenderableType:
+    """Return a table per message: every degree, the FLOPs per byte that it offers and that the link asks for."""
+    parts: list[RenderableType] = []
+    for axis in found.axes:
+        rows = tuple(
+            (d.token, f"{d.flops_per_byte:,.0f}", f"{d.balance:,.0f}", d.link, "yes" if d.hides else "no")
+            for d in axis.degrees
+        )
+        title = Text.assemble(
+            (f"\n{axis.axis}", "bold"),
+            f"  {axis.sends} behind {axis.behind}",
+            (f"  {axis.formula}", "dim"),
+            overflow="fold",
+        )
+        headings = ("degree", "offers", "asked for", "link", "hides")
+        parts += [title, Grid(headings, rows, words=("degree", "link", "hides")) if rows else Text(axis.reason)]
+    return Group(*parts)
+
+
+def _headline(found: Ratios) -> Text:
+    asked = ", ".join(f"{link} for {balance:,.0f}" for link, balance in found.balances.items())
+    return Text.assemble(
+        (f"{found.layout}, one axis varied at a time\n\n", "bold"),
+        f"{show_count(found.peak_flops)}FLOP/s; a byte over each link asks for FLOPs to hide it: {asked}\n",
+        overflow="fold",
+    )
+
+
+def _up_to(axis: Axis) -> Text:
+    if axis.largest == 1:
+        return Text("never" if axis.degrees else "–", style="red" if axis.degrees else "dim")
+    return Text(next(degree.token for degree in axis.degrees if degree.degree == axis.largest), style="green")
+
+
+def _sizing_table(sizes: Sequence[Sizing]) -> Grid:
+    headings = ("over", "expert width", "alone needs", "with its layer", "top-k", "with its layer at most")
+    rows = tuple(
+        (
+            size.link,
+            f"{size.ffn:,}",
+            f"{size.ffn_alone:,}",
+            f"{size.ffn_layer:,}",
+            str(size.topk),
+            "any" if size.topk_layer is None else str(size.topk_layer),
+        )
+        for size in sizes
+    )
+    return Grid(headings, rows, words=("over",))

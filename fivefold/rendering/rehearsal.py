@@ -1,0 +1,109 @@
+"""Shows a rehearsed step as a page of text: findings first, then memory at the peak, time, traffic and work.
+
+does not fit: rank 0 needs 95.1 GiB …                                     (red, first)
+activations  31.00 GiB  48.1 %  ██████████████
+7.00 GiB  64 × 112 MiB  activations since forward of micro-batch 1: blocks.*.mlp (fivefold/trainer/model/linear.py:144 …)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.rendering import table
+from fivefold.rendering.compare import compare
+from fivefold.rendering.compare import table as compared
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.stages import Stages
+from fivefold.rendering.table import heading
+from fivefold.step import StageMemory, Step
+from fivefold.units import show_bytes
+
+
+class Holding(NamedTuple):
+    """Tensors live at the peak that one line has allocated, in modules of one kind (``blocks.*.mlp``)."""
+
+    bytes: int  # of all together
+    number: int
+    largest_bytes: int
+    category: str
+    since: str  # scope of their allocation, "forward of micro-batch 1"; "" if before the step, or if several
+    module: str
+    line: str  # file:line function
+
+
+class Moment(NamedTuple):
+    """The memory peak of a rank's step."""
+
+    rank: int
+    parts: Mapping[str, int]  # bytes by category; they add up to the peak
+    largest: Sequence[Holding]
+
+
+def page(
+    step: Step, *, findings: Sequence[str], moment: Moment, first: StageMemory, predicted: Step | None = None,
+    assumed: Sequence[str] = (),
+) -> RenderableType:  # fmt: skip
+    """Return the whole page. ``assumed``: where the rehearsal differs from the real run. ``first``: memory of the first
+    step on ``moment.rank``, the rank that is fullest in the steady step.
+    """
+    stages = step.memory.stages
+    fullest = max(stages, key=lambda stage: stage.peak_bytes)
+    parts: list[RenderableType] = [failures([*findings, ""])] if findings else []
+    parts += [table._headline(step), *(Text(f"assumed: {line}", style="dim") for line in assumed)]
+    parts += [heading(f"Memory of rank {moment.rank} at its peak", fullest.peak_cause)]
+    parts += [table._bars(dict(moment.parts), whole=fullest.peak_bytes, show=show_bytes)]
+    if len(stages) > 1:
+        by_stage = Stages(stages)
+        parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
+    parts += [heading("First step and every later one", "the first makes the optimizer's moments")]
+    parts += [_first_and_steady(first, fullest)]
+    parts += [heading("What lies there", f"the largest at the peak of rank {moment.rank}"), _largest(moment.largest)]
+    parts += [heading("Time", "priced on the rehearsed kernels and messages, not measured")]
+    parts += [table._time_bars(step.time)]
+    parts += [heading("Traffic", "what one rank of the first stage sends per step"), table._traffic_table(step)]
+    parts += [heading("Work", "of the whole step over all ranks"), table._work(step)]
+    if predicted is not None:
+        parts += _beside(predicted, step)
+    return Group(*parts)
+
+
+def failures(lines: Sequence[str]) -> RenderableType:
+    """Return the findings in red, one per line: why the job would fail."""
+    return Group(*(Text(line, style="bold red", overflow="fold") for line in lines))
+
+
+def _first_and_steady(first: StageMemory, later: StageMemory) -> Grid:
+    steps = {"first": first, "later": later}
+    rows = tuple((name, show_bytes(at.peak_bytes), at.peak_cause or "–") for name, at in steps.items())
+    return Grid(("step", "peak", "in"), rows, words=("step", "in"))
+
+
+def _largest(largest: Sequence[Holding]) -> Grid:
+    rows = tuple((show_bytes(each.bytes), _tensors(each), _what(each)) for each in largest)
+    return Grid(("bytes", "tensors", "what"), rows, words=("what",))
+
+
+def _tensors(each: Holding) -> str:
+    if each.number * each.largest_bytes == each.bytes:
+        return f"{each.number:,} × {show_bytes(each.largest_bytes)}"
+    return f"{each.number:,} up to {show_bytes(each.largest_bytes)}"
+
+
+def _what(each: Holding) -> str:
+    since = f"{each.category} since {each.since}" if each.since else each.category
+    where = " ".join(filter(None, (each.module, f"({each.line})" if each.line else "")))
+    return f"{since}: {where}" if where else since
+
+
+def _beside(predicted: Step, step: Step) -> list[RenderableType]:
+    """Compare with the planner's step: of the counts, which must be equal, only those that differ are listed."""
+    rows = compare(predicted, step)
+    counts = [row for row in rows if row.exact]
+    wrong = [row for row in counts if row.wrong]
+    equal = f"{len(counts) - len(wrong)} of {len(counts)} counts are equal: parameters, states, FLOPs, messages, bytes"
+    shown = [*wrong, *(row for row in rows if not row.exact)]
+    return [heading("Predicted beside rehearsed", equal), compared(shown, headings=("predicted", "rehearsed"))]

@@ -1,0 +1,211 @@
+"""The report: one HTML file that says what was asked, what came of it, why, and how to make it again.
+
+Nothing in it is fetched or run: it can be mailed, opened without a network, and printed. ``document`` makes the file of
+the parts that ``of_step``, ``of_run``, ``of_search`` and ``of_rows`` write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, NamedTuple
+
+from fivefold.rendering import html, memory, pipeline
+from fivefold.rendering.charts import CURVES
+from fivefold.rendering.drawing import lines
+from fivefold.rendering.drawing import memory as areas
+from fivefold.rendering.drawing import pipeline as timeline
+from fivefold.rendering.drawing.style import css
+from fivefold.rendering.drawing.svg import legend, titled
+from fivefold.rendering.drawn import cloud, front
+from fivefold.rendering.elements import STYLE, folded, heading, paragraph, table, words
+from fivefold.rendering.question import describe_step
+from fivefold.rendering.run_folder import RunFolder
+from fivefold.rendering.sweep.row import Row
+from fivefold.rendering.sweep.settings import best, describe_rows, mfu, varied
+from fivefold.rendering.sweep.table import WORDS
+from fivefold.results.search_result import SearchResult
+from fivefold.results.spans import Level
+from fivefold.step import Step
+from fivefold.units import show_bytes, show_count, show_seconds
+
+SHOWN = 80  # settings of a sweep
+PAGE = """
+:root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem}
+body{background:var(--card);color:var(--text)}
+.fivefold h2{border-top:1px solid var(--rule);padding-top:1rem}
+@media print{@page{margin:14mm}body{max-width:none;padding:0;color-scheme:light}.fivefold :is(h2,h3){break-after:avoid}
+ .fivefold svg,.fivefold table,.fivefold .barred{break-inside:avoid}.fivefold details:not([open]){display:none}
+ *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+"""
+
+
+class Drawing(NamedTuple):
+    """What a step's pictures are drawn of: spans of every pipeline rank, live bytes of the fullest."""
+
+    rows: pipeline.Rows
+    names: Sequence[str]
+    levels: Sequence[Level]
+    rank: int
+    capacity_bytes: int
+    pp: int
+    drawn: str = ""
+
+
+class Asked(NamedTuple):
+    """Of what a report is made, and how to make it again."""
+
+    commands: Sequence[str]
+    environment: Mapping[str, str]
+
+
+def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
+    """The whole file."""
+    commands = "\n".join(asked.commands)
+    ends = [
+        heading("To make it again", level=2), f"<pre>{words(commands)}</pre>", heading("Environment", level=2),
+        table(("", " "), list(asked.environment.items()), left=("", " ")),
+    ]  # fmt: skip
+    body = "".join([heading(title, level=1), *parts, *ends])
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{words(title)} · Fivefold</title><style>{css()}{STYLE}{PAGE}</style></head>"
+        f'<body><main class="fivefold">{body}</main></body></html>\n'
+    )
+
+
+def of_step(step: Step, drawing: Drawing | None = None) -> list[str]:
+    """What was asked, then memory, time and what else is known of one step."""
+    return [*question(step), heading("The step", level=2), html.key_figures(step), *html.expected(step),
+            *resources(step, drawing)]  # fmt: skip
+
+
+def resources(step: Step, drawing: Drawing | None) -> list[str]:
+    """Memory and time, each with its picture, then traffic and work."""
+    capacity = drawing.capacity_bytes if drawing else None
+    parts = html.memory(step, capacity_bytes=capacity, level=2)
+    if drawing and drawing.levels:
+        said = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
+        picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
+        parts += [heading("Memory over time", said), titled(picture)]
+        parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
+    bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
+    parts += [heading("Time", bound, level=2), html.time([step])]
+    if drawing and drawing.rows:
+        said = pipeline.finding(step.time, drawing.rows)
+        parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", said),
+                  *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=said)]  # fmt: skip
+        parts += [paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []
+    parts += [html.traffic(step), html.work(step)]
+    return [*parts, *operations(step)]
+
+
+def question(step: Step, *, found: bool = False) -> list[str]:
+    """What was asked: model, machine, layout (unless it was ``found``), and the job with all of its fields folded."""
+    job = step.job
+    sequence, batch = int(str(job.get("sequence", 0))), int(str(job.get("global_batch", 0)))
+    rows = [
+        ("model", f"{step.model}, {show_count(step.work.parameters)} parameters"),
+        ("machine", f"{step.machine}, {step.world:,} rank{'s' if step.world > 1 else ''}"),
+        ("layout", "to be found" if found else step.layout),
+        ("batch", f"{batch:,} sequences of {sequence:,} tokens, {show_count(sequence * batch)} tokens a step"),
+        ("job", describe_step(step)),
+    ]  # fmt: skip
+    return [
+        heading("What was asked", level=2), html.remarks(step), table(("", " "), rows, left=("", " ")),
+        folded("every field of the job", f"<pre>{words(json.dumps(job, indent=1))}</pre>"),
+    ]  # fmt: skip
+
+
+def operations(step: Step) -> list[str]:
+    """The operations that take longest."""
+    found = sorted(step.operations, key=lambda op: -op.times * (op.forward_seconds + op.backward_seconds))[:12]
+    rows = [(op.name, str(op.times), show_count(op.flops), show_bytes(op.kept_bytes), show_seconds(op.forward_seconds),
+             show_seconds(op.backward_seconds)) for op in found]  # fmt: skip
+    if not rows:
+        return []
+    headings = ("operation", "times", "FLOPs", "kept", "forward", "backward")
+    return [heading("Operations", "that take longest; each, on one rank and micro-batch"),
+            table(headings, rows, left=("operation",))]  # fmt: skip
+
+
+def of_run(
+    run: RunFolder, drawing: Drawing | None = None, lanes: Mapping[str, pipeline.Rows] | None = None
+) -> list[str]:
+    """A finished run: predicted, rehearsed and measured side by side, what makes up the error, how it learned.
+
+    ``lanes``: spans of every rank by kind of step, of a traced run.
+    """
+    parts = [*question(run.measured), heading("What was measured", level=2), html.key_figures(run.measured)]
+    parts += [paragraph(line, kind="bad") for line in run.measured.findings]
+    parts += html.beside(run.predicted, run.steps)
+    if lanes:
+        names = [f"{kind} {rank}" for kind, rows in lanes.items() for rank in range(len(rows))]
+        rows = [row for each in lanes.values() for row in each]
+        picture = _timeline(rows, names, pp=min(map(len, lanes.values())), label="one step, three times")
+        parts += [heading("One step", "as it was predicted, rehearsed and measured, by rank"), *picture]
+    parts += losses(run.log)
+    parts += [heading("What was predicted", level=2), html.key_figures(run.predicted), *html.expected(run.predicted)]
+    return [*parts, *resources(run.predicted, drawing)]
+
+
+def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The curve of the loss, and what happened on the way."""
+    curves = {
+        name: [(float(line["step"]), float(line[key])) for line in log
+               if key in line and "step" in line and isfinite(line[key])]
+        for key, name in CURVES.items()
+    }  # fmt: skip
+    curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
+    parts = [heading("Loss", level=2)] if curves else []
+    if curves:
+        name, curve = list(curves.items())[-1]
+        said = f"{name} loss from {curve[0][1]:.2f} to {curve[-1][1]:.2f} by step {curve[-1][0]:,.0f}"
+        looks = {name: look for name, look in zip(CURVES.values(), ("F", "BW"), strict=True) if name in curves}
+        drawn = [lines.Curve(name, looks[name], curve) for name, curve in curves.items()]
+        picture = lines.picture(drawn, label=said, x_title="optimizer step", y_title="nats")
+        parts += [paragraph(said, kind="soft"), titled(picture), legend((look, name) for name, look in looks.items())]
+    events = [(f"{line.get('step', 0):,}", line["event"]) for line in log if "event" in line][-40:]
+    return [*parts, *([heading("Events"), table(("step", "event"), events, left=("event",))] if events else [])]
+
+
+def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) -> list[str]:
+    picture = timeline.picture(rows, label=label, names=names, pp=pp)
+    return [titled(picture), legend(timeline.looks(rows))]
+
+
+def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
+    """What was proposed and why, the best, the front; then the proposal as a step."""
+    choice = found.proposal.choice if found.proposal else found.best[0] if found.best else None
+    parts = question(choice.step, found=True) if choice else []
+    parts += [heading("What is proposed, and why", level=2), *html.search_parts(found)]
+    parts += front(found, within="report")
+    return [*parts, *(resources(choice.step, drawing) if choice else [])]
+
+
+def of_rows(rows: Sequence[Row]) -> list[str]:
+    """A sweep: how many rows came to what, the best of each setting, throughput against memory."""
+    counts = {status: sum(row.status == status for row in rows) for status in WORDS}
+    said = ", ".join(f"{counts[status]:,} {word}" for status, word in WORDS.items() if counts[status])
+    parts = [paragraph(f"{len(rows):,} rows: {said}"), paragraph(describe_rows(rows), kind="soft")]
+    fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
+    if fitting:
+        axes = varied(rows)
+        found = list(best(rows, lambda row: tuple(getattr(row, axis) for axis in axes)).values())
+        cells = [
+            (*(str(getattr(row, axis)) for axis in axes), row.layout, f"{mfu(row):.1%}",
+             show_seconds(row.step_seconds or 0), show_bytes(row.peak_bytes or 0)) for row in found[:SHOWN]
+        ]  # fmt: skip
+        headings = (*axes, "layout", "MFU", "step", "memory")
+        parts += [heading("The best layout of each setting", "by MFU, causal", level=2),
+                  table(headings, cells, left=("layout", "model", "machine", "precision", "stack")),
+                  *cloud(fitting, within="report", level=2)]  # fmt: skip
+    why: dict[str, int] = {}
+    for row in rows:
+        if row.status == "refused":
+            why[row.why] = why.get(row.why, 0) + 1
+    most = sorted(why.items(), key=lambda each: -each[1])[:12]
+    return [*parts, *([heading("Refused", level=2), table(("rows", "why"), [(f"{count:,}", line) for line, count in
+            most], left=("why",))] if most else [])]  # fmt: skip

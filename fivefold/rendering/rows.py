@@ -1,0 +1,49 @@
+"""Records of one kind as an HTML table for notebooks, such as the rows of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from fivefold.rendering.drawn import cloud
+from fivefold.rendering.elements import block, paragraph, table
+from fivefold.rendering.sweep.row import TOLD
+from fivefold.rendering.sweep.row import Row as SweepRow
+from fivefold.units import show_bytes, show_count, show_seconds
+
+if TYPE_CHECKING:
+    from fivefold.shown import Rows
+
+SHOWN = 60  # rows of a table
+
+
+def rows(what: Rows[Any]) -> str:
+    """Records of one kind as a table; columns that say nothing are left out, and of a sweep those of detail."""
+    swept = all(isinstance(each, SweepRow) for each in what)
+    values = [each.model_dump(mode="json", include=set(TOLD) if swept else None) for each in islice(what, SHOWN)]
+    names = [name for name in dict.fromkeys(name for each in values for name in each)
+             if any(each.get(name) not in (None, "", [], {}) for each in values)]  # fmt: skip
+    numbers = {name for name in names if all(_is_number(each.get(name)) for each in values)}
+    cells = [[_cell(name, each.get(name)) for name in names] for each in values]
+    more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
+    headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
+    left = [name for name, full in zip(headings, names, strict=True) if full not in numbers]
+    drawn = cloud(what, within="notebook") if swept else []
+    return block(paragraph(f"{len(what):,} rows{more}", kind="soft"), *drawn, table(headings, cells, left=left))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | None) and not isinstance(value, bool)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, int | float):
+        if name.endswith("_bytes"):
+            return show_bytes(value)
+        if name.endswith("_seconds"):
+            return show_seconds(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
+    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)

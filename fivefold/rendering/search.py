@@ -1,0 +1,248 @@
+"""Shows the result of a search: the best layouts, why others were rejected, and the front of time over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.record import Mistake
+from fivefold.rendering.charts import Chart, _altair, _finish
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.interval import expectation
+from fivefold.rendering.palette import BLUE, ORANGE
+from fivefold.rendering.robust import regrets, robust, scenarios
+from fivefold.results.search_result import Answer, Batch, Change, Finalist, Point, Proposal, Ranked, SearchResult, Walk
+from fivefold.stack.catalog import STACKS
+from fivefold.units import byte_unit, show_bytes, show_count, show_risk, show_seconds
+
+UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
+NAMED = 8  # the chart labels its points if they are no more than this
+
+
+def page(found: SearchResult) -> RenderableType:
+    """Return the page: proposal, best layouts, near misses, the front if it has several points, why others lost."""
+    fits = "" if found.best else ", none fits"
+    parts: list[RenderableType] = [
+        Text(
+            f"{found.tried:,} layouts in {show_seconds(found.seconds)}, {found.evaluated:,} evaluated{fits}",
+            style="dim",
+        )
+    ]
+    if found.proposal:
+        parts.append(_proposal(found.proposal))
+    if found.robust:
+        parts += [robust(found.robust), regrets(found.robust), _heading("If the run is otherwise than predicted")]
+        parts += [scenarios(found.robust), _heading("As predicted")]
+    if found.tight:
+        parts.append(Text(found.tight.line(), style="yellow", overflow="fold"))
+    if found.best:
+        parts += [_heading("The fastest of those estimated")] if found.proposal else []
+        parts.append(_best(found.best))
+        if expected := expectation(found.best[0].step):
+            parts.append(Text.assemble("\nOf the best: ", expected))
+    if found.finalists:
+        parts += [_heading("Measured"), finalists(found.finalists)]
+    if found.tightest:
+        parts.append(Text.assemble("\n", found.tightest, overflow="fold"))
+    for miss in found.misses:
+        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
+        line = f"{miss.layout}  needs {need} of {have}{risk}: {miss.cause}"
+        parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
+        parts += [Text(f"  would fit with {mend}", overflow="fold") for mend in miss.mends]
+    if len(found.front) > 1:
+        parts += [_heading("Memory against time"), _front(found.front)]
+    if found.reasons:
+        rows = tuple((f"{reason.layouts:,}", reason.line, reason.nearest) for reason in found.reasons)
+        grid = Grid(("layouts", "why", "nearest"), rows, words=("why", "nearest"))
+        parts += [_heading("Why the others lost"), grid]
+    return Group(*parts)
+
+
+def answers(found: Sequence[Answer]) -> RenderableType:
+    """Return a table with a row per answered question."""
+    rows = tuple(
+        (
+            answer.question, answer.line, answer.layout or "–",
+            "–" if answer.memory_bytes is None else show_bytes(answer.memory_bytes),
+            "–" if answer.step_seconds is None else show_seconds(answer.step_seconds),
+        )
+        for answer in found
+    )  # fmt: skip
+    words = ("question", "answer", "layout")
+    return Grid((*words, "peak", "step"), rows, words=words)
+
+
+def changes(found: Sequence[Change]) -> RenderableType:
+    """Return a table of single changes to a layout: speed, step time, memory, and whether it fits."""
+    rows = tuple(
+        (
+            change.change, f"{change.faster - 1:+.1%}", show_seconds(change.step_seconds),
+            _signed(-change.saved_bytes), change.answer,
+        )
+        for change in found
+    )  # fmt: skip
+    return Grid(("change", "speed", "step", "memory", "fits"), rows, words=("change",))
+
+
+def walk(found: Walk, *, top: int) -> RenderableType:
+    """Return the page of one change at a time: where one is, the ``top`` changes that help most, and the best walk."""
+    now = found.start
+    fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[now.answer]
+    figures = f"{show_seconds(now.step_seconds)} a step, {show_bytes(now.memory_bytes)}, {fits}"
+    parts: list[RenderableType] = [
+        Text.assemble((now.layout, "bold cyan"), overflow="fold"), Text(figures),
+        _heading("One change"), changes(_told(found.changes, top)),
+    ]  # fmt: skip
+    if len(found.path) > 1:
+        parts += [_heading("The best change, then the best of what that makes, and so on"), changes(found.path)]
+    if found.path:
+        faster = now.step_seconds / found.path[-1].step_seconds - 1
+        parts.append(Text(f"ends at {found.path[-1].layout}, {faster:+.1%}", overflow="fold"))
+    else:
+        parts.append(Text("\nno single change helps"))
+    return Group(*parts)
+
+
+def _told(found: Sequence[Change], top: int) -> list[Change]:
+    """The ``top`` changes, and of those that do not fit a few that would be faster."""
+    faster = [change for change in found[top:] if not change.fits and change.faster > 1]
+    return [*found[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
+
+
+def batches(found: Sequence[Batch]) -> RenderableType:
+    """Return a table of global batches: tokens, micro-batches and steps of each."""
+    rows = tuple(
+        (str(b.global_batch), show_count(b.tokens), str(b.micro_batches), f"{b.steps:,}", "; ".join(b.who))
+        for b in found
+    )  # fmt: skip
+    return Grid(
+        ("sequences", "tokens", "micro-batches", "steps", "who says or chose it"), rows, words=("who says or chose it",)
+    )
+
+
+def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:
+    """Return a chart of the Pareto front: seconds per step over memory of the fullest rank."""
+    alt = _altair()
+    if not found.front:
+        raise Mistake("no layout fits; there is no front to draw")
+    points = sorted(found.front, key=lambda point: point.memory_bytes)
+    size, unit = byte_unit(points[-1].memory_bytes)
+    values = [
+        {"memory": point.memory_bytes / size, "seconds": point.step_seconds, "layout": point.layout,
+         "text": point.layout if len(points) <= NAMED else "", "best": point is points[-1]}
+        for point in points
+    ]  # fmt: skip
+    x = alt.X("memory:Q", title=f"memory of the fullest rank, {unit}", scale=alt.Scale(zero=False, padding=20))
+    y = alt.Y("seconds:Q", title="seconds per step", scale=alt.Scale(zero=False, padding=20))
+    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
+    colour = alt.condition("datum.best", alt.value(ORANGE), alt.value(BLUE))
+    marks = base.mark_point(filled=True, size=70).encode(color=colour, tooltip="layout:N")
+    names = base.mark_text(align="left", dx=8, dy=-8, fontSize=11).encode(text="text:N")
+    line = base.mark_line(interpolate="step-after", strokeWidth=1.5, color=BLUE)
+    return _finish(line + marks + names, title=_finding(points), subtitle=subtitle, height=360)
+
+
+def _finding(points: Sequence[Point]) -> str:
+    small, fast = points[0], points[-1]
+    if len(points) == 1:
+        return f"{fast.layout} is both the fastest and the smallest"
+    slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
+    return f"{less:.0%} less memory costs {slower:.0%} more time"
+
+
+def _proposal(found: Proposal) -> RenderableType:
+    """The proposed layout, what simpler and faster ones cost and gain, and why each choice is as it is."""
+    step = found.choice.step
+    seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
+    risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
+    figures = f"{seconds} a step, {peak}{risk}, MFU {step.mfu.causal:.1%}"
+    alike = "1 layout is" if found.alike == 1 else f"{found.alike} layouts are"
+    lines = [
+        Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
+        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({alike})"),
+    ]
+    lines += [Text(found.remark, style="yellow", overflow="fold")] if found.remark else []
+    for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
+        if other is not None:
+            less = "longer" if other.slower >= 0 else "less"
+            part = f" ({other.because})" if other.because else ""
+            layout = _usually(other.layout, other.reduce, stack=step.stack)
+            lines.append(Text(f"{word}  {layout}: {abs(other.slower):.1%} {less}{part}", overflow="fold"))
+    return Group(
+        *lines, Grid(("choice", "why"), tuple((why.choice, why.line) for why in found.why), words=("choice", "why"))
+    )
+
+
+def _best(best: Sequence[Ranked]) -> Grid:
+    priced = best[0].dollars is not None
+    rows = []
+    for rank, each in enumerate(best, start=1):
+        step = each.step
+        cost = (_money(each.dollars),) if each.dollars is not None else ()
+        rows.append(
+            (
+                str(rank),
+                _ranked(each),
+                show_seconds(step.time.step_seconds),
+                show_bytes(step.memory.peak_bytes),
+                f"{step.mfu.causal:.1%}",
+                f"{each.gpu_hours:.3g}",
+                *cost,
+                step.time.bound_by,
+            )
+        )
+    headings = ("rank", "layout", "step", "peak", "MFU", "GPU-h", *(("dollars",) if priced else ()), "bound by")
+    return Grid(headings, tuple(rows), words=("layout", "bound by"))
+
+
+def _money(dollars: float) -> str:
+    return f"{dollars:,.2f}" if dollars >= 1 or not dollars else f"{dollars:.2g}"
+
+
+def finalists(found: Sequence[Finalist]) -> Grid:
+    """Return a table of the layouts that were trained for a few steps, the fastest first."""
+    rows = tuple(
+        (
+            str(rank), each.layout, show_seconds(each.predicted_seconds),
+            "–" if each.measured_seconds is None else show_seconds(each.measured_seconds),
+            "–" if not each.measured_seconds else f"{each.predicted_seconds / each.measured_seconds - 1:+.1%}",
+            each.why,
+        )
+        for rank, each in enumerate(found, start=1)
+    )  # fmt: skip
+    return Grid(("rank", "layout", "predicted", "measured", "error", ""), rows, words=("layout", ""))
+
+
+def _front(front: Sequence[Point]) -> Grid:
+    rows = tuple(
+        (show_bytes(p.memory_bytes), show_seconds(p.step_seconds), p.precision, _worded(p.layout, p.reduce))
+        for p in front
+    )
+    return Grid(("peak", "step", "precision", "layout"), rows, words=("precision", "layout"))
+
+
+def _ranked(each: Ranked) -> str:
+    """The layout, and how often it reduces gradients where its software usually does otherwise."""
+    return _usually(each.step.layout, each.reduce, stack=each.step.stack)
+
+
+def _usually(layout: str, reduce: str, *, stack: str) -> str:
+    usual = STACKS[stack].reduce if stack in STACKS else "micro_batch"
+    return layout if reduce == usual else _worded(layout, reduce)
+
+
+def _worded(layout: str, reduce: str) -> str:
+    """A layout, with the field of the job that says how often it reduces gradients, where that is not the default."""
+    often = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
+    return layout if often else f"{layout} (reduce={reduce})"
+
+
+def _heading(title: str) -> Text:
+    return Text.assemble("\n", (title, "bold"))
+
+
+def _signed(size: int) -> str:
+    return ("+" if size > 0 else "−" if size < 0 else "") + show_bytes(abs(size))

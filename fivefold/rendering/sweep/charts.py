@@ -1,0 +1,229 @@
+"""Pictures of any sweep, titled with their finding. One whose axes the sweep does not vary is not drawn: each function
+then returns why, as the end of a sentence.
+
+mfu         heat map of the best MFU by ranks and model, its layout in the cell      (Ultra-Scale Playbook, benchmarks)
+throughput  tokens per second and GPU against memory, every row that fits
+scaling     the best throughput per GPU by ranks
+memory · sequence · measured   in rooms of their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fivefold.rendering.charts import Chart, _altair, styled
+from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
+from fivefold.rendering.pipeline import data
+from fivefold.rendering.sweep.measured import measured
+from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.sweep.row import Row
+from fivefold.rendering.sweep.sequence import memory, sequence
+from fivefold.rendering.sweep.settings import best, fixed, memory_unit, mfu, setting, sized, values, varied, word
+from fivefold.units import show_bytes
+
+MOST_POINTS = 2000
+MOST_PANELS = 4
+MOST_CURVES = 10
+CELL_WIDTH, CELL_HEIGHT = 104, 62
+CONTRAST = 0.7  # of the least MFU has the palest colour
+DEGREES = ("tp", "cp", "pp", "ep")
+
+
+def heat_map(rows: Sequence[Row]) -> Chart | str:
+    """Best MFU (causal) by number of ranks and model, a panel for each setting of all else; its layout in the cell."""
+    axes = varied(rows)
+    if not {"ranks", "model"} <= set(axes):
+        return "needs several models and several numbers of ranks"
+    others = [axis for axis in axes if axis not in ("ranks", "model")]
+    found = best(rows, lambda row: (setting(row, others), row.model, row.ranks))
+    if not found:
+        return "needs rows that fit"
+    names = list(dict.fromkeys(setting(row, others) for row in rows))
+    models, ranks = values(rows, "model"), values(rows, "ranks")
+    label = {row.model: sized(row) for row in found.values()}
+    most, least = max(found.values(), key=mfu), min(found.values(), key=mfu)
+    top, bottom = mfu(most), CONTRAST * mfu(least)
+    panels = []
+    for name in names[:MOST_PANELS]:
+        cells = [
+            _cell(found.get((name, model, count)), label=label.get(model, model), ranks=count, bottom=bottom, top=top)
+            for model in reversed(models) for count in ranks
+        ]  # fmt: skip
+        panels.append(
+            Panel(name, _heat(cells, limits=[bottom, top], models=[label.get(m, m) for m in reversed(models)]))
+        )
+    title = f"The best layouts reach {mfu(least):.0%} to {mfu(most):.0%} MFU, most on {word('ranks', most.ranks)}"
+    return stacked(panels, title=title, subtitle=_said(rows, "MFU with causal attention", len(names)))
+
+
+def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
+    words = row.layout.split() if row else []
+    degrees = [each for each in words if each.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
+    rest = [each for each in words if each not in degrees and each != "1f1b"]
+    return {
+        "model": label, "ranks": f"{ranks:,}", "mfu": mfu(row) if row else 0.0, "fits": int(row is not None),
+        "text": f"{mfu(row):.1%}" if row else "none fits", "degrees": " ".join(degrees), "rest": " ".join(rest),
+        "memory": show_bytes(row.measured_peak_bytes or row.peak_bytes or 0) if row else "",
+        "ink": "white" if row and mfu(row) > bottom + 0.5 * (top - bottom) else INK,
+    }  # fmt: skip
+
+
+def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]) -> Chart:
+    alt = _altair()
+    ranks = list(dict.fromkeys(cell["ranks"] for cell in cells))
+    axis = alt.Axis(grid=False, ticks=False, domain=False, labelAngle=0, labelLimit=260, labelPadding=8)
+    x = alt.X("ranks:N", sort=ranks, title="ranks", axis=axis)
+    y = alt.Y("model:N", sort=models, title=None, axis=axis)
+    base = alt.Chart(data(cells)).encode(x=x, y=y)
+    filled = base.transform_filter("datum.fits == 1").mark_rect(stroke="white", strokeWidth=2)
+    filled = filled.encode(fill=alt.Fill("mfu:Q", scale=alt.Scale(scheme="blues", domain=limits), legend=None))
+    empty = base.transform_filter("datum.fits == 0").mark_rect(stroke="white", strokeWidth=2, color=RULE)
+    lines = (
+        ("text", -21, 13, "bold"),
+        ("degrees", -4, 9, "normal"),
+        ("rest", 8, 9, "normal"),
+        ("memory", 21, 9, "normal"),
+    )
+    texts = [
+        base.transform_filter(f"datum.{field} != null").mark_text(dy=dy, fontSize=size, fontWeight=weight).encode(
+            text=f"{field}:N", color=alt.Color("ink:N", scale=None)
+        )
+        for field, dy, size, weight in lines
+    ]  # fmt: skip
+    picture = alt.layer(empty, filled, *texts)
+    return picture.properties(width=CELL_WIDTH * len(ranks), height=CELL_HEIGHT * len(models))
+
+
+def throughput(rows: Sequence[Row]) -> Chart | str:
+    """Tokens per second and GPU over memory of the fullest rank: every row that fits, the front by a line."""
+    fitting = [row for row in rows if row.status == "fits"]
+    if len({row.layout for row in fitting}) < 2:
+        return "needs several layouts that fit"
+    by = _series(fitting, besides=())
+    groups = list(dict.fromkeys(map(by, fitting)))
+    size, unit = memory_unit(fitting)
+    points = [_point(row, by(row), size) for row in _thin(fitting)]
+    fronts = {name: _front(row for row in fitting if by(row) == name) for name in groups}
+    front = [_point(row, name, size) for name, mine in fronts.items() for row in mine]
+    alt = _altair()
+    x = alt.X(
+        "memory:Q", title=f"memory of the fullest rank, {unit}", scale=alt.Scale(zero=False, nice=False, padding=16)
+    )
+    speeds = [point["tokens"] for point in points]
+    scale = alt.Scale(type="log", domain=[min(speeds) / 1.2, max(speeds) * 1.4], nice=False)
+    y = alt.Y("tokens:Q", title="tokens/s per GPU", scale=scale, axis=alt.Axis(format="~s", tickCount=6))
+    colour = _coloured(alt, groups)
+    dots = alt.Chart(data(points)).mark_point(filled=True, size=18, opacity=0.45).encode(x=x, y=y, color=colour)
+    line = alt.Chart(data(front)).mark_line(interpolate="step-after", strokeWidth=1.8).encode(x=x, y=y, color=colour)
+    ends = list({point["series"]: point for point in front}.values())  # the fastest of each
+    names = alt.Chart(data(ends)).mark_text(align="right", dx=-6, dy=-9, fontSize=10)
+    picture = alt.layer(dots, line, names.encode(x=x, y=y, text="layout:N", color=colour))
+    fastest = max((mine[-1] for mine in fronts.values()), key=_tokens)
+    title = f"{len(fitting):,} layouts fit: the fastest takes {show_bytes(fastest.peak_bytes or 0)}"
+    if len(groups) == 1 and (smallest := front[0]) != (best_of_all := front[-1]):
+        less, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
+        title = f"{len(fitting):,} layouts fit: {less:.0%} less memory costs {slower:.0%} of the throughput"
+    return styled(picture.properties(width=640, height=380), title=title, subtitle=_said(rows, _cut(fitting)))
+
+
+def scaling(rows: Sequence[Row]) -> Chart | str:
+    """The best throughput per GPU by number of ranks: of one model in tokens, of several as a share of the first."""
+    if "ranks" not in varied(rows):
+        return "needs several numbers of ranks"
+    by = _curves(rows)
+    found = best(rows, lambda row: (by(row), row.ranks))
+    names = [name for name in dict.fromkeys(map(by, rows)) if sum(series == name for series, _ in found) > 1]
+    if not names:
+        return "needs rows that fit on several numbers of ranks"
+    several = len(values(rows, "model")) > 1
+    points = []
+    for name in names:
+        mine = [_point(found[name, ranks], name) for ranks in values(rows, "ranks") if (name, ranks) in found]
+        points += [
+            point | {"first": 1.0 if several else mine[0]["tokens"],
+                     "speed": point["tokens"] / (mine[0]["tokens"] if several else 1.0)} for point in mine
+        ]  # fmt: skip
+    alt = _altair()
+    x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, nice=False, padding=16))
+    x.axis = alt.Axis(values=values(rows, "ranks"), grid=False, format=",d")
+    words = "throughput per GPU, of that on the fewest ranks" if several else "tokens/s per GPU"
+    y = alt.Y("speed:Q", title=words, scale=alt.Scale(zero=True), axis=alt.Axis(format=".0%" if several else "~s"))
+    base = alt.Chart(data(points)).encode(x=x, color=_coloured(alt, names))
+    dashes = base.mark_line(strokeDash=[3, 4], strokeWidth=1, opacity=0.7).encode(y=alt.Y("first:Q", title=words))
+    picture = alt.layer(dashes, base.mark_line(point=True, strokeWidth=2).encode(y=y))
+    kept = {name: [p["tokens"] for p in points if p["series"] == name] for name in names}
+    worst = min(names, key=lambda name: kept[name][-1] / kept[name][0])
+    last = max(point["ranks"] for point in points if point["series"] == worst)
+    title = f"{worst} keeps {kept[worst][-1] / kept[worst][0]:.0%} of its throughput per GPU to {last:,} ranks"
+    return styled(
+        picture.properties(width=640, height=360), title=title, subtitle=_said(rows, "dashed: perfect scaling")
+    )
+
+
+def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """What tells curves over ranks apart: all other axes that vary, if there are not too many of them."""
+    axes = [axis for axis in varied(rows) if axis != "ranks"]
+    if axes and len({setting(row, axes) for row in rows}) <= MOST_CURVES:
+        return lambda row: setting(row, axes)
+    return _series(rows, besides=("ranks",))
+
+
+def _series(rows: Sequence[Row], *, besides: Sequence[str]) -> Callable[[Row], str]:
+    """What tells curves apart: models, else all other axes that vary, else the axes that layouts use."""
+    axes = [axis for axis in varied(rows) if axis not in besides]
+    if "model" in axes:
+        return lambda row: row.model
+    if axes:
+        return lambda row: setting(row, axes)
+    return lambda row: "·".join(["dp", *(axis for axis in DEGREES if (getattr(row, axis) or 1) > 1)])
+
+
+def _tokens(row: Row) -> float:
+    return row.measured_tokens_per_second_per_gpu or row.tokens_per_second_per_gpu or 0.0
+
+
+def _point(row: Row, series: str, size: int = 1) -> dict[str, Any]:
+    return {
+        "memory": (row.peak_bytes or 0) / size, "tokens": _tokens(row), "series": series, "layout": row.layout,
+        "ranks": row.ranks,
+    }  # fmt: skip
+
+
+def _front(rows: Iterable[Row]) -> list[Row]:
+    """Rows that no other surpasses in both, from the smallest to the fastest."""
+    found: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.peak_bytes or 0, -_tokens(row))):
+        if not found or _tokens(row) > _tokens(found[-1]):
+            found.append(row)
+    return found
+
+
+def _thin(rows: Sequence[Row]) -> Sequence[Row]:
+    return rows[:: -(-len(rows) // MOST_POINTS)]
+
+
+def _cut(rows: Sequence[Row]) -> str:
+    shown = len(_thin(rows))
+    return "" if shown == len(rows) else f"{shown:,} of {len(rows):,} are drawn"
+
+
+def _coloured(alt: Any, names: list[str]) -> Any:
+    colours = [SERIES[place % len(SERIES)] for place in range(len(names))] if len(names) > 1 else [BLUE]
+    legend = alt.Legend(orient="top", title=None, columns=4, labelLimit=240) if len(names) > 1 else None
+    return alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
+
+
+def _said(rows: Sequence[Row], more: str, panels: int = 0) -> str:
+    left_out = f"the first {MOST_PANELS} of {panels} settings" if panels > MOST_PANELS else ""
+    return " · ".join(filter(None, (fixed(rows), more, left_out)))
+
+
+PICTURES: dict[str, Callable[[Sequence[Row]], Chart | str]] = {
+    "mfu": heat_map,
+    "throughput": throughput,
+    "scaling": scaling,
+    "memory": memory,
+    "sequence": sequence,
+    "measured": measured,
+}

@@ -1,0 +1,42 @@
+"""Pictures of several panels in the common style."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fivefold.rendering.charts import Chart, _altair, find_width, styled
+from fivefold.rendering.palette import TEXT, break_lines
+
+
+class Panel(NamedTuple):
+    """A chart with its heading."""
+
+    name: str
+    chart: Chart
+
+
+def stacked(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
+    """Panels below one another."""
+    return _joined(panels, title=title, subtitle=subtitle, side_by_side=False)
+
+
+def beside(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
+    """Panels side by side."""
+    return _joined(panels, title=title, subtitle=subtitle, side_by_side=True)
+
+
+def _joined(panels: Sequence[Panel], *, title: str, subtitle: str, side_by_side: bool) -> Chart:
+    alt = _altair()
+    join = alt.hconcat if side_by_side else alt.vconcat
+    heading = {"anchor": "start", "fontSize": 13, "fontWeight": "normal", "color": TEXT, "offset": 6}
+    charts = [
+        panel.chart.properties(title={"text": _lines(panel), **heading}) if panel.name else panel.chart
+        for panel in panels
+    ]
+    return styled(join(*charts), title=title, subtitle=subtitle)
+
+
+def _lines(panel: Panel) -> str | list[str]:
+    width = find_width(panel.chart.to_dict())
+    return break_lines(panel.name, width=width, size=13) if width else panel.name

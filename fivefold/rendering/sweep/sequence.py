@@ -1,0 +1,151 @@
+"""Memory and MFU of a sweep against sequence length, by recomputation.
+
+Memory is of one layout per model, which fits most often; MFU of the fastest that fits, or the smallest where none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fivefold.rendering.charts import COLOURS, Chart, _altair
+from fivefold.rendering.palette import LIMIT, SERIES
+from fivefold.rendering.pipeline import data
+from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.sweep.row import Row
+from fivefold.rendering.sweep.settings import fixed, memory_unit, mfu, sized, values, varied
+from fivefold.rendering.table import PARTS
+
+MOST_MODELS = 4
+LACKS = "needs several sequence lengths"
+
+
+def memory(rows: Sequence[Row]) -> Chart | str:
+    """What memory is of, a bar per sequence length, a column per recomputation, a panel per model."""
+    if "sequence" not in varied(rows):
+        return LACKS
+    usual = {model: _usual(rows, model) for model in values([row for row in rows if row.peak_bytes], "model")}
+    chosen = _chosen(row for row in rows if row.peak_bytes and _layout(row) == usual[row.model])
+    if not chosen:
+        return "needs rows with a prediction"
+    panels = [
+        Panel(f"{sized(mine[0])}, {' '.join(_layout(mine[0])[-1])}", _bars(mine)) for mine in _by_model(rows, chosen)
+    ]
+    fullest = max(chosen, key=lambda row: row.peak_bytes or 0)
+    large = max(PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
+    share = (getattr(fullest, f"{large}_bytes") or 0) / (fullest.peak_bytes or 1)
+    title = f"{fullest.model}: {large} take {share:.0%} at {fullest.sequence:,} tokens and ac={fullest.recomputation}"
+    return stacked(panels, title=title, subtitle=_said(rows, "line: what a GPU has for tensors"))
+
+
+def sequence(rows: Sequence[Row]) -> Chart | str:
+    """The best MFU over sequence length, a curve per recomputation, a panel per model; hollow where nothing fits."""
+    if "sequence" not in varied(rows):
+        return LACKS
+    chosen = _chosen(rows)
+    if not chosen:
+        return "needs rows with a prediction"
+    kinds = values(rows, "recomputation")
+    panels = [Panel(sized(mine[0]), _curves(mine, kinds)) for mine in _by_model(rows, chosen)]
+    fitting = [row for row in chosen if row.status == "fits"]
+    title = "No row fits"
+    if fitting:
+        most = max(fitting, key=lambda row: (row.sequence, mfu(row)))
+        title = f"{most.model} at {most.sequence:,} tokens: ac={most.recomputation} is best, {mfu(most):.0%} MFU"
+    return stacked(panels, title=title, subtitle=_said(rows, "MFU with causal attention; hollow: does not fit"))
+
+
+def _layout(row: Row) -> tuple[Any, ...]:
+    """Everything that is the same at all sequence lengths and recomputations."""
+    words = tuple(word for word in row.layout.split() if not word.startswith("ac="))
+    return (row.machine, row.ranks, row.precision, row.stack, words)
+
+
+def _usual(rows: Sequence[Row], model: str) -> tuple[Any, ...]:
+    """The layout that fits in most of a model's rows; of several the fastest."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        if row.model == model and row.peak_bytes:
+            found.setdefault(_layout(row), []).append(mfu(row) if row.status == "fits" else 0.0)
+    return max(found, key=lambda name: (sum(map(bool, found[name])), sum(found[name])))
+
+
+def _chosen(rows: Iterable[Row]) -> list[Row]:
+    found: dict[tuple[str, int, str], Row] = {}
+    for row in rows:
+        if row.peak_bytes is None:
+            continue
+        key = row.model, row.sequence, row.recomputation
+        if key not in found or _rank(row) > _rank(found[key]):
+            found[key] = row
+    return list(found.values())
+
+
+def _rank(row: Row) -> tuple[bool, float]:
+    return (True, mfu(row)) if row.status == "fits" else (False, -float(row.peak_bytes or 0))
+
+
+def _by_model(rows: Sequence[Row], chosen: list[Row]) -> list[list[Row]]:
+    models = [name for name in values(rows, "model") if any(row.model == name for row in chosen)]
+    return [[row for row in chosen if row.model == name] for name in models[:MOST_MODELS]]
+
+
+def _bars(rows: list[Row]) -> Chart:
+    alt, (unit, name) = _altair(), memory_unit(rows)
+    cells = [
+        {"sequence": f"{row.sequence:,}", "recomputation": f"ac={row.recomputation}", "part": part, "order": order,
+         "size": (getattr(row, f"{part}_bytes") or 0) / unit}
+        for row in sorted(rows, key=lambda row: row.sequence) for order, part in enumerate(PARTS)
+    ]  # fmt: skip
+    names = list(dict.fromkeys(str(cell["sequence"]) for cell in cells))
+    kinds = [f"ac={name}" for name in values(rows, "recomputation")]
+    limit = [{"limit": max((row.capacity_bytes or 0) for row in rows) / unit}]
+    axis = alt.Axis(labelAngle=-45 if max(len(name) for name in names) > 5 else 0, ticks=False, grid=False)
+    bars = alt.Chart(data(cells)).mark_bar()
+    bars = bars.encode(
+        x=alt.X("sequence:N", sort=names, title="tokens per sequence", axis=axis),
+        y=alt.Y("size:Q", title=f"memory of the fullest rank, {name}", stack="zero"),
+        color=alt.Color(
+            "part:N", scale=alt.Scale(domain=list(PARTS), range=list(COLOURS)),
+            legend=alt.Legend(orient="top", title=None),
+        ),
+        order="order:Q",
+    )  # fmt: skip
+    line = alt.Chart(data(limit)).mark_rule(color=LIMIT, strokeDash=[4, 3]).encode(y="limit:Q")
+    width = max(120, 30 * len(names))
+    panels: list[Chart] = []
+    for kind in kinds:
+        mine = bars.transform_filter(alt.datum.recomputation == kind)
+        if panels:
+            mine.encoding.y.title = None
+        panels.append((mine + line).properties(width=width, height=200, title={"text": kind, "fontSize": 12}))
+    return alt.hconcat(*panels).resolve_scale(y="shared")
+
+
+def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
+    alt = _altair()
+    points = [
+        {"sequence": row.sequence, "mfu": mfu(row), "recomputation": f"ac={row.recomputation}",
+         "fits": int(row.status == "fits")}
+        for row in sorted(rows, key=lambda row: row.sequence)
+    ]  # fmt: skip
+    names = [f"ac={kind}" for kind in kinds]
+    lengths = sorted({row.sequence for row in rows})
+    x = alt.X("sequence:Q", title="tokens per sequence", scale=alt.Scale(type="log", base=2, nice=False, padding=16))
+    x.axis = alt.Axis(values=lengths, grid=False, format=",d")
+    y = alt.Y("mfu:Q", title="MFU", axis=alt.Axis(format=".0%", tickCount=5))
+    colour = alt.Color(
+        "recomputation:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
+        legend=alt.Legend(orient="top", title=None),
+    )  # fmt: skip
+    base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)
+    line = base.mark_line(strokeWidth=2)
+    full = base.transform_filter("datum.fits == 1").mark_point(filled=True, size=45, opacity=1)
+    hollow = base.transform_filter("datum.fits == 0").mark_point(filled=False, size=45, fill="white", strokeWidth=1.8)
+    return alt.layer(line, full, hollow).properties(width=560, height=220)
+
+
+def _said(rows: Sequence[Row], more: str) -> str:
+    models = len(values(rows, "model"))
+    left_out = f"the {MOST_MODELS} smallest of {models} models" if models > MOST_MODELS else ""
+    return " · ".join(filter(None, (fixed(rows), more, left_out)))

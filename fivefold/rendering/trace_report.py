@@ -1,0 +1,251 @@
+"""Shows what traces of a real run say: where the time of each rank went, kernels, messages, the critical path.
+
+rank  step    compute  exposed  waiting  overlapped  copies   host  queued
+   0  42.1 ms   81.2%    12.0%     3.1%        64 %    0.2%   5.1%    1.5%
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.record import Mistake
+from fivefold.rendering import charts
+from fivefold.rendering.compare import Row
+from fivefold.rendering.compare import table as compared
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
+from fivefold.rendering.table import heading
+from fivefold.results.trace_report import Breakdown, Does, KernelLine, MessageLine, PathPart, TraceReport
+from fivefold.units import show_bytes, show_seconds
+
+MOST_RANKS = 64  # that are listed or drawn one by one
+SLOTS = 1280  # of the critical path's picture: two for each of its pixels
+LONGEST_NAME = 72  # characters of a kernel's name
+PARTS = {
+    "compute_seconds": ("compute", BLUE), "exposed_seconds": ("exposed communication", RED),
+    "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
+    "idle_host_seconds": ("host-bound idle", GREY),
+}  # fmt: skip
+DOES = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
+
+
+class Piece(NamedTuple):
+    """A piece of the critical path, in seconds from the begin of its step."""
+
+    rank: int
+    does: Does
+    start: float
+    end: float
+
+
+def page(report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "") -> RenderableType:
+    """Return the page; ``rows``: the prediction beside it, which ``predicted`` describes."""
+    ranks = _means(report)
+    parts: list[RenderableType] = [_headline(report, ranks)]
+    parts += [Text(f"! {line}", style="yellow", overflow="fold") for line in report.remarks]
+    of = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
+    parts += [heading("Where the time goes", f"by rank, {of}; shares of the step"), _breakdown(ranks)]
+    if len(ranks) > MOST_RANKS:
+        parts.append(Text(f"and {len(ranks) - MOST_RANKS} more ranks (--json has all)", style="dim"))
+    parts += [heading("What runs", "by category, of a rank and step; kernels side by side count each"),
+              _kernels(report.categories, named=False)]  # fmt: skip
+    parts += [heading("Longest kernels" if report.device == "GPU" else "Longest operators"),
+              _kernels(report.kernels, named=True)]  # fmt: skip
+    if report.messages:
+        parts += [heading("Messages", "of a rank and step; rates from the last arrival on, where it is known")]
+        parts += [_messages(report.messages)]
+    if report.path:
+        parts += [heading("Critical path", f"{show_seconds(report.path_seconds)} over all ranks, by what it waits for")]
+        parts += [_path(report)]
+    if rows:
+        parts += [heading("Beside the prediction", predicted), compared(rows)]
+    return Group(*parts)
+
+
+def _means(report: TraceReport) -> list[Breakdown]:
+    """Return one breakdown per rank: the mean of its steps."""
+    means = []
+    for _, found in groupby(report.breakdown, key=lambda each: each.rank):
+        steps = list(found)
+        names = [name for name in Breakdown.model_fields if name.endswith("_seconds")]
+        values = {name: [getattr(each, name) for each in steps] for name in names}
+        mean = {name: None if None in value else sum(value) / len(value) for name, value in values.items()}
+        means.append(steps[0].replace(**mean))
+    return means
+
+
+def finding(ranks: Sequence[Breakdown]) -> str:
+    """Return the title: the share of compute, and what takes most of the rest."""
+    whole = sum(each.window_seconds for each in ranks)
+    sums = {name: sum(getattr(each, field) for each in ranks) for field, (name, _) in PARTS.items()}
+    compute = sums.pop("compute")
+    most = max(sums, key=lambda name: sums[name])
+    share = f", {most} {sums[most] / whole:.0%}" if sums[most] else ""
+    return f"Compute fills {compute / whole:.0%} of a step{share}"
+
+
+def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> Text:
+    at_hand = f"{len(report.ranks)} of {report.world} ranks" if len(report.ranks) < report.world else (
+        "1 rank" if report.world == 1 else f"{report.world} ranks")  # fmt: skip
+    return Text.assemble(
+        (f"traced  {at_hand} on {report.device}s\n\n", "dim"),
+        (f"{show_seconds(report.step_seconds)} per step", "bold cyan"), f"  ·  {finding(ranks)}", overflow="fold",
+    )  # fmt: skip
+
+
+def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
+    headings = ("rank", "step", "compute", "of it optimizer", "exposed", "of it waiting", "overlapped", "copies",
+                "host-bound idle", "queued idle")  # fmt: skip
+    return Grid(headings, tuple(_breakdown_row(each) for each in ranks[:MOST_RANKS]), words=())
+
+
+def _breakdown_row(each: Breakdown) -> tuple[str, ...]:
+    def share(seconds: float | None) -> str:
+        return "–" if seconds is None or not each.window_seconds else f"{seconds / each.window_seconds:.1%}"
+
+    overlap = "–" if each.overlap is None else f"{each.overlap:.0%} of {show_seconds(each.communication_seconds)}"
+    return (
+        str(each.rank), show_seconds(each.window_seconds), share(each.compute_seconds), share(each.optimizer_seconds),
+        share(each.exposed_seconds), share(each.waiting_seconds), overlap, share(each.memcpy_alone_seconds),
+        share(each.idle_host_seconds), share(each.idle_waiting_seconds),
+    )  # fmt: skip
+
+
+def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
+    whole = ("category", *(("name",) if named else ()), "calls", "seconds", "longest")
+    rows = tuple(
+        (line.category, *((shortened(line.name),) if named else ()), f"{line.calls:,.4g}", show_seconds(line.seconds),
+         show_seconds(line.longest_seconds))
+        for line in lines
+    )  # fmt: skip
+    return Grid(whole, rows, words=("category", "name"))
+
+
+def shortened(name: str) -> str:
+    """Return a kernel's name without its return type, in at most ``LONGEST_NAME`` characters that keep both ends."""
+    name = name.removeprefix("void ")
+    if len(name) <= LONGEST_NAME:
+        return name
+    end = LONGEST_NAME // 3
+    return f"{name[: LONGEST_NAME - end - 1]}…{name[-end:]}"
+
+
+def _messages(lines: Sequence[MessageLine]) -> Grid:
+    linked = any(line.link for line in lines)
+    headings = ("group", "ranks", "collective", "messages", "bytes", "seconds", "waiting", "algorithm", "bus",
+                *(("of the link",) if linked else ()))  # fmt: skip
+    rows = tuple(_message_row(line, linked=linked) for line in lines)
+    return Grid(headings, rows, words=("group", "collective"))
+
+
+def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
+    def rate(value: float | None) -> str:
+        return "–" if value is None else f"{value / 1e9:.3g} GB/s"
+
+    share = "–"
+    if line.bus_bandwidth is not None and line.link_bandwidth:
+        share = f"{line.bus_bandwidth / line.link_bandwidth:.2g} × {line.link}"
+    waiting = "–" if line.waiting_seconds is None else show_seconds(line.waiting_seconds)
+    size = "–" if line.bytes is None else show_bytes(line.bytes)
+    cells = (line.axis or line.group, str(line.ranks or "–"), line.collective, f"{line.messages:,.4g}", size,
+             show_seconds(line.seconds), waiting, rate(line.algorithm_bandwidth), rate(line.bus_bandwidth))  # fmt: skip
+    return (*cells, share) if linked else cells
+
+
+def _path(report: TraceReport) -> RenderableType:
+    ranks: list[RenderableType] = [_path_grid(report.path[:12], report.path_seconds)]
+    named = [part for part in report.path_names if part.name]
+    if named:
+        ranks += [Text("\nits longest pieces", style="dim"), _path_grid(named, report.path_seconds)]
+    late = max(report.arrivals, key=lambda each: each.others_waited_seconds, default=None)
+    if late is not None and late.others_waited_seconds:
+        ranks.append(Text(
+            f"\nrank {late.rank} is last to arrive at {late.last:,} of its {late.matched:,} messages; "
+            f"the others wait {show_seconds(late.others_waited_seconds)} for it in all", overflow="fold",
+        ))  # fmt: skip
+    return Group(*ranks)
+
+
+def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
+    named = any(part.name for part in parts)
+    rows = tuple(
+        (str(part.rank), part.does, *((shortened(part.name),) if named else ()), show_seconds(part.seconds),
+         f"{part.seconds / whole:.1%}" if whole else "–")
+        for part in parts
+    )  # fmt: skip
+    return Grid(("rank", "what", *(("name",) if named else ()), "seconds", "share"), rows, words=("what", "name"))
+
+
+def breakdown_chart(report: TraceReport) -> charts.Chart:
+    """Return a bar per rank: where the time of its mean step goes."""
+    alt = charts._altair()
+    ranks = _means(report)[:MOST_RANKS]
+    values = [
+        {"rank": f"rank {each.rank}", "part": name, "order": order, "ms": getattr(each, field) * 1e3}
+        for each in ranks
+        for order, (field, (name, _)) in enumerate(PARTS.items())
+    ]
+    picture = alt.Chart(alt.Data(values=values)).mark_bar().encode(
+        x=alt.X("ms:Q", title="mean of a step, ms", stack="zero"),
+        y=alt.Y("rank:N", sort=[f"rank {each.rank}" for each in ranks], title=None, axis=charts._labels(alt)),
+        color=charts._colour("part", dict(PARTS.values())), order="order:Q",
+    )  # fmt: skip
+    below = f"{report.world} ranks on {report.device}s, {len(report.steps)} steps"
+    return charts._finish(picture, title=finding(ranks), subtitle=below, height=max(60, 30 * len(ranks)))
+
+
+def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
+    """Return the critical path of the last step, on the line of the rank that it runs over."""
+    alt = charts._altair()
+    if not path:
+        raise Mistake("no step has a critical path; there is nothing to draw")
+    drawn = _coarse(path)
+    values = [{"rank": f"rank {each.rank}", "does": each.does, "start": each.start * 1e3, "end": each.end * 1e3}
+              for each in drawn]  # fmt: skip
+    order = [f"rank {rank}" for rank in sorted({each.rank for each in drawn})]
+    picture = alt.Chart(alt.Data(values=values)).mark_bar().encode(
+        x=alt.X("start:Q", title="time, ms"), x2="end:Q",
+        y=alt.Y("rank:N", sort=order, title=None, axis=charts._labels(alt)),
+        color=charts._colour("does", DOES),
+    )  # fmt: skip
+    lasts = path[-1].end
+    work = sum(each.end - each.start for each in path if each.does == "compute")
+    title = f"Compute is {work / lasts:.0%} of the critical path of {show_seconds(lasts)}"
+    below = f"{report.steps[-1]}; of pieces too short to be drawn, what takes most of their time"
+    return charts._finish(picture, title=title, subtitle=below, height=max(60, 30 * len(order)))
+
+
+def _coarse(path: Sequence[Piece]) -> list[Piece]:
+    """Return the path in ``SLOTS`` slots, each what takes most of it; neighbours of one rank and kind are one piece."""
+    lasts = path[-1].end
+    slots: list[dict[tuple[int, Does], float]] = [{} for _ in range(SLOTS)]
+    for each in path:
+        first, last = each.start / lasts * SLOTS, each.end / lasts * SLOTS
+        for slot in range(int(first), min(SLOTS, int(last) + 1)):
+            key = (each.rank, each.does)
+            slots[slot][key] = slots[slot].get(key, 0.0) + min(last, slot + 1) - max(first, slot)
+    pieces: list[Piece] = []
+    for slot, sums in enumerate(slots):
+        rank, does = max(sums, key=lambda key: sums[key])
+        if pieces and (pieces[-1].rank, pieces[-1].does) == (rank, does):
+            pieces[-1] = pieces[-1]._replace(end=(slot + 1) / SLOTS * lasts)
+        else:
+            pieces.append(Piece(rank, does, slot / SLOTS * lasts, (slot + 1) / SLOTS * lasts))
+    return pieces
+
+
+def save_charts(report: TraceReport, path: Sequence[Piece], folder: Path) -> None:
+    """Write breakdown and path as .svg and .html into ``folder``."""
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"--charts {folder}: is a file; name a folder")
+    pictures = {"breakdown": breakdown_chart(report), "critical-path": path_chart(report, path)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        for suffix in (".svg", ".html"):
+            charts.save(picture, folder / f"{name}{suffix}")

@@ -1,0 +1,182 @@
+"""Shows a whole run: its days and what they lose, money, energy and CO2, goodput by interval of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.machine.site import SOURCES, Site
+from fivefold.rendering.charts import Chart, _altair, _finish
+from fivefold.rendering.grid import Grid
+from fivefold.rendering.palette import BLUE, ORANGE
+from fivefold.rendering.table import heading
+from fivefold.results.whole_run import Offer, Offers, WholeRun
+from fivefold.units import show_bytes, show_count, show_risk, show_seconds
+
+DAY = 86400.0
+OFFERED = ("", "machine", "layout", "MFU", "days", "GPU-hours", "dollars", "MWh", "t CO2e")
+
+
+def page(found: WholeRun) -> RenderableType:
+    """Return the page: what the run takes, where its time goes, goodput by interval, what was assumed and whence."""
+    peak, verdict = show_bytes(found.peak_bytes), "is tight" if found.verdict == "tight" else found.verdict
+    of = f"{peak} of {show_bytes(found.capacity_bytes)}, {show_risk(found.risk or 0)} risk of running out"
+    fits = "" if found.verdict == "fits" else f"; but it {verdict}: {of}"
+    parts: list[RenderableType] = [
+        Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
+        Text(found.layout, style="bold cyan", overflow="fold"),
+        Text(
+            f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), "
+            f"{found.steps:,} steps of {show_seconds(found.step_seconds)}{fits}", style="bold", overflow="fold",
+        ),
+        _figures(found),
+        heading("Where the time goes", f"goodput {found.goodput:.1%}"), _times(found),
+        heading("Goodput by interval of checkpoints", _interval_words(found)), _intervals(found),
+        heading("Assumed", "change with --assume NAME=VALUE"), _assumed(found),
+    ]  # fmt: skip
+    return Group(*parts)
+
+
+def brief(found: WholeRun) -> RenderableType:
+    """Return what a run takes in a few lines."""
+    days = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
+    saved = f"{_fails(found)}; saved every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
+    return Group(Text(days, style="bold"), Text(saved, overflow="fold"), _figures(found))
+
+
+def offers(found: Offers) -> RenderableType:
+    """Return the page of one run on several machines: a row each, the best first, and why some cannot."""
+    rows = tuple(row(place, offer) for place, offer in enumerate(found.offers, start=1) if offer.run is not None)
+    until = "" if found.deadline_seconds is None else f", the fewest ranks that take {span(found.deadline_seconds)}"
+    parts: list[RenderableType] = [
+        Text(f"{found.model}, {show_count(found.tokens)} tokens, by {found.by}{until}", style="dim")
+    ]
+    best = found.offers[0].run if found.offers else None
+    if best is not None:
+        days = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
+        parts.append(Text(f"{best.ranks} {best.machine}: {days}\n", style="bold"))
+        parts.append(Grid(OFFERED, rows, words=("machine", "layout")))
+    for offer in (offer for offer in found.offers if offer.run is None):
+        line = f"{offer.named}  {offer.layout}  {offer.refused}"
+        parts.append(Text(line, style="red", overflow="fold"))
+    if best is not None:
+        parts.append(Text.assemble("\n", (assumption(best.site), "dim"), overflow="fold"))
+    return Group(*parts)
+
+
+def assumption(site: Site) -> str:
+    """In one line, what is assumed of a site."""
+    return (
+        f"assumed: {site.failures:g} failures per 1,000 GPU-days, {site.node_power:g} times the chips' power in a node "
+        f"and {site.pue:g} times that in the building, {site.carbon:g} gCO2e/kWh ({site.grid}); ask run says whence"
+    )
+
+
+def chart(found: WholeRun) -> Chart:
+    """Return the chart of goodput over the interval of checkpoints, with the chosen one marked."""
+    alt = _altair()
+    values = [{"minutes": point.interval_seconds / 60, "goodput": point.share} for point in found.curve]
+    best = [{"minutes": found.interval_seconds / 60, "goodput": found.curve[len(found.curve) // 2].share}]
+    x = alt.X("minutes:Q", title="minutes between checkpoints", scale=alt.Scale(type="log", nice=False))
+    y = alt.Y(
+        "goodput:Q", title="share of the time that trains", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)
+    )
+    line = alt.Chart(alt.Data(values=values)).mark_line(color=BLUE).encode(x=x, y=y)
+    mark = alt.Chart(alt.Data(values=best)).mark_point(filled=True, size=90, color=ORANGE).encode(x=x, y=y)
+    title = f"Saved every {span(found.interval_seconds)}, {best[0]['goodput']:.1%} of the time trains"
+    subtitle = f"{found.model} on {found.ranks} {found.machine}: {_fails(found)}"
+    return _finish(line + mark, title=title, subtitle=subtitle, height=320)
+
+
+def span(seconds: float) -> str:
+    """A duration; in days from two of them on."""
+    if seconds > 1000 * 365 * DAY:
+        return "for ever"
+    return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
+
+
+def _figures(found: WholeRun) -> Grid:
+    money = "–" if found.dollars is None else f"${found.dollars:,.0f}"
+    rows = [("GPU-hours", show_count(found.gpu_hours)), ("dollars", money)]
+    if found.kwh is not None and found.chip_kwh is not None and found.co2_kg is not None:
+        rows += [
+            ("energy", f"{found.kwh / 1000:,.1f} MWh, of which the chips at their limit {found.chip_kwh / 1000:,.1f}"),
+            ("CO2e", f"{found.co2_kg / 1000:,.1f} t with {found.site.carbon:g} g/kWh ({found.site.grid})"),
+        ]
+    return Grid(("", "of the run"), tuple(rows), words=("", "of the run"))
+
+
+def _times(found: WholeRun) -> Grid:
+    parts = {"training": found.training_seconds, **found.lost}
+    why = {
+        "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each, waited for {show_seconds(found.blocked_seconds)}",
+        "restarts": _fails(found), "repeated": "work since the last checkpoint, done again",
+    }  # fmt: skip
+    rows = tuple(
+        (name, span(seconds), f"{seconds / found.seconds:.2%}", why.get(name, "")) for name, seconds in parts.items()
+    )
+    return Grid(("", "time", "share", "why"), rows, words=("", "why"))
+
+
+def _fails(found: WholeRun) -> str:
+    if found.between_failures_seconds is None:
+        return "no failure"
+    return f"{found.failures:,.1f} failures, one every {span(found.between_failures_seconds)}"
+
+
+def _interval_words(found: WholeRun) -> str:
+    return (
+        f"saved every {span(found.interval_seconds)}; Young's sqrt(2·δ·M) {span(found.young_seconds)}; whole after "
+        f"{show_seconds(found.written_seconds)}"
+    )
+
+
+def _intervals(found: WholeRun) -> Grid:
+    points = found.curve[:: len(found.curve) // 8]
+    shown = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
+    return Grid(("saved every", "goodput"), shown, words=())
+
+
+def _assumed(found: WholeRun) -> Grid:
+    site = found.site
+    values = {
+        "failures": (f"{site.failures:g}", "{:g}"), "restart": (show_seconds(site.restart_seconds), "seconds"),
+        "pause": (show_seconds(site.pause_seconds), ""), "storage": (f"{site.storage / 1e9:g} GB/s", "bytes"),
+        "evaluation": (f"{site.evaluation:.1%}", ""),
+        "node": (f"{site.node_power:g}", "{:g}"), "pue": (f"{site.pue:g}", "{:g}"),
+        "grid": (f"{site.carbon:g} ({site.grid})", ""),
+    }  # fmt: skip
+    rows = []
+    for name, (value, form) in values.items():
+        known = SOURCES[name]
+        rows.append((name, value, _range(known.low, known.high, form), f"{known.words}: {known.source}"))
+    return Grid(("", "value", "published", "what and whence"), tuple(rows), words=("", "what and whence"))
+
+
+def _range(low: float | None, high: float | None, form: str) -> str:
+    if low is None or high is None:
+        return "–"
+    ends: Sequence[str] = [
+        show_seconds(end) if form == "seconds" else f"{end / 1e9:g} GB/s" if form == "bytes" else f"{end:g}"
+        for end in (low, high)
+    ]
+    return " to ".join(ends)
+
+
+def row(place: int, offer: Offer) -> tuple[str, ...]:
+    """The cells of an offer under ``OFFERED``."""
+    run = offer.run
+    assert run is not None
+    return (
+        str(place), offer.named, offer.layout, f"{offer.mfu:.1%}", f"{run.seconds / DAY:,.1f}",
+        show_count(run.gpu_hours), "–" if run.dollars is None else _amount(run.dollars),
+        "–" if run.kwh is None else _amount(run.kwh / 1000),
+        "–" if run.co2_kg is None else _amount(run.co2_kg / 1000),
+    )  # fmt: skip
+
+
+def _amount(size: float) -> str:
+    """A whole number; below ten with as many digits as say something."""
+    return f"{size:,.0f}" if size >= 10 or not size else f"{size:.2g}"

@@ -1,0 +1,97 @@
+"""One run on several machines or numbers of ranks, in words: prices, a range of ranks, a deadline, assumptions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fivefold.record import Mistake
+from fivefold.step import FITS_RISK
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.where import Where
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+    from fivefold.planner.search.across import Goal
+    from fivefold.results.whole_run import Offers
+
+TOKENS = 1e12
+
+
+def refuse_of_one(**words: object) -> None:
+    """A ``Mistake`` if what is of the layouts of one machine is asked of a run on several, by the options' names."""
+    if given := ["--" + name for name, value in words.items() if value]:
+        it = "it" if len(given) == 1 else "them"
+        raise Mistake(
+            f"{', '.join(given)}: of the layouts of one machine; drop {it}, or ask one machine without --tokens, "
+            "--deadline, --ranks, --assume and --by energy"
+        )
+
+
+def is_asked(by: str, others: Sequence[str] | None, *words: object) -> bool:
+    """Whether a search is of a run on several machines or numbers of ranks, rather than of layouts of one machine."""
+    return bool(others) or by == "energy" or any(word is not None for word in words)
+
+
+def offers(
+    model: Model, machines: Sequence[Machine], job: Job, *, by: str, where: Where, within: float, tokens: float | None,
+    prices: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
+    risk: float = FITS_RISK, done: Callable[[str], None] = lambda _: None,
+) -> Offers:  # fmt: skip
+    """The run on each machine, by the words of the command line."""
+    from fivefold.machine.site import assumed
+    from fivefold.planner.search.across import Choice, across, sizes_between
+
+    goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
+    if by not in goal:
+        raise Mistake(f"--by {by} is of layouts of one machine; several are ranked by time, cost or energy")
+    few_many = None if ranks is None else _range(ranks)
+    choices = []
+    for machine in priced(machines, prices):
+        low, high = few_many or (
+            min(machine.ranks_per_node, machine.ranks) if deadline else machine.ranks,
+            machine.ranks,
+        )
+        choices.append(Choice(machine, sizes_between(low, high, node=machine.ranks_per_node)))
+    return across(
+        model=model, choices=choices, job=job, tokens=TOKENS if tokens is None else tokens, site=assumed(assume),
+        by=goal[by], within=within, where=where, deadline=None if deadline is None else _deadline(deadline),
+        risk=risk, done=done,
+    )  # fmt: skip
+
+
+def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
+    """The machines with the prices of ``--price``; a ``Mistake`` if one names a machine that is not there."""
+    found = list(machines)
+    for word in prices:
+        name, equals, price = word.rpartition("=")
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", price.removesuffix("/h")):
+            raise Mistake(f"--price {word!r} is no price; write h100=2.2/h, or 2.2 for all machines")
+        mine = [at for at, each in enumerate(found) if not equals or each.name.split()[0] == name]
+        if not mine:
+            names = ", ".join(dict.fromkeys(each.name.split()[0] for each in found))
+            raise Mistake(f"--price {word!r}: no machine is called {name!r}; there is {names}")
+        for at in mine:
+            found[at] = found[at].replace(dollars_per_rank_hour=float(price.removesuffix("/h")))
+    return found
+
+
+def _range(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,7})-([0-9]{1,7})", text)
+    if match is None or not 0 < int(match[1]) <= int(match[2]):
+        raise Mistake(f"--ranks {text!r} is no range of ranks; write such as 64-512")
+    return int(match[1]), int(match[2])
+
+
+def _deadline(text: str) -> float:
+    from fivefold.machine.site import seconds_of
+
+    try:
+        seconds = seconds_of(text)
+    except ValueError as error:
+        raise Mistake(f"--deadline {text!r} {error}") from None
+    if not seconds:
+        raise Mistake(f"--deadline {text!r} is no time; write such as 30d")
+    return seconds

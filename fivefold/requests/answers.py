@@ -1,0 +1,109 @@
+"""What people ask of a step: the questions of ``fivefold ask``, answered with records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fivefold.record import Mistake
+from fivefold.requests.search import ALIKE
+from fivefold.requests.words import tokens_of
+from fivefold.step import FITS_RISK
+from fivefold.units import show_bytes
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.site import Site
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+
+MOST_GPUS = 16_384
+Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
+
+
+def answers(
+    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
+    noise: float | None = None, counted: bool = True, risk: float = FITS_RISK,
+) -> list[Any]:  # fmt: skip
+    """The answers to one question; without a layout, of the fastest that fits.
+
+    ``noise``: measured, in tokens; ``counted``: whether the user said how many ranks the machine has, without which
+    the fewest GPUs are sought up to ``MOST_GPUS``.
+    """
+    from fivefold.layout.legal import describe_idle
+    from fivefold.machine.catalog import with_ranks
+    from fivefold.planner import questions
+    from fivefold.planner.lengths import lengths
+    from fivefold.planner.predict import predict as predicted
+    from fivefold.planner.search import search as searched
+    from fivefold.planner.whole_run import whole_run
+
+    if question == "gpus":
+        most = machine if counted else with_ranks(machine, MOST_GPUS)
+        return [questions.fewest_gpus(model=model, machine=most, job=job, risk=risk)]
+    if question == "model":
+        return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
+    chosen = layout or fastest(model, machine, job, risk=risk)
+    run_of = partial(whole_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
+    asked: dict[str, Callable[[], list[Any]]] = {
+        "micro-batch": lambda: [
+            questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen, risk=risk)
+        ],
+        "sequence": lambda: [
+            lengths(
+                model=model,
+                machine=machine,
+                job=job,
+                layout=chosen,
+                search=lambda longer: searched(
+                    model=model, machine=machine, job=longer, top=1, within=ALIKE, risk=risk
+                ),
+                risk=risk,
+            )
+        ],
+        "batch": lambda: questions.sound_batches(
+            job=job, layout=chosen, tokens=tokens, model=model, noise=noise, machine=machine
+        ),
+        "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen, job=job))],
+        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen, risk=risk),
+    }
+    if question not in asked:
+        raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
+    remarks = describe_idle(chosen, machine)
+    return [each.replace(remarks=remarks) for each in asked[question]()] if remarks else asked[question]()
+
+
+def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
+    """The layout that ``search`` puts first."""
+    from fivefold.layout.spec import Layout
+    from fivefold.planner.search import search as run
+
+    found = run(model=model, machine=machine, job=job, top=1, risk=risk)
+    if not found.best:
+        if not found.misses:
+            raise Mistake(f"no layout of {model.name} fits, nor comes near")
+        miss = found.misses[0]
+        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        raise Mistake(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
+    return Layout.parse(found.best[0].step.layout)
+
+
+def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:
+    """A noise scale in tokens: a number, or what a run logged last in its folder, where ``find`` leads to files."""
+    from fivefold.record import read_lines
+
+    if text is None:
+        return None
+    log = find(f"{text}/log.jsonl")
+    if log.exists():
+        scales = [line["noise_scale"] for line in read_lines(log) if line.get("noise_scale")]
+        if not scales:
+            raise Mistake(f"--noise {text}: its log has no noise scale; train with noise_scale = true in the run file")
+        return float(scales[-1])
+    try:
+        return tokens_of(text)
+    except ValueError as error:
+        raise Mistake(f"--noise {text!r} is no run folder and {error}") from None

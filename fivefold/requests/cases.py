@@ -1,0 +1,81 @@
+"""What is compared, in words: a model, machines and layouts, or run files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.record import Mistake
+from fivefold.requests.answers import fastest
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.machine.spec import Machine
+    from fivefold.planner.compare import Case
+
+FILES = (".toml", ".json")
+
+
+def cases(
+    words: Sequence[str], job: Job, *, stacks: str, precisions: str, machine: Callable[[str], Machine]
+) -> list[Case]:
+    """What is compared: run files, or every combination of what the words name; ``machine``: the one of a name."""
+    return _run_files(words, job, stacks + precisions, machine) or _cases(words, job, stacks, precisions, machine)
+
+
+def _cases(
+    words: Sequence[str], job: Job, stacks: str, precisions: str, machine: Callable[[str], Machine]
+) -> list[Case]:
+    """Every combination of the machines, layouts, softwares and precisions."""
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.catalog import is_named
+    from fivefold.model.catalog import resolve
+    from fivefold.planner.compare import Case
+
+    if not words:
+        raise Mistake("compare what? a model, machines and layouts; run files; or --from FILE --gpus h100:64")
+    names = [word for word in words[1:] if is_named(word)]
+    texts = [word for word in words[1:] if not is_named(word)]
+    if not names or not texts:
+        lacks = "machine" if not names else "layout"
+        raise Mistake(f"compare needs a {lacks}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
+    model, machines = resolve(words[0]), [machine(name) for name in names]
+    layouts = [Layout.parse(text) for text in texts]
+    jobs = jobs_of(job, stacks, precisions)
+    return [Case(model, ranks, layout, each) for each, ranks, layout in product(jobs, machines, layouts)]
+
+
+def jobs_of(job: Job, stacks: str, precisions: str) -> list[Job]:
+    """The job by every software, in every precision, of two lists."""
+    from fivefold.planner.compare import in_precision, run_by
+
+    jobs = [run_by(job, stack) for stack in _list(stacks, "--stacks")] or [job]
+    return [in_precision(each, name) for each in jobs for name in _list(precisions, "--precisions")] or jobs
+
+
+def _run_files(words: Sequence[str], job: Job, others: str, machine: Callable[[str], Machine]) -> list[Case]:
+    """What run files say, if all words are such files: with ``layout = "auto"`` the fastest that fits."""
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.planner.compare import Case
+    from fivefold.trainer.run import Run
+
+    if not words or not all(Path(word).suffix in FILES for word in words):
+        return []
+    if job != Job() or others:
+        raise Mistake("a run file says its own job; drop the options, or compare a model, machines and layouts")
+    found = []
+    for run in (Run.load(Path(word)) for word in words):
+        model, ranks = resolve(run.model), machine(run.machine)
+        layout = fastest(model, ranks, run.job) if run.layout == "auto" else Layout.parse(run.layout)
+        found.append(Case(model, ranks, layout, run.job))
+    return found
+
+
+def _list(text: str, option: str) -> list[str]:
+    if text and not all(word.strip() for word in text.split(",")):
+        raise Mistake(f"{option} {text!r} is not a list; write such as a,b")
+    return [word.strip() for word in text.split(",") if word.strip()]

@@ -1,0 +1,28 @@
+"""Where the rows of a sweep go, and how they are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.sweeps.measure import Submit
+    from fivefold.sweeps.sweep import Trials
+
+
+def default_path(file: Path) -> Path:
+    """Where the rows of a sweep file go, unless they are sent elsewhere."""
+    return Path("runs/sweeps") / f"{file.stem}.jsonl"
+
+
+def trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = None) -> Trials:
+    """How the rows that go to ``path`` are measured: each in a folder beside it."""
+    from fivefold.sweeps.sweep import Trials
+    from fivefold.sweeps.trial import FEWEST_STEPS
+
+    if steps < FEWEST_STEPS:
+        raise Mistake(f"--steps {steps} times none; take {FEWEST_STEPS} or more")
+    folder = path.with_name(f"{path.name}.trials").absolute()
+    return Trials(folder, steps=steps, timeout_seconds=timeout, submit=submit)

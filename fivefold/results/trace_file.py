@@ -1,0 +1,102 @@
+"""The traces of a run as files: ``trace/rank0.json`` … in its folder, each written by its own rank, spans as rows.
+
+{"rank": 0, "world": 2, …, "steps": [{"step": 6, "begin": 0.0, "spans": [["F", "F0.0", …], …], "messages": […]}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fivefold.bounded_file import ROWS_BYTES, read_bytes
+from fivefold.record import Fault, Mistake
+from fivefold.results.spans import Message, RankStep, RankTrace, Span
+
+FOLDER, PLANNED = "trace", "planned.json"  # in the run's folder
+AGAIN = "train again with --trace"
+
+
+def write(trace: RankTrace, folder: Path) -> Path:
+    """Write one rank's trace into the ``folder`` of its run, over that of an earlier run; ``Fault`` if it cannot be."""
+    path = folder / FOLDER / f"rank{trace.rank}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(trace._asdict() | {"steps": [step._asdict() for step in trace.steps]}))
+    except OSError as error:
+        raise Fault(f"{path}: the trace cannot be written: {error.strerror}; the run itself is saved") from None
+    return path
+
+
+def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) -> None:
+    """Write the spans of the predicted and the rehearsed step by pipeline rank, for pictures beside the traces."""
+    path = folder / FOLDER / PLANNED
+    try:
+        path.write_text(json.dumps(rows))
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
+    """Read what ``write_planned`` has written; nothing if there is none."""
+    path = folder / FOLDER / PLANNED
+    try:
+        found = json.loads(_read_text(path)) if path.exists() else {}
+        return {kind: [_spans(row) for row in rows] for kind, rows in found.items()}
+    except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
+        raise Mistake(f"{path}: is damaged; {AGAIN}") from None
+
+
+def read(folder: Path) -> list[RankTrace]:
+    """Read the traces of all ranks of the run in ``folder``; ``Mistake`` if one is missing, damaged, of another run."""
+    first = folder / FOLDER / "rank0.json"
+    if not first.exists():
+        raise Mistake(f"{first.parent}: there is no trace; {AGAIN}")
+    found = [_read(first)]
+    paths = [folder / FOLDER / f"rank{rank}.json" for rank in range(1, found[0].world)]
+    missing = [path.stem[4:] for path in paths if not path.exists()]
+    if missing:
+        some = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
+        raise Mistake(
+            f"{first.parent}: of {found[0].world} ranks {len(missing)} have no file here ({some}); copy them from "
+            f"their hosts, or {AGAIN}"
+        )
+    found += map(_read, paths)
+    for path, trace in zip(paths, found[1:], strict=True):
+        if [step.step for step in trace.steps] != [step.step for step in found[0].steps]:
+            raise Mistake(f"{path}: has other steps than rank 0, so it is of another run; {AGAIN}")
+    return found
+
+
+def _read(path: Path) -> RankTrace:
+    try:
+        values = json.loads(_read_text(path))
+        steps = tuple(_step(step) for step in values.pop("steps"))
+        evaluations = tuple(_spans(values.pop("evaluations")))
+        return RankTrace(**values, steps=steps, evaluations=evaluations)
+    except OSError as error:
+        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise Mistake(f"{path}: is cut off or damaged at character {error.pos}; {AGAIN}") from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise Mistake(f"{path}: is no trace of a rank; {AGAIN}") from None
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of one of our trace files, which holds a few steps of a rank."""
+    return read_bytes(path, most_bytes=ROWS_BYTES).decode()
+
+
+def _step(values: dict[str, Any]) -> RankStep:
+    messages = tuple(_message(row) for row in values["messages"])
+    return RankStep(values["step"], values["begin"], tuple(_spans(values["spans"])), messages)
+
+
+def _spans(rows: Sequence[Sequence[Any]]) -> list[Span]:
+    return [Span(*row)._replace(axes=tuple(row[5])) for row in rows]
+
+
+def _message(row: Sequence[Any]) -> Message:
+    message = Message(*row)
+    return message._replace(ranks=tuple(message.ranks), to=tuple(message.to), source=tuple(message.source))

@@ -1,0 +1,105 @@
+"""A whole run as a record: its days with failures and checkpoints, what they lose, money, energy and CO2.
+
+Plain records, so that ``show`` can print them without importing the planner.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from fivefold.machine.site import Site
+from fivefold.record import Record
+from fivefold.shown import Shown, flat
+from fivefold.step import Verdict, judge
+
+
+class Goodput(Record):
+    """The share of a run's time that trains, if it is saved every ``interval_seconds``."""
+
+    interval_seconds: NonNegativeFloat
+    share: NonNegativeFloat
+
+
+class WholeRun(Record):
+    """Training on ``tokens``. ``training_seconds`` + ``lost`` = ``seconds``; money, energy and CO2 of all of it.
+
+    ``low_seconds`` and ``high_seconds``: with the published range of failures and of restarts, and the step's interval.
+    """
+
+    model: str
+    machine: str
+    layout: str
+    ranks: PositiveInt
+    tokens: NonNegativeFloat
+    steps: PositiveInt
+    step_seconds: NonNegativeFloat
+    peak_bytes: NonNegativeInt
+    capacity_bytes: NonNegativeInt
+    risk: float | None = None  # probability that a step runs out of memory
+    training_seconds: NonNegativeFloat
+    lost: dict[str, NonNegativeFloat]  # seconds: evaluation, checkpoints, restarts, repeated
+    seconds: NonNegativeFloat
+    low_seconds: NonNegativeFloat
+    high_seconds: NonNegativeFloat
+    failures: NonNegativeFloat
+    between_failures_seconds: NonNegativeFloat | None  # None: never
+    checkpoint_bytes: NonNegativeInt
+    blocked_seconds: NonNegativeFloat  # for which training waits, at each checkpoint
+    written_seconds: NonNegativeFloat  # until one is whole
+    interval_seconds: NonNegativeFloat
+    young_seconds: NonNegativeFloat  # the interval by Young's formula
+    goodput: NonNegativeFloat  # training_seconds / seconds
+    curve: tuple[Goodput, ...]
+    gpu_hours: NonNegativeFloat
+    dollars: NonNegativeFloat | None = None  # None: the machine has no price
+    chip_kwh: NonNegativeFloat | None = None  # at the chips' power limit; None: which the machine does not say
+    kwh: NonNegativeFloat | None = None  # with nodes and building
+    co2_kg: NonNegativeFloat | None = None
+    site: Site
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the layout fits in memory."""
+        return "fits" if self.risk is None else judge(self.risk)
+
+
+class Offer(Record):
+    """A machine with a number of ranks, the layout proposed for it, and the run; or why there is none."""
+
+    machine: str
+    ranks: PositiveInt
+    layout: str = ""
+    mfu: NonNegativeFloat = 0.0
+    run: WholeRun | None = None
+    refused: str = ""
+
+    @property
+    def named(self) -> str:
+        """The machine as a command takes it: ``h100:64 nic=1Gbit``."""
+        chip, space, words = self.machine.partition(" ")
+        return f"{chip}:{self.ranks}{space}{words}"
+
+
+class Offers(Shown):
+    """One run on several machines, the best by ``by`` first; ``stopped``: before all of them were searched."""
+
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:offers"
+
+    model: str
+    by: Literal["time", "cost", "energy"]
+    tokens: NonNegativeFloat
+    deadline_seconds: NonNegativeFloat | None = None
+    offers: tuple[Offer, ...]
+    stopped: bool = False
+
+    def line(self) -> str:
+        """In a few words."""
+        best = f": {self.offers[0].machine}" if self.offers else ""
+        return f"of {self.model} on {len(self.offers)} machines by {self.by}{best}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each machine."""
+        return [flat(each.model_dump(mode="json")) for each in self.offers]

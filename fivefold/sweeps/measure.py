@@ -1,0 +1,92 @@
+"""The measured half of a sweep: a trial of each row that fits, here one after another, or as jobs of Slurm.
+
+A job of Slurm has a folder of its own, where the next call of the sweep finds what came of it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fivefold.bounded_file import read_end
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.record import Fault, Mistake
+from fivefold.rendering.sweep.row import Row
+from fivefold.sweeps.spec import Setting
+from fivefold.sweeps.trial import Trial, outcome, prepare, trial
+from fivefold.trainer.run import Run
+
+SAID_BYTES = 2**16  # of the end of what a Slurm job printed, where its last line stands
+Submit = Callable[[Run, Path, Layout, Machine], str]  # run, its file, layout, machine → what sbatch says
+
+
+class Case(NamedTuple):
+    """A predicted row and what it was predicted of."""
+
+    setting: Setting
+    row: Row
+
+
+def measured(row: Row, result: Trial) -> Row:
+    """The row with the outcome of its trial."""
+    if result.measured is not None:
+        return row.with_measured(result.measured)
+    return row.replace(measured=result.ended, measured_why=result.why)
+
+
+def here(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Trial:
+    """The trial of a row, in processes of this computer."""
+    setting = case.setting
+    assert setting.job is not None
+    within.mkdir(parents=True, exist_ok=True)
+    return trial(
+        model=setting.model, machine=setting.machine, layout=Layout.parse(case.row.layout), job=setting.job,
+        steps=steps, timeout_seconds=timeout_seconds, within=within,
+    )  # fmt: skip
+
+
+def check_here(settings: list[Setting]) -> None:
+    """A ``Mistake`` unless this computer is of the kind of each machine: what a CPU measures is no figure of a GPU."""
+    import torch
+
+    has = "nccl" if torch.cuda.is_available() else "gloo"
+    for setting in settings:
+        if setting.machine.backend != has:
+            wants, lacks = (
+                ("GPUs", "has none") if setting.machine.backend == "nccl" else ("a CPU", "would run on its GPU")
+            )
+            raise Mistake(
+                f"--measure: {setting.machine_name} has {wants}, but this computer {lacks}; "
+                "measure on machine 'local', submit with --slurm, or leave --measure out"
+            )
+
+
+def submitted(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
+    """Submit the trial of a row as a Slurm job that runs in ``folder``; its number."""
+    setting = case.setting
+    assert setting.job is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = Layout.parse(case.row.layout)
+    file = prepare(folder, model=setting.model, machine=setting.machine, layout=layout, job=setting.job, steps=steps)
+    said = submit(Run.load(file), file, layout, setting.machine)
+    number = re.search(r"\d+", said)
+    if number is None:
+        raise Fault(f"sbatch gave no number of a job, but said {said!r}")
+    return number[0]
+
+
+def collected(folder: Path, job: str) -> Trial | None:
+    """What came of a Slurm job; None as long as it waits or runs."""
+    pair = folder / "run" / "step.json"
+    if pair.exists():
+        return outcome(pair, code=0, said="")
+    queue = subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, text=True, check=False)
+    if queue.returncode == 0 and queue.stdout.strip():
+        return None
+    said = folder / "run" / f"slurm-{job}.txt"
+    text = read_end(said, most_bytes=SAID_BYTES).decode(errors="replace") if said.is_file() else ""
+    return outcome(pair, code=1, said=text or f"the Slurm job {job} is gone and left neither a result nor {said}")

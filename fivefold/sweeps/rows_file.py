@@ -1,0 +1,106 @@
+"""Writes and reads rows as Parquet, CSV or JSON lines, by the suffix of the file; a file is whole or not there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args
+
+from fivefold.bounded_file import ROWS_BYTES
+from fivefold.record import Fault, Mistake, read_lines, read_text
+from fivefold.rendering.sweep.row import Row
+
+SUFFIXES = (".parquet", ".csv", ".jsonl")
+
+
+def check(path: Path) -> None:
+    """A ``Mistake`` if rows cannot be written as ``path`` asks."""
+    if path.suffix not in SUFFIXES:
+        raise Mistake(
+            f"--out {path}: rows are written as {', '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
+        )
+    if path.suffix == ".parquet":
+        _pyarrow()
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write ``rows``, a column per field; a ``Fault`` if the disk is full."""
+    values = [row.model_dump() for row in rows]
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](values, partial)
+        os.replace(partial, path)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror or error}; name another file with --out") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _jsonl(values: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(each) + "\n" for each in values)
+
+
+def _csv(values: list[dict[str, Any]], path: Path) -> None:
+    """None is an empty cell."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, fieldnames=list(Row.model_fields))
+        table.writeheader()
+        table.writerows(values)
+
+
+def _parquet(values: list[dict[str, Any]], path: Path) -> None:
+    """The type of a column is its field's, also where all of its values are None."""
+    arrow, parquet = _pyarrow()
+    schema = arrow.schema([(name, _type(arrow, field.annotation)) for name, field in Row.model_fields.items()])
+    parquet.write_table(arrow.Table.from_pylist(values, schema=schema), path)
+
+
+def _type(arrow: Any, annotation: Any) -> Any:
+    kinds = set(get_args(annotation)) or {annotation}
+    if int in kinds:
+        return arrow.int64()
+    return arrow.float64() if float in kinds else arrow.string()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise Mistake("Parquet needs pyarrow: pip install 'fivefold[train]', or write .csv or .jsonl") from None
+    return pyarrow, parquet
+
+
+def read(path: Path) -> list[Row]:
+    """Read the rows that ``write`` wrote; a ``Mistake`` if they are none."""
+    values: list[Any]
+    if path.suffix == ".jsonl":
+        if not path.exists():
+            raise Mistake(f"{path}: no such file")
+        values = read_lines(path)
+    elif path.suffix == ".csv":
+        lines = csv.DictReader(StringIO(read_text(path, kind="rows", most_bytes=ROWS_BYTES)))
+        values = [{name: cell for name, cell in line.items() if cell != ""} for line in lines]
+    else:
+        values = _parquet_rows(path)
+    if not all(isinstance(each, dict) for each in values):
+        raise Mistake(f"{path}: its lines are no rows of a sweep")
+    return [Row.read(each, origin=f"{path}: row {place}") for place, each in enumerate(values, 1)]
+
+
+def _parquet_rows(path: Path) -> list[Any]:
+    _, parquet = _pyarrow()
+    if path.exists() and not path.is_file():
+        raise Mistake(f"{path}: is no regular file, which Parquet needs")
+    try:
+        return list(parquet.read_table(path).to_pylist())
+    except (OSError, ValueError) as error:
+        raise Mistake(f"{path}: cannot be read as Parquet: {str(error).splitlines()[0]}") from None

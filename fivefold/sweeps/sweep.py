@@ -1,0 +1,111 @@
+"""A whole sweep: predict every row, measure those that fit if asked, and keep what is done in a journal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fivefold.record import Mistake
+from fivefold.rendering.sweep.row import Row
+from fivefold.sweeps.journal import Journal
+from fivefold.sweeps.measure import Case, Submit, check_here, collected, here, measured, submitted
+from fivefold.sweeps.predict import Predictor, digest
+from fivefold.sweeps.spec import Setting, Sweep, best_of, filled_for, settings
+from fivefold.sweeps.trial import STEPS, Trial
+
+Report = Callable[[str, int, int], None]  # of what, done, total
+
+
+class Trials(NamedTuple):
+    """How rows are measured. ``submit``: as jobs of Slurm; ``folder``: where trials have theirs."""
+
+    folder: Path
+    steps: int = STEPS
+    timeout_seconds: float = 300.0
+    submit: Submit | None = None
+
+
+class Plan(NamedTuple):
+    """A sweep written out: every setting with its layouts."""
+
+    parts: list[tuple[Setting, list[str]]]
+
+    @classmethod
+    def of(cls, sweep: Sweep, *, local: Path) -> Plan:
+        """A ``Mistake`` if a layout is of no number of ranks that the sweep has."""
+        requests, found = sweep.requests(), list(settings(sweep, local=local))
+        ranks = sorted({setting.ranks for setting in found})
+        filled = {count: {text: filled_for(text, ranks=count) for text in requests} for count in ranks}
+        if unused := [text for text in requests if all(filled[count][text] is None for count in ranks)]:
+            numbers = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+            raise Mistake(
+                f"layouts: {unused[0]!r} makes none of the numbers of ranks ({numbers}); write dp*, or add to ranks"
+            )
+        texts = {count: list(dict.fromkeys(filter(None, filled[count].values()))) for count in ranks}
+        return cls([(setting, texts[setting.ranks]) for setting in found])
+
+    @property
+    def rows(self) -> int:
+        """How many rows there will be, at most: a search may find fewer than it was asked for."""
+        return sum((best_of(request) or (1,))[0] for _, requests in self.parts for request in requests)
+
+
+def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report) -> list[Row]:
+    """All rows, in the order of the sweep; what the journal has is not done again."""
+    if trials and trials.submit is None:
+        check_here([setting for setting, _ in plan.parts])
+    cases = list(_predicted(plan, journal, report))
+    if trials is None:
+        return [row for _, row in cases]
+    return list(_measured(cases, journal, trials, report))
+
+
+def _predicted(plan: Plan, journal: Journal, report: Report) -> Iterator[Case]:
+    predictor, done, total = Predictor(), 0, sum(len(requests) for _, requests in plan.parts)
+    for setting, requests in plan.parts:
+        known, seen = digest(setting), set()
+        for request in requests:
+            key = f"{known} {request}"
+            values = journal.get("predicted", key)
+            rows = [Row(**value) for value in values] if values else predictor.rows(setting, request)
+            if not values:
+                journal.put("predicted", key, [row.model_dump(exclude_defaults=True) for row in rows])
+            done += 1
+            report("rows", done, total)
+            for row in rows:
+                if row.name not in seen:  # two texts of one layout, or one that is also among the best
+                    seen.add(row.name)
+                    yield Case(setting, row)
+
+
+def _measured(cases: list[Case], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
+    if trials.submit is None:
+        shutil.rmtree(trials.folder, ignore_errors=True)  # left by one that was killed
+    for number, case in enumerate(cases, 1):
+        row = case.row
+        if row.status != "fits":
+            yield row.replace(measured=row.status, measured_why=row.why)
+            continue
+        key = f"{trials.steps} {digest(case.setting, calibrated=False)} {row.layout}"
+        value = journal.get("measured", key)
+        result = Trial(**value) if value else _tried(case, journal, trials, key=key)
+        if result is not None and not value:
+            journal.put("measured", key, result.replace(predicted=None).model_dump(mode="json", exclude_defaults=True))
+        report("trials", number, len(cases))
+        yield measured(row, result) if result else row.replace(measured="waiting")
+    if trials.submit is None:
+        shutil.rmtree(trials.folder, ignore_errors=True)
+
+
+def _tried(case: Case, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
+    """The outcome of a trial; None if it waits for Slurm."""
+    if trials.submit is None:
+        return here(case, steps=trials.steps, timeout_seconds=trials.timeout_seconds, within=trials.folder)
+    folder = trials.folder / key.split()[1] / case.row.layout.replace(" ", "_").replace("/", "-")
+    job = journal.get("submitted", key)
+    if job is None:
+        journal.put("submitted", key, submitted(case, folder, steps=trials.steps, submit=trials.submit))
+        return None
+    return collected(folder, job)

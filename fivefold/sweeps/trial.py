@@ -1,0 +1,144 @@
+"""A trial: a few steps of one layout, as ``fivefold train`` makes them, in processes of their own.
+
+The run has a temporary folder, a small corpus of the standard library's own text and no checkpoints. Its step is
+measured as any run's is, or the one line is returned with which it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import sysconfig
+import threading
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.machine.toml import write
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record
+from fivefold.rendering.compare import read_pair
+from fivefold.step import Step
+from fivefold.trainer.faults.signals import exit_with
+from fivefold.trainer.run import Run
+from fivefold.units import ceil_div
+
+STEPS = 8  # two to warm up, one under the meter, five timed
+FEWEST_STEPS = 4
+DOCUMENT = 4096  # characters of the corpus's documents, if a sequence is not longer
+SPARE = 1.25  # documents over those that are needed: some are held out
+
+Ended = Literal["measured", "refused", "memory", "timeout", "failed"]
+OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|want of memory", re.IGNORECASE)
+# What the line of a failed run says of its folder, which is gone, and of starting again.
+_ASIDE = re.compile(r" \(see [^)]*\)|; the same command goes on from .*$")
+
+
+class Trial(Record):
+    """How a trial ended; ``predicted`` and ``measured`` are there if it was ``measured``, else ``why`` is."""
+
+    ended: Ended
+    predicted: Step | None = None
+    measured: Step | None = None
+    why: str = ""
+
+
+def trial(
+    *,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    job: Job,
+    steps: int = STEPS,
+    timeout_seconds: float = 300.0,
+    force: bool = False,
+    within: Path | None = None,
+) -> Trial:
+    """Train ``steps`` steps of ``layout`` here and return the measured step, or why there is none; never raises for it.
+
+    ``force``: also where the planner says that it does not fit. ``within``: the folder for temporary files. The
+    processes end with this one, however it ends.
+    """
+    if steps < FEWEST_STEPS:
+        raise Mistake(f"a trial of {steps} steps times none; take {FEWEST_STEPS} or more")
+    with TemporaryDirectory(prefix="fivefold-trial-", dir=within, ignore_cleanup_errors=True) as name:
+        file = prepare(Path(name), model=model, machine=machine, layout=layout, job=job, steps=steps)
+        command = [
+            sys.executable,
+            "-m",
+            __name__,
+            str(os.getpid()),
+            "train",
+            str(file),
+            *(["--force"] if force else []),
+        ]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                _, said = process.communicate(timeout=timeout_seconds)
+            except subprocess.TimeoutExpired:
+                return Trial(ended="timeout", why=f"was not done with {steps} steps in {timeout_seconds:g} s")
+            finally:
+                process.kill()  # its own processes notice; nothing if it has ended
+        return outcome(file.parent / "run" / "step.json", code=process.returncode, said=said)
+
+
+def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job: Job, steps: int) -> Path:
+    """Write the run file of a trial into ``folder``, with all that it names; return its path."""
+    (folder / "model.json").write_text(model.model_dump_json())
+    write(machine, folder / "machine.toml")
+    _write_corpus(folder / "corpus.jsonl", job)
+    rate = job.learning_rate.replace(warmup_steps=min(steps, job.learning_rate.warmup_steps))
+    values = {
+        "model": str(folder / "model.json"), "machine": str(folder / "machine.toml"), "layout": str(layout),
+        "folder": str(folder / "run"), "sample": "", "evaluate_every": steps, "evaluate_sequences": 1,
+        "job": job.replace(steps=steps, ramp=None, learning_rate=rate).model_dump(mode="json"),
+        "data": {"corpus": str(folder / "corpus.jsonl")}, "checkpoints": {"every_steps": 0},
+        "faults": {"max_restarts": 0},
+    }  # fmt: skip
+    file = folder / "run.json"
+    file.write_text(json.dumps(Run.read(values, origin="trial").model_dump(mode="json")))
+    return file
+
+
+def _write_corpus(path: Path, job: Job) -> None:
+    """Text of the standard library, over and over, as documents enough for a batch and a held-out sequence."""
+    length = max(DOCUMENT, job.sequence + 1)
+    documents = 2 + int(SPARE * ceil_div(job.tokens_per_step + 1, length))
+    files = cycle(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+    text = ""
+    with path.open("w", encoding="utf-8") as out:
+        for number in range(documents):
+            while len(text) < length:
+                text += next(files).read_text(encoding="utf-8", errors="replace")
+            out.write(json.dumps({"text": f"{number} {text[:length]}"}) + "\n")
+            text = text[length:]
+
+
+def outcome(pair: Path, *, code: int, said: str) -> Trial:
+    """What came of a run that ended with ``code`` and ``said`` this on stderr; ``pair``: what it was to write."""
+    if code == 0 and pair.exists():
+        predicted, measured = read_pair(pair)
+        return Trial(ended="measured", predicted=predicted, measured=measured)
+    lines = [line for line in said.splitlines() if line.strip()]
+    own = [line.removeprefix("fivefold: ") for line in lines if line.startswith("fivefold: ")]
+    why = _ASIDE.sub("", (own or lines or [f"ended with code {code} and said nothing"])[-1])
+    if code == -9:
+        why = "was ended by SIGKILL, perhaps for want of memory"
+    ended: Ended = "refused" if code == 2 else "memory" if OUT_OF_MEMORY.search(why) else "failed"
+    return Trial(ended=ended, why=why)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=exit_with, args=(int(sys.argv.pop(1)),), daemon=True).start()
+    runpy.run_module("fivefold", run_name="__main__", alter_sys=True)

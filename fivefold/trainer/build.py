@@ -1,0 +1,116 @@
+"""Builds modules and optimizer of one rank from model, layout and job. Training and the dry run both start here."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight, block_name, layer_of, weights
+from fivefold.trainer.model.kernels.choice import settled
+from fivefold.trainer.model.linear import WgradStore
+from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.model.transformer import Transformer
+from fivefold.trainer.optimizers import optimizer
+from fivefold.trainer.optimizers.loss_scaling import LossScaler
+from fivefold.trainer.parallel.apply import apply
+from fivefold.trainer.parallel.gradients import Underway
+from fivefold.trainer.parallel.mesh import Ranks
+from fivefold.trainer.parallel.mesh import ranks as make_ranks
+from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.zero import ZeroUnit
+from fivefold.trainer.parameter_check import check_parameter_table, check_placement
+from fivefold.trainer.supported import check_supported
+
+
+@dataclass(frozen=True)
+class Built:
+    """What one rank trains with: modules, ZeRO units, optimizer, process groups and pipeline schedule."""
+
+    module: Transformer
+    units: list[ZeroUnit]
+    wgrad_store: WgradStore
+    optimizer: torch.optim.Optimizer
+    ranks: Ranks
+    table: Table  # pipeline schedule; without a pipeline forward and backward of each micro-batch in turn
+    underway: Underway  # the reduction of gradients that is under way
+    scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
+
+    @property
+    def shards(self) -> list[Shard]:
+        """This rank's shard of every weight of its stages, in module order."""
+        return [shard for unit in self.units for shard in unit.shards]
+
+    @property
+    def parameters(self) -> float:
+        """This rank's share of the model's parameters: one that n ranks hold counts 1/n on each."""
+        return sum(math.prod(box.sizes) / shard.local_weight.holders for shard in self.shards for box in shard.boxes())
+
+    def weights(self) -> list[Tensor]:
+        """Tensors that hold the weights from step to step."""
+        return [tensor for unit in self.units for tensor in unit.live_tensors()]
+
+    def moments(self) -> list[Tensor]:
+        """Tensors of the optimizer's state; torch's AdamW has none before its first step."""
+        return [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+
+    @property
+    def routed(self) -> dict[int, Moe]:
+        """Layer → mixture of experts, of this rank's stages; in multi-token prediction numbered on."""
+        model = self.module.model
+        layers = {layer_of(model, shard.name) for shard in self.shards if ".experts." in shard.name}
+        found = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
+        return {layer: moe for layer, moe in found.items() if isinstance(moe, Moe)}
+
+
+def build(
+    *, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None,
+    streams: bool | None = None,
+) -> Built:  # fmt: skip
+    """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
+
+    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run beside
+    compute; ``None``: if ``device`` has streams for them. Raises ``Mistake`` for what the engine cannot run.
+    """
+    refuse(layout, model=model, job=job)
+    check_supported(layout, job, model=model)
+    job = settled(job, gpu=device.type == "cuda")
+    if table is None:
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+    experts = model.moe is not None
+    ranks = make_ranks(
+        layout, kv_heads=model.kv_heads, device=device, experts=experts, pairs=job.stack.pairs, streams=streams
+    )
+    with torch.device("meta"):
+        module = Transformer(model)
+    check_parameter_table(module, model=model)
+    units, wgrad_store, underway = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    stages = table.rank_stages[ranks["pp"].rank]
+    check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
+    drawn = {weight.name: weight for weight in weights(model)}
+    with torch.no_grad():
+        for shard in (shard for unit in units for shard in unit.shards):
+            shard.weight.copy_(shard.rows_of(initial(drawn[shard.name], model=model, seed=job.seed)))
+    scaler = LossScaler() if job.precision.loss_scaling else None
+    return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
+
+
+def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
+    """The full initial weight in fp32 on CPU: normal(0, 0.02), output projections by 1/√(2 layers) less (GPT-2)."""
+    if weight.kind == "norm":
+        zero = weight.name.endswith("bias") or model.norm_plus_one
+        return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
+    if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
+        return torch.zeros(weight.shape)
+    spread = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
+    return torch.empty(weight.shape).normal_(0.0, spread, generator=generator)

@@ -1,0 +1,279 @@
+"""Saves and loads checkpoints: all state that the next step depends on, loadable under any layout. Every rank calls.
+
+    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
+
+torch.distributed.checkpoint (DCP) reshards: each rank says which boxes of the whole tensors its shards are.
+``checkpoint_folder.py`` makes a folder appear atomically, ``async_saver.py`` saves without stopping the training.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from pydantic import JsonValue
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Fault, Mistake, difference
+from fivefold.trainer.build import Built
+from fivefold.trainer.checkpoint import checkpoint_folder as folder
+from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, File, Progress, latest, read
+from fivefold.trainer.checkpoint.reshard import BoxTensor
+from fivefold.trainer.data.shards import Index
+from fivefold.trainer.optimizers import optimizer
+from fivefold.trainer.parallel.mesh import Ranks
+from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.run_lock import check_held
+from fivefold.units import show_bytes
+
+__all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
+
+TOKENIZER, TEXT = "tokenizer", "text"  # keys in Progress.facts: hashes of the tokenizer and the text
+State = dict[str, Tensor | BoxTensor]
+T = TypeVar("T")
+
+
+def save(
+    directory: Path, *, built: Built, progress: Progress, model: Model, layout: Layout, job: Job, keep: int = 3
+) -> Path:
+    """Save the state of ``built`` synchronously; return the new folder."""
+    checkpoint = Checkpoint(
+        torch=torch.__version__, device=built.ranks.device.type, model=model, layout=layout, job=job,
+        progress=progress, files=(),
+    )  # fmt: skip
+    return write(directory, state_dict(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
+
+
+def state_dict(built: Built) -> State:
+    """This rank's part of the checkpoint by name; the tensors share memory with the run."""
+    optimizer.ensure_moments(built.optimizer, built.shards)
+    return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
+
+
+def write(
+    directory: Path, state: State, *, checkpoint: Checkpoint, ranks: Ranks, keep: int,
+    group: dist.ProcessGroup | None = None,
+) -> Path:  # fmt: skip
+    """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
+
+    A failure, such as a full disk or kill -9, leaves earlier checkpoints intact; an error on one rank raises the same
+    ``Fault`` on all. ``group``: a process group of all ranks for its collectives, beside the training's own.
+    """
+    final, temporary = directory / folder.named(checkpoint.progress.step), None
+    try:
+        temporary = _on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
+        writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
+        save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
+        files = on_all_ranks(lambda: _written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
+        _on_first_rank(partial(_finish, temporary, final, sealed, keep), ranks=ranks, group=group)
+    except (OSError, RuntimeError, CheckpointException) as error:
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        free = _describe_free_bytes(directory)  # before anything is removed
+        room = f" (at least {show_bytes(size_bytes)} to write{free})"
+        if ranks.rank == 0 and temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
+        good = latest(directory)
+        rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+        raise Fault(f"{final}: cannot be written: {_reason(error)}{room}; {rest}") from None
+    return final
+
+
+def origin(index: Index) -> dict[str, JsonValue]:
+    """Hashes of the corpus to store in ``Progress.facts``; ``load`` compares them with the corpus given then."""
+    return {TOKENIZER: index.tokenizer, TEXT: index.text}
+
+
+def unsaid(path: Path, progress: Progress) -> list[str]:
+    """A warning for a checkpoint from before the text's hash was stored; else empty."""
+    return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
+
+
+def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
+    """Restore weights, moments and random state from ``path``, whatever layout wrote it.
+
+    Raises ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
+    tokenizer or text than ``index``, or if ``job`` would read its data in another order. Random states are restored
+    only if world size and device type are the same.
+    """
+    ranks = built.ranks
+    on_all_ranks(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
+    checkpoint = read(path)
+    on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
+    optimizer.ensure_moments(built.optimizer, built.shards)
+    on_all_ranks(lambda: _check_tensors(path, _tensors(built).keys()), ranks=ranks)
+    same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
+    generators = _generators(ranks) if same_ranks else {}
+    scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
+    try:
+        load_tensors({**_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise Fault(f"{path}: cannot be restored: {_reason(error)}") from None
+    for name, state in generators.items():
+        torch.cuda.set_rng_state(state, ranks.device) if name.endswith("/cuda") else torch.set_rng_state(state)
+    if built.scaler is not None and scaler:
+        built.scaler.restore(scaler["scaler"])
+    for unit in built.units:
+        unit.updated()
+    return checkpoint.progress
+
+
+def _begin(final: Path) -> Path:
+    """Create and return the temporary folder; only for who holds the run, as leftovers of other saves are removed."""
+    check_held(final.parent.parent)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    return folder.begin(final)
+
+
+def _finish(temporary: Path, final: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Complete the checkpoint and remove old ones; only for who holds the run."""
+    check_held(final.parent.parent)
+    folder.finish(temporary, final, checkpoint=checkpoint, keep=keep)
+
+
+def _describe_free_bytes(directory: Path) -> str:
+    """Return what is free on the disk of ``directory``, for an error line; empty where that cannot be asked."""
+    try:
+        return f", {show_bytes(shutil.disk_usage(directory).free)} free"
+    except OSError:
+        return ""
+
+
+def _written_files(temporary: Path, *, rank: int) -> list[File]:
+    """Name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
+    names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
+    return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
+
+
+def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
+    """Raise ``Mistake`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
+    checkpoint = read(path)
+    if found := difference(checkpoint.model, model, skip=("name", "source")):
+        raise Mistake(f"{path}: is of another model, with {found}; give that model or start a new run")
+    if (was := checkpoint.job.optimizer.kind) != (now := job.optimizer.kind):
+        raise Mistake(
+            f"{path}: holds moments of optimizer.kind={was}, which {now} cannot go on with; set optimizer.kind={was} "
+            f"or start a new run"
+        )
+    for name in ("sequence", "global_batch", "ramp", "seed"):
+        was, now = getattr(checkpoint.job, name), getattr(job, name)
+        if was != now:
+            raise Mistake(
+                f"{path}: was trained with {name}={was}, and with {name}={now} would read its data in another order; "
+                f"set {name}={was} or start a new run"
+            )
+    if index is not None:
+        _check_corpus(path, checkpoint.progress.facts, index)
+    folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
+
+
+def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
+    """Raise ``Mistake`` if tokenizer or text differ. A hash that an older checkpoint lacks passes (see ``unsaid``)."""
+    here = {name: str(value) for name, value in origin(index).items()}
+    there = {name: str(facts.get(name, value)) for name, value in here.items()}
+    if there[TOKENIZER] != here[TOKENIZER]:
+        raise Mistake(
+            f"{path}: was trained on tokens of another tokenizer ({there[TOKENIZER][:12]}, and these are of "
+            f"{here[TOKENIZER][:12]}); prepare the corpus with that one or start a new run"
+        )
+    if there[TEXT] != here[TEXT]:
+        raise Mistake(
+            f"{path}: was trained on another text ({there[TEXT][:12]}, and the corpus is now {here[TEXT][:12]}), or "
+            f"with another share of it held out; give back the text, its order and data.heldout, or start a new run"
+        )
+
+
+def _check_tensors(path: Path, names: Collection[str]) -> None:
+    """Raise ``Mistake`` if a tensor in ``names`` is missing; as the model is the same, that can only be a moment."""
+    there = FileSystemReader(path).read_metadata().state_dict_metadata
+    if missing := sorted(name for name in names if name not in there):
+        raise Mistake(
+            f"{path}: holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
+            f"optimizer that it was trained with or start a new run"
+        )
+
+
+# State
+
+
+def _tensors(built: Built) -> State:
+    """Weights, moments, step counts and routing biases by name, sharing memory. A rank without rows has no count."""
+    tensors: State = {}
+    for shard in built.shards:
+        tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
+        for kind, part, moment in optimizer.moments(built.optimizer, shard):
+            tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _boxes(part, moment)
+    for layer, moe in built.routed.items():
+        tensors[f"bias/{layer}"] = moe.bias  # routing bias [E]
+    return tensors
+
+
+def _boxes(part: Shard, rows: Tensor) -> BoxTensor:
+    """Wrap ``rows`` as this rank's part of the whole tensor, for DCP."""
+    return BoxTensor(part.local_weight.weight.shape, part.boxes(), rows)
+
+
+def _scaler(built: Built) -> dict[str, Tensor]:
+    """The state of the loss scaler, the same on all ranks; empty without one."""
+    return {} if built.scaler is None else {"scaler": built.scaler.state()}
+
+
+def _generators(ranks: Ranks) -> dict[str, Tensor]:
+    """This rank's random generator states (CPU, and CUDA if used), one per rank."""
+    states = {f"rng/{ranks.rank}": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        states[f"rng/{ranks.rank}/cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return states
+
+
+# Errors on all ranks
+
+
+def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Run ``action`` on every rank; all_gather and return the results. If one rank raises, all raise the same error."""
+    result: T | None = None
+    failure: Exception | None = None
+    cause: Exception | None = None
+    try:
+        result = action()
+    except Mistake as error:
+        failure = error
+    except Exception as error:
+        failure, cause = Fault(f"rank {ranks.rank}: {_reason(error)}"), error
+    answers: list[Any] = [None] * ranks.world
+    dist.all_gather_object(answers, (result, failure), group)
+    for _, found in answers:
+        if found is not None:
+            raise found from cause
+    return [answer for answer, _ in answers]
+
+
+def _on_first_rank(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
+    """Run ``action`` on rank 0; return its result or raise its error on all ranks."""
+    return cast(T, on_all_ranks(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
+
+
+def _reason(error: BaseException) -> str:
+    """The error in one line; unwraps torch's CheckpointException to the first rank's failure."""
+    if isinstance(error, CheckpointException):
+        rank, (inner, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(inner)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if "gloo" in str(error) or isinstance(error, dist.DistError):
+        return "a rank does not answer; it has died or hangs"
+    if "inline_container" in str(error):
+        return "a file was cut short; the disk is full, or files may not be so large"
+    return next(iter(str(error).splitlines()), type(error).__name__)

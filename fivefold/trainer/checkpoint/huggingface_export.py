@@ -1,0 +1,196 @@
+"""Exports a checkpoint of any layout as a Hugging Face folder, atomically, with one file's tensors in memory at a time.
+
+step-00000100/ ── the tensors of one file ──> FOLDER.tmp-…/model-00001-of-00009.safetensors, … ── rename ──> FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from fivefold.model.huggingface.export import to_config
+from fivefold.model.huggingface.names import Part, parts
+from fivefold.model.spec import Model
+from fivefold.model.weights import layer_of, weights
+from fivefold.record import Fault, Mistake, Record
+from fivefold.trainer.checkpoint import checkpoint_folder
+from fivefold.trainer.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE
+from fivefold.trainer.checkpoint.reshard import BoxTensor
+from fivefold.trainer.parallel.shard import Box
+from fivefold.units import show_bytes
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+BIAS = ".moe.bias"
+Report = Callable[[str, int, int], None]
+Fused = list[Part]  # those that lie in one tensor of the folder
+
+
+class Exported(Record):
+    """What an export has written."""
+
+    folder: str
+    family: str
+    step: int
+    dtype: str
+    tensors: int
+    files: int
+    bytes: int
+
+
+def find(source: Path) -> Path:
+    """Find the checkpoint: ``source`` itself, or the newest in a run's folder or a folder of checkpoints."""
+    if (source / checkpoint_folder.MANIFEST).is_file():
+        return source
+    for folder in (source / "checkpoints", source):
+        if (found := checkpoint_folder.latest(folder)) is not None:
+            return found
+    raise Mistake(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
+
+
+def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, report: Report) -> Exported:
+    """Write the weights of ``checkpoint`` to the new ``folder``, in files of up to ``file_bytes`` each.
+
+    ``dtype``: bf16 or fp32; routing biases of experts stay fp32, as published. Raises ``Mistake`` if the folder exists,
+    the checkpoint is damaged or no family has this model, and ``Fault`` if writing fails.
+    """
+    if folder.exists():
+        raise Mistake(f"{folder}: is there already; remove it or give another folder")
+    manifest = checkpoint_folder.read(checkpoint)
+    config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
+    for number, file in enumerate(manifest.files):
+        report("checks", number, len(manifest.files))
+        checkpoint_folder.verify(checkpoint, (file,))
+    wanted = dict[str, list[Part]]()
+    for part in parts(manifest.model, family=config["model_type"], copies=True):
+        wanted.setdefault(part.name, []).append(part)
+    files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
+    total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values())
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder.parent).free
+    if total > free:
+        raise Fault(f"{folder}: needs {show_bytes(total)}, but {show_bytes(free)} are free")
+    temporary = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        temporary.mkdir()
+        _write(temporary, checkpoint, files, config, model=manifest.model, dtype=DTYPES[dtype], report=report)
+        os.rename(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Fault(f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); nothing is left") from None
+    except (RuntimeError, CheckpointException) as error:
+        raise Fault(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Exported(
+        folder=str(folder), family=config["model_type"], step=manifest.progress.step, dtype=dtype,
+        tensors=len(wanted), files=len(files), bytes=total,
+    )  # fmt: skip
+
+
+def _dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if part.ours.endswith(BIAS) else dtype
+
+
+def _bytes(fused: Fused, dtype: torch.dtype) -> int:
+    return fused[0].numel * _dtype(fused[0], dtype).itemsize
+
+
+def _files(wanted: list[Fused], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Fused]]:
+    """Split ``wanted`` in order into files of at most ``file_bytes``, each with at least one tensor."""
+    file: list[Fused] = []
+    size = 0
+    for fused in wanted:
+        if file and size + _bytes(fused, dtype) > file_bytes:
+            yield file
+            file, size = [], 0
+        file.append(fused)
+        size += _bytes(fused, dtype)
+    yield file
+
+
+def _write(
+    folder: Path, checkpoint: Path, files: list[list[Fused]], config: dict[str, object], *,
+    model: Model, dtype: torch.dtype, report: Report,
+) -> None:  # fmt: skip
+    names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
+    names = names if len(files) > 1 else [SINGLE]
+    for number, (name, file) in enumerate(zip(names, files, strict=True)):
+        report("writes", number, len(files))
+        save_file(_load(checkpoint, file, model=model, dtype=dtype), folder / name, metadata={"format": "pt"})
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(_bytes(fused, dtype) for file in files for fused in file)},
+            "weight_map": {fused[0].name: name for name, file in zip(names, files, strict=True) for fused in file},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _load(checkpoint: Path, file: list[Fused], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Read the tensors of one output file, by their Hugging Face names, from any ranks' files (DCP, no_dist)."""
+    shapes = {weight.name: weight.shape for weight in weights(model)}
+    targets: dict[str, Tensor] = {}
+    found: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by its name there and ours
+    copies: dict[tuple[str, str], Tensor] = {}  # of a weight that lies in several tensors
+    for ours, group in groupby(sorted((part for fused in file for part in fused), key=_ours), key=_ours):
+        several, others = list(group), list[Part]()
+        if several[0].expert is None:
+            several, others = several[:1], several[1:]
+        shape = shapes.get(ours, several[0].shape)
+        shape = shape if several[0].expert is None else shape[1:]
+        rows = torch.empty((len(several) * shape[0], *shape[1:]), dtype=_dtype(several[0], dtype))
+        found |= zip(((part.name, ours) for part in several), rows.chunk(len(several)), strict=True)
+        copies |= {(part.name, ours): rows for part in others}
+        if ours.endswith(BIAS):
+            targets[f"bias/{layer_of(model, ours)}"] = rows
+        else:
+            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several, shape), rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that no process group is initialised
+        load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
+    found |= {key: rows.clone() for key, rows in copies.items()}
+    return {fused[0].name: _together(fused, [found.pop((part.name, part.ours)) for part in fused]) for fused in file}
+
+
+def _ours(part: Part) -> str:
+    return part.ours
+
+
+def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:
+    """Boxes of a whole weight, or of some of its experts, stacked along dim 0; ``size``: of one."""
+    for number, part in enumerate(several):
+        here = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))
+        if part.expert is None:
+            yield Box((0,) * len(size), size, here)
+        else:
+            yield Box((part.expert, 0, 0), (1, *size), here)
+
+
+def _together(fused: Fused, ours: list[Tensor]) -> Tensor:
+    """The folder's tensor from those of ours that lie in it, each in its rows and their order."""
+    if fused[0].alone:
+        return ours[0]
+    whole = torch.empty(fused[0].shape, dtype=ours[0].dtype)
+    for part, mine in zip(fused, ours, strict=True):
+        whole.index_copy_(part.dim, torch.tensor(part.order()), mine.transpose(-1, -2) if part.transposed else mine)
+    return whole

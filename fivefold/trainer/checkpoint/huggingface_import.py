@@ -1,0 +1,245 @@
+"""Starts a run from a Hugging Face folder: each rank memory-maps the files and copies only its own rows.
+
+    FOLDER/  config.json  model.safetensors | model.safetensors.index.json  model-00001-of-00002.safetensors …
+
+All names, shapes and dtypes are checked when the folder is opened, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.families import from_config, interleaves, text_of
+from fivefold.model.huggingface.names import COPIES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, read_file
+from fivefold.trainer.build import Built
+from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+HEADS = ("lm_head.weight", "embed_out.weight")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+ROWS = 4096  # of a tied head that are compared at once
+# Names in a multimodal model, as transformers 5 has them in memory and as files have them, and of its text model alone.
+WRAPPED = {
+    "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
+}  # fmt: skip
+OTHER_SENSES = (
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "model.vision_tower.", "model.visual.",
+    "model.multi_modal_projector.",
+)  # fmt: skip
+DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An opened folder: the model of its config, and for each of our weights the tensors that hold it."""
+
+    path: Path
+    family: str
+    model: Model
+    parts: dict[str, list[Part]]
+    tensors: dict[str, Any]  # lazy safetensors slices: reads only what is indexed
+    ignored: tuple[str, ...]  # tensors that the model does not use
+
+    @classmethod
+    def open(cls, path: Path, *, model: Model | None = None) -> Self:
+        """Map the files of ``path``; ``Mistake`` if it holds another ``model``, or a tensor is missing or misshapen."""
+        config = _config(path)
+        there = from_config(config, name=path.resolve().name, source=str(path))
+        text = text_of(config, name=str(path))
+        tensors = dict(_tensors(path))
+        tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, family=text.family)
+        if there.mtp and not any(_layer(name) == there.layers for name in tensors):
+            there = there.replace(mtp=None)  # transformers writes the key, and none of the tensors
+        if model is not None:
+            if model.mtp is None or there.mtp is None:  # not taken; or drawn anew
+                model, there = model.replace(mtp=None), there.replace(mtp=None)
+            if found := differs(there, model):
+                raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
+        wanted = list(parts(
+            there, family=text.family, stacked=any(STACKED_SIGN in name for name in tensors),
+            interleaved=interleaves(config, name=str(path)),
+        ))  # fmt: skip
+        ignored = _check(path, tensors, wanted, model=there, wrapped=text.wrapped)
+        ours: dict[str, list[Part]] = {}
+        for part in wanted:
+            ours.setdefault(part.ours, []).append(part)
+        return cls(path, text.family, there, ours, tensors, ignored)
+
+    def dtypes(self) -> dict[str, int]:
+        """Number of elements stored in each dtype."""
+        found: dict[str, int] = {}
+        for part in {part.name: part for several in self.parts.values() for part in several}.values():
+            dtype = self.tensors[part.name].get_dtype()
+            found[dtype] = found.get(dtype, 0) + part.numel
+        return found
+
+    def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Read a box of our weight ``ours`` in its stored dtype; of stacked experts [E, ., .] a box of one expert."""
+        several = self.parts[ours]
+        if several[0].expert is not None:
+            (expert,) = range(offsets[0], offsets[0] + sizes[0])
+            box = self._read(several[expert], offsets=offsets[1:], sizes=sizes[1:])
+            return box[None]
+        return self._read(several[0], offsets=offsets, sizes=sizes)
+
+    def _read(self, part: Part, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """A box of the weight of ``part``, in the weight's own order; its rows may lie apart in the tensor."""
+        box = list(zip(offsets, sizes, strict=True))
+        if part.transposed:
+            box[-1], box[-2] = box[-2], box[-1]
+        start, size = box[part.dim]
+        rows = part.order()[start : start + size]
+        low = min(rows, default=0)
+        box[part.dim] = low, max(rows, default=-1) + 1 - low
+        place = tuple(slice(first, first + many) for first, many in box)
+        try:
+            found: Tensor = self.tensors[part.name][place]
+        except SafetensorError as error:
+            raise Mistake(f"{self.path}: {part.name} cannot be read: {error}") from None
+        if not isinstance(rows, range):
+            found = found.index_select(part.dim, torch.tensor([row - low for row in rows]))
+        return found.transpose(-1, -2) if part.transposed else found
+
+
+def start(path: Path, *, built: Built, model: Model) -> None:
+    """Load this rank's shards from the folder ``path``. Every rank calls it; a ``Mistake`` is raised on all."""
+    on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
+    for unit in built.units:
+        unit.updated()
+
+
+@torch.no_grad()
+def _start(path: Path, *, built: Built, model: Model) -> None:
+    folder = Folder.open(path, model=model)
+    for shard in built.shards:
+        for box in shard.boxes() if shard.name in folder.parts else ():
+            found = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
+            shard.weight[box.rows].view(box.sizes).copy_(found)
+    for layer, moe in built.routed.items():
+        if (name := bias_name(model, layer)) in folder.parts:
+            moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
+
+
+# Reading and checking the folder
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise Mistake(f"{path}: no such folder; give one with {CONFIG} and {SINGLE} or {INDEX}")
+    config = read_file(path / CONFIG)
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise Mistake(f"{path}: its weights are quantized ({method}); convert them to bf16 first")
+    return config
+
+
+def _files(path: Path) -> list[Path]:
+    """The safetensors files of the folder; ``Mistake`` if one is missing."""
+    if (path / INDEX).is_file():
+        places = read_file(path / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise Mistake(f"{path / INDEX}: has no weight_map")
+        files = [path / str(name) for name in sorted({str(place) for place in places.values()})]
+    else:
+        files = [path / SINGLE]
+    for file in files:
+        if not file.is_file():
+            named = f"{INDEX} names it" if len(files) > 1 else f"there is no {INDEX} either"
+            raise Mistake(f"{file}: is missing, and {named}; only safetensors are read")
+    return files
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    for file in _files(path):
+        try:
+            opened: Any = safe_open(file, framework="pt")
+        except SafetensorError as error:
+            raise Mistake(f"{file}: is damaged or cut short: {error}; fetch it again") from None
+        for name in opened.keys():  # noqa: SIM118  not a dictionary
+            yield name, opened.get_slice(name)
+
+
+def _prefixed(tensors: dict[str, Any], *, family: str) -> dict[str, Any]:
+    """``tensors`` by the whole model's names, if they are those of a GPT-2 without its head (``h.0.ln_1.weight``)."""
+    bare = family == "gpt2" and not any(name.startswith("transformer.") for name in tensors)
+    return {f"transformer.{name}": tensor for name, tensor in tensors.items()} if bare else tensors
+
+
+def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
+    """``tensors`` of a multimodal model, those of its text model by the names that these have alone."""
+    return {_unwrapped_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _unwrapped_name(name: str) -> str:
+    for wrapped, alone in WRAPPED.items():
+        if name.startswith(wrapped):
+            return alone + name.removeprefix(wrapped)
+    return name
+
+
+def _check(
+    path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model, wrapped: bool = False
+) -> tuple[str, ...]:  # fmt: skip
+    """Check names, shapes and dtypes; return the unused tensors that are allowed. ``Mistake`` for any other."""
+    names = {part.name for part in wanted}
+    if missing := [name for name in sorted(names) if name not in tensors]:
+        raise Mistake(
+            f"{path}: lacks {len(missing)} of the {len(names)} tensors of its {CONFIG}, such as {missing[0]}; "
+            f"it holds {len(tensors)}"
+        )
+    for part in wanted:
+        shape, dtype = tuple(tensors[part.name].get_shape()), tensors[part.name].get_dtype()
+        if shape != part.shape:
+            raise Mistake(f"{path}: {part.name} is {list(shape)}, but {list(part.shape)} by its {CONFIG}")
+        if dtype not in DTYPES:
+            raise Mistake(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
+    spare = tuple(name for name in sorted(tensors) if name not in names)
+    if strange := [
+        name for name in spare if not (_may_be_spare(name, model) or (wrapped and name.startswith(OTHER_SENSES)))
+    ]:  # fmt: skip
+        raise Mistake(
+            f"{path}: holds {len(strange)} tensors that the model of its {CONFIG} does not have, such as {strange[0]}"
+        )
+    for head in set(HEADS).intersection(spare):
+        _check_tied(path, tensors, head)
+    return spare
+
+
+def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
+    """Raise a ``Mistake`` if a tied head's tensor is not the embedding's, which transformers would not tie."""
+    embedding = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
+    for start in range(0, tensors[head].get_shape()[0], ROWS):
+        own, shared = (tensor[start : start + ROWS] for tensor in (tensors[head], embedding))
+        if not torch.equal(own.to(shared.dtype), shared):
+            raise Mistake(
+                f"{path}: {head} differs from the embedding, though its {CONFIG} ties them (tie_word_embeddings); "
+                "set that to false there"
+            )
+
+
+def _may_be_spare(name: str, model: Model) -> bool:
+    """Whether a tensor may be unused: a tied head, frequencies and masks (old files), and of multi-token prediction the
+    copies of embedding and head, or all if the model has none.
+    """
+    if name in HEADS:
+        return model.tied_embeddings
+    further = _layer(name) >= model.layers
+    return name.endswith(BUFFERS) or (further and (model.mtp is None or name.endswith(tuple(COPIES))))
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor, numbered on in multi-token prediction; -1: of none."""
+    found = re.search(r"layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1

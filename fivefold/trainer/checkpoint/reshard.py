@@ -1,0 +1,61 @@
+"""A shard for torch.distributed.checkpoint: boxes of a whole tensor, so that any layout can load what another saved.
+
+Implements the protocol ``_Checkpointable``, which DTensor uses too (torch/distributed/_checkpointable.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from fivefold.trainer.parallel.shard import Box
+
+
+class BoxTensor(Tensor):
+    """Describes ``rows`` as ``boxes`` of a whole tensor of ``shape``. A wrapper without storage of that shape."""
+
+    boxes: list[Box]
+    rows: Tensor
+    parts: list[Tensor]
+
+    @staticmethod
+    def __new__(cls, shape: tuple[int, ...], boxes: Iterable[Box], rows: Tensor) -> BoxTensor:
+        """Wrap ``rows``; each box gives its offsets in the whole tensor and its slices in ``rows``."""
+        size = torch.Size(shape)
+        whole: BoxTensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
+        whole.boxes, whole.rows = list(boxes), rows.detach()
+        whole.parts = [whole.rows[box.rows].view(box.sizes) for box in whole.boxes]  # experts: [1, …]
+        return whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse all torch operations: it only describes data."""
+        raise NotImplementedError(f"{func} on boxes of a tensor")
+
+    def __create_write_items__(self, fqn: str, _object: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk, properties=TensorProperties.create_from_tensor(part), size=self.size()
+                ),
+            )
+            for chunk, part in zip(self.__create_chunk_list__(), self.parts, strict=True)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in self.boxes
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        for box, part in zip(self.boxes, self.parts, strict=True):
+            if index.offset is None or torch.Size(box.offsets) == torch.Size(index.offset):
+                return part
+        raise ValueError(f"{index} is not of this rank")

@@ -1,0 +1,58 @@
+"""Renames a checkpoint that is damaged, or after which the loss keeps spiking, so that the run resumes before it.
+
+step-00000012  →  step-00000012.damaged-1 or .doubted-1      and the run resumes from step-00000008
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fivefold.record import Mistake
+from fivefold.trainer.checkpoint import checkpoint_folder as folder
+from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
+from fivefold.trainer.parallel.mesh import Ranks
+
+
+def set_aside(path: Path, *, ranks: Ranks) -> str | None:
+    """Verify the files of ``path``; if damaged, rename it and return the reason in one line. Every rank calls it.
+
+    ``None`` if it is intact, or is left for the user to decide: written by a newer version, or none comes before it.
+    """
+    found = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
+    before = folder.before(path)
+    on_all_ranks(lambda: None, ranks=ranks)  # barrier: all have looked before rank 0 renames
+    if not found or before is None:
+        return None
+    _rename(path, "damaged", ranks=ranks)
+    return f"{found[0].rpartition('; ')[0]}; set aside"
+
+
+def _damage(path: Path, ranks: Ranks) -> str:
+    """Verify this rank's share of the files; the error in one line, or empty."""
+    try:
+        folder.verify(path, folder.read(path).files[ranks.rank :: ranks.world])
+    except Mistake as error:
+        return "" if "written by a newer version" in str(error) else str(error)
+    return ""
+
+
+def step_past(path: Path, *, ranks: Ranks) -> Path | None:
+    """Rename the intact checkpoint ``path`` and return the one before it; every rank calls it.
+
+    ``None``, and no rename, if there is none before it.
+    """
+    before = on_all_ranks(lambda: folder.before(path), ranks=ranks)[0]
+    if before is not None:
+        _rename(path, "doubted", ranks=ranks)
+    return before
+
+
+def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
+    def rename() -> None:
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
+            number += 1
+        os.rename(path, aside)
+
+    on_all_ranks(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)

@@ -1,0 +1,151 @@
+"""Tokenizes documents, in this process or in a pool of processes.
+
+A unit of work is file slices of 1 MiB or a little more. Results come back in order, so that memory is bounded and the
+output does not depend on the number of processes. Workers are spawned and import no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.record import Fault
+from fivefold.trainer.data.corpus import File, FileSlice, clean, file_slices, read_slice
+from fivefold.trainer.data.shards import SPLITS, Split
+from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
+from fivefold.units import MIB
+
+WORK_BYTES = MIB
+TEXT_HASHES = 2**64
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How every document is processed. ``key``: field or column of its text; ``tokenizer``: path; ``bound``: a
+    document is held out if its ``text_hash`` is below it.
+    """
+
+    key: str
+    tokenizer: Path
+    fingerprint: str
+    dtype: str
+    bound: int
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of one split: all tokens with end tokens [tokens], lengths [documents], UTF-8 bytes of their text."""
+
+    tokens: Tokens
+    lengths: NDArray[np.int64]
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Result of one unit of work: bytes read, NUL bytes removed, smallest ``text_hash``, and documents by split."""
+
+    size_bytes: int
+    nul_bytes: int
+    lowest: int
+    splits: dict[Split, Documents]
+
+
+def text_hash(text: str) -> int:
+    """blake2b of ``text`` as a number from 0 to 2^64 - 1, by which the split is decided: duplicates fall together."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
+
+
+def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[Encoded]:
+    """Tokenize ``files`` in order; if ``workers`` > 1 in that many processes, with at most twice as many units queued.
+
+    Raises ``Fault`` if a worker dies."""
+    units = _units(files)
+    if workers == 1:
+        yield from (_encode(unit, rule) for unit in units)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_live_and_die_with_parent)
+    waiting: deque[Future[Encoded]] = deque()
+    try:
+        for unit in units:
+            waiting.append(pool.submit(_encode, unit, rule))
+            if len(waiting) == 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise Fault("a tokenizing process died, perhaps for want of memory; try fewer workers") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _units(files: Iterable[File]) -> Iterator[list[FileSlice]]:
+    """Group consecutive slices until they have ``WORK_BYTES``."""
+    unit: list[FileSlice] = []
+    size = 0
+    for piece in chain.from_iterable(map(file_slices, files)):
+        unit.append(piece)
+        size += piece.size_bytes
+        if size >= WORK_BYTES:
+            yield unit
+            unit, size = [], 0
+    if unit:
+        yield unit
+
+
+def _live_and_die_with_parent() -> None:
+    """Set up a worker: ignore SIGINT, which the parent handles, and exit when the parent has died, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: Path, fingerprint: str) -> Tokenizer:
+    tokenizer = load(path)
+    assert tokenizer.fingerprint == fingerprint  # in the cache's key, as the file at this path may change
+    return tokenizer
+
+
+def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
+    """Read, clean, tokenize and split the documents of one unit; runs in a worker."""
+    tokenizer = _loaded(rule.tokenizer, rule.fingerprint)
+    end = np.array([tokenizer.end], rule.dtype)
+    nul_bytes, lowest = 0, TEXT_HASHES
+    tokens: dict[Split, list[Tokens]] = {split: [end[:0]] for split in SPLITS}
+    text_bytes: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+    for raw in chain.from_iterable(read_slice(piece, key=rule.key) for piece in unit):
+        nul_bytes += raw.count("\0")
+        if text := clean(raw):
+            lowest = min(lowest, here := text_hash(text))
+            split: Split = "heldout" if here < rule.bound else "train"
+            tokens[split].append(np.concatenate((tokenizer.encode(text), end)))
+            text_bytes[split] += len(text.encode())
+    splits = {split: _join(tokens[split], text_bytes[split]) for split in SPLITS}
+    return Encoded(sum(piece.size_bytes for piece in unit), nul_bytes, lowest, splits)
+
+
+def _join(documents: list[Tokens], text_bytes: int) -> Documents:
+    """Concatenate ``documents``; the first is empty, sets the dtype where there are no others, and is not counted."""
+    lengths = np.array([len(document) for document in documents[1:]], np.int64)
+    return Documents(np.concatenate(documents), lengths, text_bytes)

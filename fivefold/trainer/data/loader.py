@@ -1,0 +1,125 @@
+"""The loader: which tokens each rank reads at each step.
+
+    position (samples so far) → epoch, place → seeded permutation → window → sequence + 1 tokens
+
+Window i of a split starts at token i · sequence, so neighbours share one token: the last target of one is the first
+input of the next. The permutation is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002): no table is stored, and the whole state of the loader is one integer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.record import Mistake
+from fivefold.trainer.data.shards import Shards, Split
+
+ROUNDS = 6
+
+
+def permute(numbers: NDArray[np.int64], *, size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Apply to ``numbers`` [any shape] the permutation of 0 … size - 1 that ``seed`` and ``epoch`` determine."""
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest()
+    keys = np.frombuffer(digest, "<u8")
+    found = _feistel(numbers.astype(np.uint64), keys=keys, half=half, mask=mask)
+    while (outside := found >= size).any():  # cycle walking; at most three of four numbers lie outside
+        found[outside] = _feistel(found[outside], keys=keys, half=half, mask=mask)
+    return found.astype(np.int64)
+
+
+def _feistel(
+    x: NDArray[np.uint64], *, keys: NDArray[np.uint64], half: np.uint64, mask: np.uint64
+) -> NDArray[np.uint64]:
+    left, right = x >> half, x & mask
+    for key in keys:
+        mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: its high bits depend on all
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)  # of SplitMix64
+        left, right = right, left ^ (mixed >> np.uint64(32)) & mask
+    return left << half | right
+
+
+@dataclass(frozen=True)
+class Loader:
+    """One split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone; ``ahead``: and so
+    many more, for multi-token prediction.
+
+    A position counts samples since the start of training; position p is in epoch p // windows, and every epoch reads
+    each window once. To resume, continue from the saved position.
+    """
+
+    shards: Shards
+    _: KW_ONLY
+    split: Split = "train"
+    sequence: int
+    seed: int
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        self.check(global_batch=1)
+
+    @property
+    def windows(self) -> int:
+        """Samples in one epoch."""
+        return max(0, self.shards.index.part(self.split).tokens - 1 - self.ahead) // self.sequence
+
+    @property
+    def length(self) -> int:
+        """Tokens of one sample."""
+        return self.sequence + 1 + self.ahead
+
+    def check(self, *, global_batch: int) -> None:
+        """Raise a ``Mistake`` unless the split holds one batch of ``global_batch`` sequences."""
+        if self.windows < global_batch:
+            tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1 + self.ahead
+            cure = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
+            raise Mistake(
+                f"{self.shards.directory}: {self.split} holds {tokens} tokens, but {global_batch} sequences of "
+                f"{self.sequence} need {needed}; add text or {cure}"
+            )
+
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples at ``positions`` [rows] as tokens [rows, length]: inputs begin at 0, targets at 1."""
+        epochs, places = np.divmod(positions, self.windows)
+        windows = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            windows[here] = permute(places[here], size=self.windows, seed=self.seed, epoch=int(epoch))
+        found = np.empty((len(positions), self.length), np.int64)
+        for row, window in zip(found, windows, strict=True):
+            row[:] = self.shards.read(self.split, start=int(window) * self.sequence, count=self.length)
+        return found
+
+    def batch(
+        self, taken: int, *, global_batch: int, rank: int, ranks: int, micro_batches: int, mbs: int
+    ) -> NDArray[np.int64]:
+        """What data-parallel ``rank`` of ``ranks`` reads after ``taken`` samples: [micro_batches, mbs, length].
+
+        Sample g of the step, position taken + g, is row j of micro-batch m on rank r with g = (m · ranks + r) · mbs +
+        j: so a step holds the same samples under every layout.
+        """
+        if ranks * micro_batches * mbs != global_batch:
+            raise ValueError(f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not {global_batch}")
+        self.check(global_batch=global_batch)
+        positions = taken + np.arange(global_batch).reshape(micro_batches, ranks, mbs)[:, rank]
+        return self.rows(positions.ravel()).reshape(micro_batches, mbs, self.length)
+
+
+def heldout_batches(
+    shards: Shards, *, sequence: int, rows: int, mbs: int, rank: int = 0, ranks: int = 1
+) -> Iterator[NDArray[np.int64]]:
+    """This rank's batches [mbs, sequence + 1] of at most ``rows`` held-out samples, the same at every evaluation.
+
+    Every rank gets the same number of batches, at least one, as collectives in the forward pass require: ``rows`` is
+    rounded down to a multiple of ranks · mbs, and a split that is shorter than one such batch is read repeatedly.
+    """
+    loader = Loader(shards, split="heldout", sequence=sequence, seed=0)
+    batch = ranks * mbs
+    for step in range(max(1, min(rows, loader.windows) // batch)):
+        yield loader.rows(step * batch + rank * mbs + np.arange(mbs))

@@ -1,0 +1,243 @@
+"""Turns a corpus into token shards: list files, tokenize, write, publish.
+
+Whether a document is held out depends on its text alone, so duplicates fall into one split. Shards are written to a
+hidden folder beside the target, which replaces the target when it is complete: a killed run leaves nothing that looks
+finished, and the next run removes what it left.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from fivefold.record import Fault, Mistake
+from fivefold.trainer.data.corpus import File, list_files, read_documents
+from fivefold.trainer.data.encode import TEXT_HASHES, Rule, encode_all, text_hash
+from fivefold.trainer.data.shards import (
+    INDEX,
+    SHARD_NAME,
+    SPLITS,
+    TOKENIZER,
+    Index,
+    Shards,
+    SplitWriter,
+    append,
+    read_index,
+    sync,
+)
+from fivefold.trainer.data.tokenizer import dtype_of, load
+from fivefold.trainer.data.tokenizer import tokenizer as make_tokenizer
+from fivefold.units import MIB, show_bytes
+
+# Bytes of corpus per additional process: for less, starting one (0.3 s) costs more than it saves.
+BYTES_PER_WORKER, BPE_BYTES_PER_WORKER = 128 * MIB, 4 * MIB
+
+Progress = Callable[[str, int, int], None]  # activity, bytes of the corpus done, bytes in all
+
+
+def prepare(
+    corpus: str,
+    *,
+    tokenizer: str = "bytes",
+    directory: Path,
+    holdout: float = 0.01,
+    key: str = "text",
+    workers: int | None = None,
+    progress: Progress = lambda what, done, total: None,
+    shard_tokens: int = 2**28,
+) -> Index:
+    """Tokenize ``corpus`` (``stdlib``, a file or a folder) into shards in ``directory``, unless they are there already.
+
+    ``tokenizer``: ``bytes``, ``bpe:N`` or a path. ``holdout``: the share of documents held out, at least one unless 0.
+    ``key``: field of .jsonl, column of .parquet. ``workers``: processes; the shards do not depend on it.
+    ``Mistake`` for a corpus that cannot be read, ``Fault`` for a full disk or a dead worker; neither leaves anything.
+    """
+    if not 0 <= holdout < 1:
+        raise Mistake(f"holdout={holdout} is no share of the documents; give a number from 0 to below 1, such as 0.01")
+    plan = _Plan(corpus, list_files(corpus), tokenizer, holdout, key, shard_tokens)
+    directory = directory.absolute()
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(directory.parent):
+            return _reuse(plan, directory) or _publish(plan, directory, workers=workers, progress=progress)
+    except OSError as error:
+        raise _explain_failure(error, plan, directory) from None
+
+
+def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> Mistake | Fault:
+    """Return what to raise where nothing can be written; asked before anything is removed, it says what was free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return Mistake(f"{directory}: cannot be written: {error.strerror or error}")
+    free = show_bytes(shutil.disk_usage(directory.parent).free)
+    return Fault(
+        f"{directory}: the disk is full: {free} are free, the corpus has {show_bytes(plan.size_bytes)}; "
+        "free some space or choose another folder (nothing was left behind)"
+    )
+
+
+@contextmanager
+def terminal_progress() -> Iterator[Progress]:
+    """A progress bar on stderr for ``prepare``; hidden if stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The arguments of ``prepare`` and the files of the corpus."""
+
+    corpus: str
+    files: list[File]
+    tokenizer: str
+    holdout: float
+    key: str
+    shard_tokens: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def named(self) -> bool:
+        """Whether the tokenizer is bytes or trained here, and not read from a file."""
+        return self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:")
+
+    @property
+    def request(self) -> str:
+        """sha256 of all that determines the shards: of each file path, size and time of change, and the settings."""
+        said = [
+            [[str(file.path.absolute()), file.size_bytes, file.changed_ns] for file in self.files],
+            self.tokenizer if self.named else load(Path(self.tokenizer)).fingerprint,
+            [self.holdout, self.key, self.shard_tokens],
+        ]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def workers(self, wanted: int | None) -> int:
+        """``wanted``, or as many processes as the size of the corpus is worth, at most one per core."""
+        size = BYTES_PER_WORKER if self.tokenizer == "bytes" else BPE_BYTES_PER_WORKER
+        return wanted or min(os.cpu_count() or 1, 1 + self.size_bytes // size)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold an exclusive flock on ``folder``: one ``prepare`` at a time works in it; freed if the process dies."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _reuse(plan: _Plan, directory: Path) -> Index | None:
+    """The index of ``directory`` if it holds complete shards of this plan."""
+    try:
+        if read_index(directory).request == plan.request:
+            return Shards.open(directory).index
+    except Mistake:  # missing or damaged: prepare again
+        pass
+    return None
+
+
+def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Progress) -> Index:
+    """Write the shards to a hidden folder, sync it, and rename it to ``directory``."""
+    _check_replaceable(directory)
+    partial, old = (directory.with_name(f".{directory.name}.{word}") for word in ("partial", "old"))
+    for leftover in (partial, old):  # of a run that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        partial.mkdir()
+        index = _build(plan, partial, workers=plan.workers(workers), progress=progress)
+        for path in (*partial.iterdir(), partial):
+            sync(path)
+        if directory.exists():
+            directory.rename(old)
+        partial.rename(directory)
+        sync(directory.parent)
+        shutil.rmtree(old, ignore_errors=True)
+        return index
+    except OSError as error:
+        raise _explain_failure(error, plan, directory) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_replaceable(directory: Path) -> None:
+    """Raise a ``Mistake`` if ``directory`` is a file, or a folder with anything but shards and their index."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise Mistake(f"{directory}: is a file; choose another folder")
+    names = sorted(path.name for path in directory.iterdir())
+    ours = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
+    strangers = [name for name in names if name not in ours or INDEX not in names]
+    if strangers:
+        raise Mistake(f"{directory}: holds {strangers[0]!r}, which is no shard; choose another folder")
+
+
+def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
+    """Make the tokenizer and write tokenizer, shards and index into ``folder``."""
+    bound = round(plan.holdout * TEXT_HASHES)
+    tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
+    append(folder / TOKENIZER, tokenizer.text.encode())
+    rule = Rule(plan.key, folder / TOKENIZER, tokenizer.fingerprint, str(dtype_of(tokenizer.vocab)), bound)
+    index, lowest = _write(plan, folder, rule, workers=workers, progress=progress)
+    if plan.holdout and index.train.documents and not index.heldout.documents:
+        # In so small a corpus no hash may fall below the bound: write again, holding out the lowest one.
+        for path in folder.glob("*.bin"):
+            path.unlink()
+        rule = replace(rule, bound=lowest + 1)
+        index, _ = _write(plan, folder, rule, workers=workers, progress=progress)
+    if not index.train.documents:
+        if index.heldout.documents:
+            raise Mistake(f"{plan.corpus}: one document cannot be trained on and held out; add text or say holdout=0")
+        raise Mistake(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text")
+    append(folder / INDEX, index.model_dump_json(indent=1).encode())
+    return index
+
+
+def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str]:
+    """The documents that are not held out, to train the tokenizer on."""
+    done = 0
+    for text in read_documents(plan.files, key=plan.key):
+        progress("training the tokenizer", done := done + len(text.encode()), plan.size_bytes)
+        if text_hash(text) >= bound:
+            yield text
+
+
+def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Progress) -> tuple[Index, int]:
+    """Write the shards of both splits; the index of them, and the lowest ``text_hash`` of any document."""
+    writers = {split: SplitWriter(folder, split, plan.shard_tokens) for split in SPLITS}
+    done, nul_bytes, lowest = 0, 0, TEXT_HASHES
+    with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:
+        for encoded in results:
+            for split, documents in encoded.splits.items():
+                writers[split].add(documents.tokens, lengths=documents.lengths, text_bytes=documents.text_bytes)
+            nul_bytes, lowest = nul_bytes + encoded.nul_bytes, min(lowest, encoded.lowest)
+            progress("tokenizing", done := done + encoded.size_bytes, plan.size_bytes)
+    index = Index(
+        corpus=plan.corpus,
+        request=plan.request,
+        tokenizer=rule.fingerprint,
+        dtype="uint16" if rule.dtype == "uint16" else "uint32",
+        holdout=plan.holdout,
+        nul_bytes=nul_bytes,
+        train=writers["train"].finish(),
+        heldout=writers["heldout"].finish(),
+    )
+    return index, lowest

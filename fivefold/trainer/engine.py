@@ -1,0 +1,278 @@
+"""One training step on this rank: run the pipeline schedule, reduce gradients, clip their norm, update the shards.
+
+tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reductions → norm, clip, update
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.job import Job
+from fivefold.layout.schedule import schedule
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import stage_layers
+from fivefold.model.spec import Model
+from fivefold.trainer.build import Built
+from fivefold.trainer.measure.meter import StepObserver
+from fivefold.trainer.measure.noise_scale import Noise, NoiseScale
+from fivefold.trainer.model.dropout import sequence_keys
+from fivefold.trainer.model.mtp import Further
+from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.optimizers import optimizer
+from fivefold.trainer.optimizers.loss_scaling import LEAST
+from fivefold.trainer.parallel import expert
+from fivefold.trainer.parallel.pipeline import Pipeline
+
+
+class StepResult(NamedTuple):
+    """Result of a step, the same on all ranks: mean loss in nats per token, gradient norm before clipping, stop vote.
+
+    ``skipped``: no update was made, as a scaled gradient was not finite or the judge refused; weights, moments and
+    routing biases are unchanged.
+    """
+
+    loss: float
+    norm: float
+    stop: bool
+    skipped: bool = False
+    loss_scale: float = 1.0  # scale of the loss in this step (fp16)
+    noise: Noise | None = None  # if it is measured, and was in this step
+    further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
+
+
+class Engine:
+    """Runs training steps on this rank. If ``meter`` is set, the engine tells it the phase and tracks ``kept_bytes``:
+    the most activations that were saved between two passes, over all live micro-batches.
+    """
+
+    def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
+        """``end``: id of the end-of-document token, needed if tokens attend only inside their document."""
+        if job.documents == "apart" and end is None:
+            raise ValueError("documents that are kept apart need the token that ends one")
+        self.built, self.layout, self.job = built, layout, job
+        self.end = end if job.documents == "apart" else None
+        self.layers = stage_layers(model.layers, layout)
+        self.sequences = job.global_batch  # in this step, over all ranks
+        self.predicted = model.predicted
+        self.scale = 1.0  # factor of each token's loss, so that gradients are those of the mean
+        self.tokens = torch.empty(0, dtype=torch.long)
+        self.dp, self.number = built.ranks["dp"].rank, 0  # ``number`` of the step, from 0 on
+        self.keys = torch.zeros(0, layout.mbs, dtype=torch.long, device=built.ranks.device)
+        if any(model.dropout_rates):  # keys of the sequences of a step
+            self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
+        self.drops = False  # whether this pass drops anything: in training
+        self.meter: StepObserver | None = None
+        self.noise: NoiseScale | None = None
+        self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: not known yet
+        self.routed = built.routed
+        self._scale_losses(1.0)
+        self.free = model.moe is not None and model.moe.balance == "free"
+        experts = model.moe.experts if model.moe else 0
+        self.loads = torch.zeros(len(self.routed), experts, dtype=torch.int64, device=built.ranks.device)
+        rows = layout.mbs * job.sequence // layout.cp
+        self._pipeline = partial(
+            Pipeline, ranks=built.ranks, wgrad_store=built.wgrad_store,
+            stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
+            shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
+            losses=(1 + model.predicted,) if model.mtp else (),
+        )  # fmt: skip
+        self.pipeline = self._pipeline(built.table)
+        self.pipeline.on_pass = self._pass_ended
+
+    def step(
+        self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
+    ) -> StepResult:  # fmt: skip
+        """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it. With
+        multi-token prediction a sequence has as many tokens more as there are modules.
+
+        ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
+        same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can mend.
+        """
+        scaler = self.built.scaler
+        scale = 1.0 if scaler is None else scaler.scale
+        if scaler is not None or len(tokens) != self.pipeline.table.micro_batches:
+            self._resize_schedule(len(tokens))
+            self._scale_losses(scale)
+        biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
+        measures = self.noise is not None and self.meter is None  # whose messages are those that are planned
+        if self.noise is not None:
+            self.noise.begin(wanted=measures)
+        total = self.backward(tokens)
+        if self.meter:
+            self.meter.phase = "optimizer"
+        squares = self.noise.squares() if self.noise is not None else []
+        norm, sums = self.sum_norm(*squares, *(total / self.layout.tp).view(-1), float(stop))
+        loss, *further, stop_votes = sums[len(squares) :]
+        finite = True
+        if scaler is not None:
+            norm = norm / scale
+            finite = math.isfinite(norm.item())  # the same on all ranks
+        wanted = finite
+        if judge is not None and (finite or scale <= LEAST):
+            wanted = judge(loss.item() / scale, norm.item()) and finite
+        if scaler is not None and wanted == finite:
+            scaler.update(finite=finite)
+        if wanted:
+            self.update(norm, scale=scale)
+        else:  # the backward has moved the routing biases by this step's load: restore them
+            for moe, bias in zip(self.routed.values(), biases, strict=True):
+                moe.bias.copy_(bias)
+        self.number += 1
+        weight = scale * self.built.module.head.weight
+        return StepResult(
+            loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale,
+            further=tuple(each.item() / weight for each in further), noise=self._noise(sums[: len(squares)], scale),
+        )  # fmt: skip
+
+    def _noise(self, sums: list[Tensor], scale: float) -> Noise | None:
+        return None if self.noise is None else self.noise.take(sums, sequences=self.sequences, scale=scale)
+
+    def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Gradient norm, and sums of ``numbers`` over all ranks."""
+        return optimizer.sum_over_ranks(self.built.shards, *numbers, ranks=self.built.ranks)
+
+    def update(self, norm: Tensor, *, scale: float) -> None:
+        """Clip the gradients and update the shards."""
+        optimizer.clip(self.built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
+        self.built.optimizer.step()
+
+    def _resize_schedule(self, micro_batches: int) -> None:
+        """Build the pipeline schedule for so many ``micro_batches``, and expect as many gradients of each weight."""
+        before, layout = self.pipeline, self.layout
+        if micro_batches == before.table.micro_batches:
+            return
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
+        for unit in self.built.units:
+            unit.gradients.repeat(micro_batches, before=before.table.micro_batches)
+        self.pipeline = self._pipeline(table)
+        self.pipeline.on_action, self.pipeline.on_pass = before.on_action, before.on_pass
+        self.sequences = layout.dp * micro_batches * layout.mbs
+
+    def _scale_losses(self, scale: float) -> None:
+        """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of a step."""
+        self.scale = scale / (self.sequences * self.job.sequence)
+        for moe in self.routed.values():
+            moe.scale = self.scale
+
+    def backward(self, tokens: Tensor) -> Tensor:
+        """Forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.
+
+        Returns the sum of this rank's scaled losses."""
+        self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
+        self.kept_bytes, self._baseline = 0, -1
+        self._draw_keys(len(tokens))
+        total = self.pipeline.step()
+        self.drops = False
+        for unit in self.built.units:
+            unit.gradients.finish()
+        if self.free:
+            self._balance()
+        return total
+
+    def _draw_keys(self, micro_batches: int) -> None:
+        """Draw the keys of this rank's sequences, by seed, step and their numbers in the global batch."""
+        self.drops = self.keys.numel() > 0
+        if not self.drops:
+            return
+        each, layout = torch.arange(self.layout.mbs, device=self.keys.device), self.layout
+        first = torch.arange(micro_batches, device=self.keys.device)[:, None] * layout.dp + self.dp
+        keys = sequence_keys(first * layout.mbs + each, seed=self.job.seed, step=self.number)
+        if len(self.keys) != micro_batches:
+            self.keys = torch.empty_like(keys)
+        self.keys.copy_(keys)
+
+    def expert_loads(self) -> dict[int, list[int]]:
+        """Layer → choices per expert [E] since the last call, over all data ranks; of this rank's stages. Every rank
+        calls it."""
+        if not self.free:
+            self._balance()
+        loads, self.loads = self.loads, torch.zeros_like(self.loads)
+        return dict(zip(self.routed, loads.tolist(), strict=True))
+
+    def expert_shares(self) -> dict[int, list[float]]:
+        """``expert_loads`` of all stages, relative to the mean of the layer (1 = even), by all_gather_object; every
+        rank calls it."""
+        if self.loads.shape[1] == 0:  # no experts anywhere
+            return {}
+        everyone: list[dict[int, list[int]]] = [{}] * self.built.ranks.world
+        dist.all_gather_object(everyone, self.expert_loads())
+        loads = {layer: load for found in everyone for layer, load in found.items() if sum(load)}
+        return {layer: [round(n * len(load) / sum(load), 3) for n in load] for layer, load in sorted(loads.items())}
+
+    def _balance(self) -> None:
+        """Add this step's choices per expert, all_reduced over data ranks, to ``loads``; update routing biases."""
+        if self.routed:
+            axes = [self.built.ranks[name] for name in ("stage", "twin") if name in self.built.ranks.axes]
+            self.loads += expert.balance(torch.nn.ModuleList(self.routed.values()), *axes)
+
+    def zero_grad(self) -> None:
+        """Free the gradients; gathered copies of the weights are stale and will be gathered again."""
+        for unit in self.built.units:
+            unit.updated()
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor) -> Tensor:
+        """Summed loss in nats of ``tokens`` [batches, mbs, T + 1], this rank's part; the caller sums over the world."""
+        scale, self.scale = self.scale, 1.0
+        self.tokens = tokens.to(self.built.ranks.device)
+        total = self.pipeline.evaluate(len(tokens)) / self.layout.tp
+        self.scale = scale
+        return total
+
+    def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
+        """Forward of a stage on one micro-batch; ``entry`` [R, D]: from the previous stage. Output [R, D], or loss."""
+        self._begin_forward(entry)
+        module, tokens = self.built.module, self.tokens[micro_batch]
+        predicted = self.predicted if torch.is_grad_enabled() else 0
+        length = tokens.shape[1] - 1 - predicted
+        ahead = predicted if stage == self.pipeline.last else 0
+        inputs, targets, *further = (tokens[:, at : at + length] for at in range(2 + ahead))
+        documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
+        if module.positions is not None:
+            inputs, targets, *further = (each[:, module.positions] for each in (inputs, targets, *further))
+        keys = self.keys[micro_batch] if self.drops else None
+        out = module.stage(
+            inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, keys_B=keys,
+            scale=self.scale,
+            further=Further((targets, *further[:-1]), tuple(further)) if further else None,
+        )  # fmt: skip
+        if self._metered is not None:
+            self._metered.phase = "backward"
+        return out
+
+    # Measurement
+
+    @property
+    def _metered(self) -> StepObserver | None:
+        """The meter; None while two micro-batches are interleaved, as their bytes cannot be told apart."""
+        interleaver = self.built.ranks.interleaver
+        return self.meter if interleaver is None or interleaver.alone else None
+
+    def _begin_forward(self, entry: Tensor | None) -> None:
+        if self._metered is not None:
+            self._metered.phase = "forward"
+            if self._baseline < 0:
+                self._baseline = self._lasting_bytes(self._metered) - (
+                    0 if entry is None else entry.untyped_storage().nbytes()
+                )
+
+    def _pass_ended(self) -> None:
+        self.built.underway.pass_ended()
+        self._note_kept()
+
+    def _note_kept(self) -> None:
+        if self._metered is not None and self._baseline >= 0:
+            self.kept_bytes = max(self.kept_bytes, self._lasting_bytes(self._metered) - self._baseline)
+
+    def _lasting_bytes(self, meter: StepObserver) -> int:
+        """Live bytes without transient ones: gathered weights, gradients, messages between pipeline stages."""
+        passing = [*self.pipeline.messages(), *(each for unit in self.built.units for each in unit.passing())]
+        storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in passing}
+        return meter.live_bytes - sum(storages.values())

@@ -1,0 +1,57 @@
+"""Evaluation between steps: held-out loss over all ranks, load of the experts, a sample of text; all go to the logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.trainer.build import Built
+from fivefold.trainer.data.loader import heldout_batches
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.generate.sample import sample_of
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.parallel.collectives import all_reduce
+from fivefold.trainer.run import Run
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates the weights that ``engine`` trains, as ``run`` asks."""
+
+    run: Run
+    model: Model
+    layout: Layout
+    built: Built
+    shards: Shards
+    engine: Engine
+    logs: NoLogs
+
+    def evaluate(self, step: int) -> float:
+        """Log the evaluation after ``step`` steps and return its held-out loss; every rank calls it."""
+        loss = self.heldout_loss()
+        self.logs.write({"step": step, "heldout_loss": loss})
+        if shares := self.engine.expert_shares():
+            self.logs.write({"step": step, "expert_load": shares})
+        if self.run.sample and self.run.sample_at == "evaluations" and step < self.run.job.steps:
+            text = sample_of(self.built, model=self.model, run=self.run, tokenizer=self.shards.tokenizer)
+            self.logs.event(step, f"sample {text!r}")
+        return loss
+
+    def heldout_loss(self) -> float:
+        """Mean loss in nats per token over the held-out rows of all ranks, by one all_reduce over the world."""
+        ranks = self.built.ranks
+        rows = np.stack(list(heldout_batches(
+            self.shards, sequence=self.run.job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,
+            rank=ranks["dp"].rank, ranks=self.layout.dp,
+        )))  # fmt: skip
+        total = self.engine.evaluate(torch.from_numpy(rows)).double()
+        all_reduce(total, ranks["world"]).wait()
+        predicted_tokens = self.layout.dp * rows[..., 1:].size
+        for unit in self.built.units:
+            unit.drop()
+        return total.item() / predicted_tokens

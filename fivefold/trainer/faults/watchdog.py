@@ -1,0 +1,228 @@
+"""Finds hanging and slow ranks, from a thread in each process, through torch.distributed's key-value store.
+
+    no step ends for SECONDS on some rank → alarm → every rank writes its stacks and its status
+    → blamed: the ranks without an answer, else those behind in steps, else those not waiting for peers → all exit
+    a rank that is cut off from the store, and so sees no alarm, exits by itself
+
+Other ranks of the host send SIGCONT to a stopped process, so that it writes its stacks. A rank's own time is the share
+of samples of its main thread that are not waits for peers (on GPUs the host waits for the device: all look alike).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
+
+from fivefold.record import Fault, StopSignal
+from fivefold.trainer.faults.signals import EXIT_RETRY
+from fivefold.trainer.logs.run_log import note
+from fivefold.trainer.parallel import collectives
+
+STACKS = signal.SIGUSR2  # makes a process write its stacks, at any time
+LOOKS_PER_SECOND = 20
+GRACE_SECONDS = 3.0  # to answer an alarm, and again to exit after it
+ALARM_SECONDS = 8 * GRACE_SECONDS  # upper bound from an alarm to the exit, with a margin
+LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # slow: own time > LAG · median of the others in so many windows in a row
+
+
+class RankStatus(NamedTuple):
+    """Where a rank's main thread is: steps done, what it is doing, source line, and whether it waits for peers."""
+
+    step: int
+    doing: str
+    line: str
+    waits: bool
+
+
+class Watchdog:
+    """The watchdog of one rank; a context manager around its training. ``report``: writes a step's event to the log."""
+
+    def __init__(
+        self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[int, str], None]
+    ) -> None:  # fmt: skip
+        self.folder, self.rank, self.world, self.seconds, self.report = folder, rank, world, seconds, report
+        self._main = threading.get_ident()
+        self._step, self._doing, self._since = 0, "start", time.monotonic()
+        self._alarmed, self._stopped = False, threading.Event()
+        self._looks = self._busy = 0
+        self._lags = dict.fromkeys(range(world), 0)
+
+    def __enter__(self) -> Watchdog:
+        self._path = self.folder / f"stacks-rank{self.rank}.txt"
+        self._file = self._path.open("w")
+        faulthandler.register(STACKS, file=self._file, all_threads=True, chain=False)
+        store: Any = distributed_c10d._get_default_store()
+        self._store = PrefixStore("watchdog", store.clone())  # own connection: the other may be blocked
+        self._store.set(f"process/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
+        self._since = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._watch_store, name="watchdog's watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and self._alarmed:  # failed because others have exited; let the thread end this one
+            try:
+                self._thread.join(ALARM_SECONDS)
+            except StopSignal:  # torchrun ends the remaining processes
+                os._exit(EXIT_RETRY)
+        self._stopped.set()
+        self._thread.join(GRACE_SECONDS)
+        faulthandler.unregister(STACKS)
+        self._file.close()
+        if self._path.stat().st_size == 0:
+            self._path.unlink()
+
+    def at(self, step: int, doing: str) -> None:
+        """Record that the main thread starts ``doing`` after ``step`` steps; resets the timer.
+
+        After an alarm it does not return: a rank that was stopped is woken for its stacks, and none may train on from
+        the step that the verdict names.
+        """
+        while self._alarmed and not self._stopped.is_set():
+            time.sleep(GRACE_SECONDS)  # until the thread ends the process
+        self._step, self._doing, self._since = step, doing, time.monotonic()
+
+    # In the thread
+
+    def _watch(self) -> None:
+        checked, window = time.monotonic(), (time.monotonic(), 0, self._step)
+        pause = min(1.0, self.seconds / 4)
+        while not self._stopped.wait(1 / LOOKS_PER_SECOND):
+            self._look()
+            now = time.monotonic()
+            try:
+                if now - checked >= pause:
+                    checked = now
+                    if now - self._since > self.seconds or self._store.check(["alarm"]):
+                        self._alarm()
+                if self.world > 1 and now - window[0] >= WINDOW_SECONDS:
+                    number = window[1] + 1
+                    self._compare(number, steps=self._step - window[2], seconds=now - window[0])
+                    window = (now, number, self._step)
+            except (dist.DistError, RuntimeError) as error:  # the process with the store is gone
+                if now - self._since > self.seconds:
+                    self._end(f"the store of the processes does not answer: {next(iter(str(error).splitlines()), '')}")
+
+    def _watch_store(self) -> None:
+        """Exit if ``_watch`` itself is blocked on a store that has become unreachable and so never answers."""
+        while not self._stopped.wait(1.0):
+            if time.monotonic() - self._since > self.seconds + ALARM_SECONDS:
+                faulthandler.dump_traceback(self._file, all_threads=True)
+                self._end(f"rank {self.rank} is cut off: the store of the processes does not answer")
+
+    def _look(self) -> None:
+        self._looks += 1
+        self._busy += not self._status().waits
+
+    def _status(self) -> RankStatus:
+        frame: FrameType | None = sys._current_frames().get(self._main)
+        if frame is None:
+            return RankStatus(self._step, self._doing, "", waits=False)
+        name = frame.f_code.co_filename
+        waits = name in (collectives.__file__, distributed_c10d.__file__)
+        while "fivefold" not in name and frame.f_back is not None:
+            frame = frame.f_back
+            name = frame.f_code.co_filename
+        line = f"{frame.f_code.co_name} ({Path(name).name}:{frame.f_lineno})"
+        return RankStatus(self._step, self._doing, line, waits)
+
+    def _alarm(self) -> None:
+        """Write stacks and status, then exit with the verdict of the lowest rank that answered.
+
+        A rank that was woken after the verdict has none of its own, as it knows nothing of who waited for it.
+        """
+        self._alarmed = True
+        self._store.set("alarm", "1")
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        self._store.set(f"place/{self.rank}", json.dumps(self._status()))
+        time.sleep(GRACE_SECONDS)
+        places = self._answers("place")
+        silent = [rank for rank in range(self.world) if rank not in places]
+        judges = self.rank == min(places) and not self._store.check(["verdict"])
+        if judges:
+            line = _verdict(
+                {rank: RankStatus(*json.loads(place)) for rank, place in places.items()}, silent, self.seconds
+            )
+            self._store.set("verdict", f"{line}; every rank's stack is in {self.folder}/stacks-rank*.txt")
+        self._wake(silent)
+        self._store.wait(["verdict"], timedelta(seconds=3 * GRACE_SECONDS))
+        self._end(self._store.get("verdict").decode(), speak=judges)
+
+    def _answers(self, kind: str) -> dict[int, Any]:
+        """Values that ranks have set under ``kind``, by rank; ranks without a value are left out."""
+        there = [rank for rank in range(self.world) if self._store.check([f"{kind}/{rank}"])]
+        return {rank: self._store.get(f"{kind}/{rank}").decode() for rank in there}
+
+    def _wake(self, silent: list[int]) -> None:
+        """Wake silent ranks of this host (SIGCONT), so that they see the alarm; ask those still silent for stacks."""
+        for number in (signal.SIGCONT, STACKS):  # one after the other, so that two dumps do not interleave
+            for rank, process in self._answers("process").items():
+                host, _, pid = process.rpartition(" ")
+                if rank in silent and rank not in self._answers("place") and host == socket.gethostname():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), number)
+            time.sleep(GRACE_SECONDS / 2 if silent else 0)
+
+    def _end(self, line: str, *, speak: bool = True) -> None:
+        if speak:
+            with suppress(OSError, Fault):
+                note(self.folder, step=self._step, text=line) if self.rank else self.report(self._step, line)
+            print(f"fivefold: {line}", file=sys.stderr, flush=True)
+        time.sleep(GRACE_SECONDS)  # all write before one exits: its launcher may then end the others
+        os._exit(EXIT_RETRY)
+
+    def _compare(self, number: int, *, steps: int, seconds: float) -> None:
+        """Publish this rank's own seconds per step; rank 0 reports ranks that lag ``WINDOWS`` times in a row."""
+        share, self._looks, self._busy = self._busy / max(1, self._looks), 0, 0
+        if steps:
+            self._store.set(f"own/{self.rank}", json.dumps([number, share * seconds / steps]))
+        if self.rank:
+            return
+        own = {rank: json.loads(text) for rank, text in self._answers("own").items()}
+        if len(own) < self.world or any(abs(count - number) > 1 for count, _ in own.values()):
+            return
+        for rank, (_, mine) in own.items():
+            usual = statistics.median(other for peer, (_, other) in own.items() if peer != rank)
+            self._lags[rank] = self._lags[rank] + 1 if mine > LAG * usual else 0
+            if self._lags[rank] == WINDOWS:
+                self.report(
+                    self._step,
+                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}",
+                )
+
+
+def _verdict(places: dict[int, RankStatus], silent: list[int], seconds: float) -> str:
+    """The verdict in words: which ranks did not come, and where they are."""
+    if silent:
+        return f"{_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"
+    least = min(place.step for place in places.values())
+    behind = [rank for rank, place in places.items() if place.step == least]
+    idle = [rank for rank, place in places.items() if not place.waits]
+    for late in (behind, idle):
+        if 0 < len(late) < len(places):
+            where = places[late[0]]
+            return f"{_ranks(late)} did not come for {seconds:g} s: {where.doing} after step {where.step}, {where.line}"
+    where = places[min(places)]
+    return f"no rank went on for {seconds:g} s: {where.doing} after step {where.step}, {where.line}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, sorted(ranks)))}"

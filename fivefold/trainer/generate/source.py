@@ -1,0 +1,134 @@
+"""Loads a trained decoder into one process from a run, a checkpoint of any layout, or a Hugging Face folder.
+
+RUN.toml, a run's folder  >  its newest checkpoint
+a checkpoint              >  model, weights by name, the tokenizer of its run  >  a plain decoder
+a Hugging Face folder     >  model, weights by name, its own tokenizer         >  a plain decoder
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from fivefold.model.huggingface.names import bias_name
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_name, weights
+from fivefold.record import Fault, Mistake, read_file
+from fivefold.trainer.checkpoint import checkpoint_folder
+from fivefold.trainer.checkpoint.full_weights import decoder
+from fivefold.trainer.checkpoint.huggingface_export import DTYPES, find
+from fivefold.trainer.checkpoint.huggingface_import import CONFIG, Folder
+from fivefold.trainer.checkpoint.reshard import BoxTensor
+from fivefold.trainer.data import tokenizer
+from fivefold.trainer.data.tokenizer import Tokenizer
+from fivefold.trainer.model.transformer import Transformer
+from fivefold.trainer.parallel.shard import Box
+from fivefold.trainer.run import Run
+
+WINDOW = 4096  # tokens, for a Hugging Face model without max_position_embeddings
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint or a Hugging Face folder at ``path``. ``window``: tokens of a sequence in its training."""
+
+    path: Path
+    model: Model
+    window: int
+    folder: Folder | None  # the opened Hugging Face folder; None: a checkpoint
+
+    @classmethod
+    def find(cls, path: Path) -> Source:
+        """Resolve ``path`` as above; a ``Mistake`` if it holds no weights."""
+        if path.suffix == ".toml":
+            path = Run.load(path).folder
+        if (path / CONFIG).is_file():
+            folder = Folder.open(path)
+            return cls(path, folder.model, folder.model.positions or WINDOW, folder)
+        checkpoint = find(path)
+        manifest = checkpoint_folder.read(checkpoint)
+        return cls(checkpoint, manifest.model, manifest.job.sequence, None)
+
+    def tokenizer(self, named: Path | None = None) -> Tokenizer:
+        """The ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
+
+        A ``Mistake`` if there is none, or it has more tokens than the model."""
+        place = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
+        if named is None and not (place / "tokenizer.json").is_file():
+            raise Mistake(f"{place}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
+        found = tokenizer.tokenizer("bytes") if str(place) == "bytes" else tokenizer.load(place)
+        if found.vocab > self.model.vocab:
+            raise Mistake(f"{place}: has {found.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
+        return found
+
+    def ends(self, used: Tokenizer) -> frozenset[int]:
+        """Ids of the tokens that end a text: the tokenizer's, and eos_token_id of the Hugging Face config."""
+        named = read_file(self.path / CONFIG).get("eos_token_id") if self.folder is not None else None
+        more = named if isinstance(named, list) else [named]
+        return frozenset([used.end, *(end for end in more if isinstance(end, int))])
+
+    def decoder(self, *, dtype: Literal["bf16", "fp32"] | None = None) -> Transformer:
+        """A plain decoder on a GPU if there is one, else on CPU; ``dtype`` defaults to bf16 on a GPU, fp32 on CPU."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        width = DTYPES[dtype or ("bf16" if device.type == "cuda" else "fp32")]
+        return decoder(self.weights(dtype=width), model=self.model).to(device)
+
+    def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
+        found = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
+        biases = {
+            layer: torch.zeros(self.model.moe.experts)
+            for layer in range(self.model.layers + self.model.predicted)
+            if self.model.moe is not None and self.model.is_moe(layer)
+        }
+        if self.folder is not None:
+            _read_folder(self.folder, found, biases)
+        else:
+            _read_checkpoint(self.path, found, biases)
+        return found | {f"{block_name(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
+
+
+@torch.no_grad()
+def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+    """Fill weights by name and routing biases by layer from a Hugging Face folder."""
+    for name, whole in found.items():
+        for box in _boxes(tuple(whole.shape), apart=folder.parts[name][0].expert is not None):
+            whole[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
+    for layer, bias in biases.items():
+        if (name := bias_name(folder.model, layer)) in folder.parts:
+            bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
+
+
+def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
+    """One box that covers a weight of ``shape``; ``apart``: one per expert, as Hugging Face stores experts apart."""
+    first = range(shape[0]) if apart else [0]
+    for start in first:
+        size = (1 if apart else shape[0], *shape[1:])
+        yield Box((start, *(0 for _ in shape[1:])), size, (slice(start, start + size[0]),))
+
+
+def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+    """Fill weights by name and routing biases by layer from a checkpoint; ``Fault`` if it cannot be read."""
+    checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
+    targets: dict[str, Tensor] = {
+        f"weights/{name}": BoxTensor(tuple(whole.shape), _boxes(tuple(whole.shape), apart=False), whole)
+        for name, whole in found.items()
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that no process group is initialised
+            load_tensors(
+                targets | {f"bias/{layer}": bias for layer, bias in biases.items()},
+                storage_reader=FileSystemReader(path), no_dist=True,
+            )  # fmt: skip
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise Fault(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None

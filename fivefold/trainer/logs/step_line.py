@@ -1,0 +1,48 @@
+"""The line that a training step adds to ``log.jsonl``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.job import Job
+from fivefold.trainer.engine import StepResult
+from fivefold.trainer.measure.measured_step import Measured
+from fivefold.trainer.measure.meter import resident_bytes
+
+
+def step_line(
+    step: int, done: StepResult, *, job: Job, samples: int, batch: int, rate: float, seconds: float,
+    ideal_seconds: float, measured: Measured | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the log says of the step number ``step`` (from 1); keys are those of ``log.jsonl``.
+
+    ``samples``: read since the start of the run; ``batch``: in this step. ``seconds``: wall time of the step;
+    ``ideal_seconds``: of a step of the whole batch at the chips' peak FLOP/s, from which the MFU follows;
+    ``measured``: what the meter saw, in the step that it metered.
+    """
+    return {
+        "step": step,
+        "loss": done.loss,
+        **{f"mtp_loss_{place}": loss for place, loss in enumerate(done.further, start=1)},
+        "gradient_norm": done.norm,
+        "learning_rate": rate,
+        "tokens": samples * job.sequence,
+        "seconds": seconds,
+        "mfu_causal": ideal_seconds / seconds * batch / job.global_batch,
+        "resident_bytes": resident_bytes(),
+        **({"peak_bytes": measured.peak_bytes} if measured is not None else {}),
+        **_noise(done, job),
+        **({"batch": batch} if job.ramp else {}),
+        **({"loss_scale": done.loss_scale, "skipped": done.skipped} if job.precision.loss_scaling else {}),
+    }
+
+
+def _noise(done: StepResult, job: Job) -> dict[str, Any]:
+    """The gradient noise scale in tokens, and the step's own |G|² and S of a token."""
+    if done.noise is None:
+        return {}
+    scale = None if done.noise.scale is None else done.noise.scale * job.sequence
+    return {
+        "noise_scale": scale, "gradient_square": done.noise.square,
+        "gradient_variance": done.noise.variance * job.sequence,
+    }  # fmt: skip

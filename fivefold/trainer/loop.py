@@ -1,0 +1,294 @@
+"""The training loop: batches in, optimizer steps out, with logs, evaluations, checkpoints and one measured step.
+
+A step: forward and backward of every micro-batch, gradient reduction, norm, clip, update. A signal lets the step
+finish, saves a checkpoint and ends the run. A loss that cannot be used (``faults/spikes.py``) skips the update or loads
+an earlier checkpoint; a rank that hangs ends the run (``faults/watchdog.py``). The third step after the start, or the
+first later one of a whole batch where the batch ramps up, runs under the ``Meter``; later ones are timed, some traced.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Fault, Mistake
+from fivefold.results.spans import RankTrace
+from fivefold.trainer.build import Built
+from fivefold.trainer.checkpoint import checkpoint, huggingface_import
+from fivefold.trainer.checkpoint.async_saver import Saver
+from fivefold.trainer.checkpoint.resume import set_aside, step_past
+from fivefold.trainer.data.loader import Loader
+from fivefold.trainer.data.prefetch import Prefetcher
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.engine import Engine, StepResult
+from fivefold.trainer.evaluation import Evaluator
+from fivefold.trainer.faults.signals import catch_signals
+from fivefold.trainer.faults.spikes import BadLoss, LossGuard
+from fivefold.trainer.faults.watchdog import Watchdog
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.logs.step_line import step_line
+from fivefold.trainer.measure.measured_step import Measured, live_tensors, measure
+from fivefold.trainer.measure.meter import Meter
+from fivefold.trainer.measure.noise_scale import NoiseScale
+from fivefold.trainer.measure.tracer import ALWAYS, Tracer
+from fivefold.trainer.optimizers import optimizer
+from fivefold.trainer.optimizers.loss_scaling import LEAST
+from fivefold.trainer.run import Run
+
+METERED = 2  # steps before the metered one: by then every buffer that lives from step to step exists
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``Loop.train`` returns. ``stopped`` names the signal that ended it early, or is empty."""
+
+    step: int
+    measured: Measured | None  # None: too few steps
+    step_seconds: float | None  # median of the untraced ones; None: too few steps
+    trace: RankTrace
+    checkpoint: Path | None
+    stopped: str
+    last_loss: float | None
+    heldout_loss: float | None
+
+
+class Loop:
+    """One rank's training run; every rank makes the same calls. ``ideal_seconds``: of a step at peak FLOP/s."""
+
+    def __init__(
+        self, run: Run, *, model: Model, layout: Layout, built: Built, shards: Shards, logs: NoLogs,
+        ideal_seconds: float,
+    ) -> None:  # fmt: skip
+        self.run, self.model, self.layout, self.built, self.logs = run, model, layout, built, logs
+        self.ideal_seconds = ideal_seconds  # of a step of the whole batch at the chips' peak FLOP/s, for the MFU
+        self.job: Job = run.job
+        self.shards = shards
+        self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed, ahead=model.predicted)
+        self.loader.check(global_batch=self.job.global_batch)
+        self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
+        self.signal = ""  # name of the last one that this process was sent
+        self.step, self.batch, self.rate = 0, 0, 0.0  # of the current step; batch in samples
+        self.samples = 0  # read so far over all ranks: the whole state of the loader
+        self.saver = Saver(
+            run.folder / "checkpoints", built=built, keep=run.checkpoints.keep,
+            asynchronous=run.checkpoints.asynchronous,
+        )  # fmt: skip
+        self.bad_loss: BadLoss | None = None  # verdict on the last step; None: it was good
+        self.returned: Path | None = None  # checkpoint of the last roll-back
+        self.seconds: list[float] = []  # of each step after the metered one that is not traced
+        self.guard = LossGuard(run.faults)
+        self.watchdog = Watchdog(
+            run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
+            report=lambda step, text: logs.event(step, text),
+        )  # fmt: skip
+        self.measured: Measured | None = None
+        self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
+        self.engine.noise = NoiseScale.of(built, layout) if run.noise_scale else None
+        self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
+        self.evaluator = Evaluator(
+            run, model=model, layout=layout, built=built, shards=shards, engine=self.engine, logs=logs
+        )
+
+    def train(self) -> Outcome:
+        """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
+        with self.watchdog, self.saver, self.prefetcher:
+            start = self._begin()
+            step, loss, stopped = start, None, ""
+            heldout = self.evaluate(step) if start < self.job.steps else None
+            with catch_signals(self._on_signal):
+                while step < self.job.steps and not stopped:
+                    meter = self._meter() if step >= start + METERED else None
+                    traced = self.measured is not None and self._traced(step)
+                    done, took = self._timed_step(step, meter, traced=traced)
+                    self.watchdog.at(step, "the end of a step")
+                    stopped = self._signal_name(done.stop)
+                    if self.bad_loss:
+                        step, due = self._skip_or_roll_back(self.bad_loss, step + 1), False
+                    else:
+                        step += 1
+                        if self.measured and not meter and not traced:
+                            self.seconds.append(took)
+                        loss, due = done.loss, self.run.checkpoints.due(step, last=step == self.job.steps)
+                        self._log_step(step, done, took, measured=self.measured if meter else None)
+                        if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
+                            heldout = self.evaluate(step)
+                            stopped = stopped or self._stop_vote()
+                    if stopped or due:
+                        self._save(step)
+                        stopped = stopped or self._stop_vote()
+                self.watchdog.at(step, "a save")
+                saved = self.saver.wait()
+        seconds = self.seconds or [each.seconds for each in self.tracer.steps]
+        typical = statistics.median(seconds) if seconds else None
+        return Outcome(step, self.measured, typical, self.tracer.trace(), saved, stopped, loss, heldout)
+
+    def _begin(self) -> int:
+        """Resume and open the logs; save a first checkpoint where the run may have to roll back. Returns the step."""
+        start, events = self._resume()
+        self.logs.start(start)
+        for event in events:
+            self.logs.event(start, event)
+        if self.saver.newest is None and self.run.faults.goes_back:
+            self._save(start)
+        return start
+
+    def _timed_step(self, step: int, meter: Meter | None, *, traced: bool) -> tuple[StepResult, float]:
+        """Result and wall seconds of the step."""
+        self.step = step
+        self.watchdog.at(step, "a step")
+        if traced:
+            with self.tracer.traced(step):
+                done = self._step(step, meter)
+            return done, self.tracer.close(good=self.bad_loss is None)
+        begin = time.perf_counter()
+        return self._step(step, meter), time.perf_counter() - begin
+
+    def _traced(self, step: int) -> bool:
+        """Whether to trace the step, after the metered one."""
+        timed, last = len(self.seconds) + len(self.tracer.steps), step + 1 == self.job.steps
+        return self.job.batch(self.samples) == self.job.global_batch and self.tracer.wants(timed, last=last)
+
+    def _judge(self, loss: float, norm: float) -> bool:
+        """Whether loss and gradient norm of a step allow its update; the verdict is kept in ``bad_loss``."""
+        self.bad_loss = self.guard.judge(loss, norm)
+        return self.bad_loss is None
+
+    def _skip_or_roll_back(self, bad_loss: BadLoss, step: int) -> int:
+        """Handle the bad ``step`` (from 1); return the step to go on from: the one before it, or a checkpoint's."""
+        if bad_loss.action == "skip":
+            self.guard.count(bad_loss, step=step)
+            first, to, done = self.samples - self.batch, step - 1, "no update"
+        else:
+            progress, done = self._roll_back(bad_loss, step)
+            first, to = progress.samples, progress.step
+        passed = f"samples {first} to {self.samples - 1} passed over ({bad_loss.action} {self.guard.rollbacks})"
+        self.logs.event(step, f"{bad_loss.what}: {done}, and {passed}")
+        return to
+
+    def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.Progress, str]:
+        """Load the newest checkpoint, or the one before it if the last roll-back loaded that one already.
+
+        Raises ``Fault`` where the fault rules say stop or there is no checkpoint. Returns its progress and a log text.
+        """
+        good = self.saver.wait()
+        if bad_loss.action == "stop" or good is None:
+            rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+            raise Fault(
+                f'step {step}: {bad_loss.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
+            )
+        self.guard.count(bad_loss, step=step)
+        self.watchdog.at(step, "going back")
+        past = step_past(good, ranks=self.built.ranks) if good == self.returned else None
+        self.saver.newest = self.returned = past or good
+        progress = self._load(self.returned)
+        self.guard.restore(progress.facts, going_back=True)
+        self.logs.start(progress.step)
+        return progress, f"back to step {progress.step}" + (f", as {good.name} led here again" if past else "")
+
+    def _on_signal(self, name: str) -> None:
+        self.signal = name
+
+    def _stop_vote(self) -> str:
+        """Ask all ranks, by one all_reduce, whether a signal came during the last evaluation or save; name it."""
+        stop_votes = torch.tensor(float(bool(self.signal)), device=self.built.ranks.device)
+        dist.all_reduce(stop_votes)
+        return self._signal_name(stop_votes.item() > 0)
+
+    def _meter(self) -> Meter | None:
+        """The meter for this step: once, and only for a step of the whole batch, as the prediction is of one."""
+        whole = self.job.batch(self.samples) == self.job.global_batch
+        return Meter(live_tensors(self.built), axis=self.built.ranks.axis) if whole and not self.measured else None
+
+    def _signal_name(self, stop: bool) -> str:
+        """Empty unless the ranks have voted to stop."""
+        return (self.signal or "a signal to another rank") if stop else ""
+
+    def _read(self, samples: int) -> NDArray[np.int64]:
+        """Tokens [micro-batches, mbs, T + 1] of this data rank in the step that begins after ``samples``."""
+        layout, size = self.layout, self.job.batch(samples)
+        return self.loader.batch(
+            samples, global_batch=size, rank=self.built.ranks["dp"].rank, ranks=layout.dp,
+            micro_batches=size // (layout.dp * layout.mbs), mbs=layout.mbs,
+        )  # fmt: skip
+
+    def _step(self, step: int, meter: Meter | None) -> StepResult:
+        """One optimizer step (``step`` from 0), measured if there is a ``meter``."""
+        job, built, engine = self.job, self.built, self.engine
+        self.rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
+        optimizer.set_rate(built.optimizer, self.rate)
+        self.batch = job.batch(self.samples)
+        after = self.samples + self.batch
+        tokens, self.samples = self.prefetcher.take(self.samples, following=after), after
+        if meter and built.ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        engine.meter, engine.number, self.bad_loss = meter, step, None
+        judge = self._judge if self.run.faults.judges_first else None
+        with meter or nullcontext():
+            done = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
+        engine.meter = None
+        if judge is None and not (done.skipped and done.loss_scale > LEAST):  # an overflow only lowers the scale
+            self._judge(done.loss, done.norm)
+        if meter and not done.skipped:
+            self.measured = measure(meter, built=built, kept_bytes=engine.kept_bytes)
+        engine.zero_grad()
+        return done
+
+    def evaluate(self, step: int) -> float:
+        """Held-out loss in nats per token, over all ranks; written to the logs."""
+        self.watchdog.at(step, "an evaluation")
+        with self.tracer.evaluated(step):
+            return self.evaluator.evaluate(step)
+
+    def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: Measured | None) -> None:
+        self.logs.write(step_line(
+            step, done, job=self.job, samples=self.samples, batch=self.batch, rate=self.rate, seconds=seconds,
+            ideal_seconds=self.ideal_seconds, measured=measured,
+        ))  # fmt: skip
+
+    def _resume(self) -> tuple[int, list[str]]:
+        """Load the newest readable checkpoint, or initial weights; the step to go on from, and events for the log."""
+        events: list[str] = []
+        while found := checkpoint.latest(self.run.folder / "checkpoints"):
+            try:
+                progress = self._load(found)
+            except Mistake:
+                event = set_aside(found, ranks=self.built.ranks)
+                if event is None:
+                    raise
+                events.append(event)
+                continue
+            events += checkpoint.unsaid(found, progress)
+            self.saver.newest, self.samples = found, progress.samples
+            self.guard.restore(progress.facts, going_back=False)
+            return progress.step, events
+        if self.run.start.weights is not None:
+            huggingface_import.start(self.run.start.weights, built=self.built, model=self.model)
+        return 0, events
+
+    def _load(self, path: Path) -> checkpoint.Progress:
+        return checkpoint.load(path, built=self.built, model=self.model, job=self.job, index=self.shards.index)
+
+    def _save(self, step: int) -> None:
+        """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
+        self.watchdog.at(step, "a save")
+        facts = self.guard.facts() | checkpoint.origin(self.shards.index)
+        progress = checkpoint.Progress(
+            step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts
+        )
+        self.saver.save(
+            checkpoint.Checkpoint(
+                torch=torch.__version__, device=self.built.ranks.device.type, model=self.model, layout=self.layout,
+                job=self.job, progress=progress, files=(),
+            )
+        )  # fmt: skip

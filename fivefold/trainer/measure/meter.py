@@ -1,0 +1,231 @@
+"""Measures one training step in a ``TorchDispatchMode``, below autograd: live bytes, FLOPs, messages.
+
+torch has no memory statistics on CPU, so every storage is counted from the operation that allocates it until it is
+freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts all T x S scores, backward twice forward. What is
+compiled runs as it was written: the compiler would skip it under a mode, and ever after.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+import fivefold.trainer.model.band_attention
+import fivefold.trainer.model.float8.grouped
+import fivefold.trainer.model.tf32  # noqa: F401  likewise
+from fivefold.step import Traffic, sent_bytes
+from fivefold.trainer.model.score_rule import visible_pairs
+
+aten, c10d = torch.ops.aten, torch.ops.c10d
+
+# operation → index of the argument that is the left matrix
+MATMULS = {
+    aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
+    aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.tf32_mm.default: 0,
+}  # fmt: skip
+# product of casts → index of the argument that is the size of the dim summed over
+CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6, torch.ops.fivefold.scaled_mm_cast.default: 6}
+# grouped GEMM → True: rows of each group by the group's matrix; False: sums over each group's rows (wgrad)
+GROUPED = {
+    torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False,
+    torch.ops.fivefold.scaled_sums_cast.default: False,
+}  # fmt: skip
+GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
+GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
+# of ours, the index of the first argument after tensors: scale, offset, window, softcap
+BANDS = {
+    torch.ops.fivefold.band_attention.default: 3, torch.ops.fivefold.band_attention_backward.default: 6,
+}  # fmt: skip
+ATTENTION_FORWARD = (
+    torch.ops.fivefold.band_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+ATTENTION_BACKWARD = (
+    torch.ops.fivefold.band_attention_backward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+# operation → (collective, index of the argument that is the full, unsharded tensor)
+COLLECTIVES = {
+    c10d.allreduce_.default: ("all_reduce", 0),
+    c10d._allgather_base_.default: ("all_gather", 0),
+    c10d._reduce_scatter_base_.default: ("reduce_scatter", 1),
+    c10d.alltoall_base_.default: ("all_to_all", 1),
+    c10d.broadcast_.default: ("broadcast", 0),
+    c10d.send.default: ("p2p", 0),
+}
+
+
+class StepObserver(Protocol):
+    """What the engine sets and reads while a step is observed: ``phase`` of the step, bytes alive now."""
+
+    phase: str
+    live_bytes: int
+
+
+class Meter(TorchDispatchMode):
+    """Counts while it is entered. ``living``: tensors allocated before; ``axis``: name of a process group → axis."""
+
+    def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._axis, self._uncompiled = axis, ExitStack()
+        self._sizes: dict[int, int] = {}
+        self.live_bytes = self.peak_bytes = self.flops = 0
+        self.peak_cause = self.phase = ""
+        self._messages: Counter[tuple[str, str]] = Counter()
+        self._sent: Counter[tuple[str, str]] = Counter()
+        for tensor in living:
+            self._see(tensor)
+        self.base_bytes = self.peak_bytes = self.live_bytes
+
+    def __enter__(self) -> Any:
+        """Begin to count."""
+        if "torch._dynamo" in sys.modules:
+            self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Cease to count."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._uncompiled.close()
+
+    @property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Messages and bytes that this rank sent, by axis and collective."""
+        return tuple(
+            Traffic(axis=axis, collective=collective, messages=count, bytes=self._sent[axis, collective])
+            for (axis, collective), count in sorted(self._messages.items())
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then count it."""
+        out = func(*args, **(kwargs or {}))
+        if func in COLLECTIVES:
+            self._count_message(func, args)
+        elif func is torch.ops.inductor.resize_storage_bytes_.default:
+            self._resize(args[0])
+        else:
+            self.flops += operation_flops(func, args, out)
+            # a view allocates nothing, but for what torch.tensor makes; gloo's ``wait`` takes views of its own buffers
+            if not func.is_view or func is aten.lift_fresh.default:
+                for tensor in tensors(out):
+                    self._see(tensor)
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+            self.peak_cause = f"{self.phase} {func.name().split('::')[-1]}".strip()
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        """Count the storage of ``tensor`` if it is new, until it is freed."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._sizes:
+            self._watch(storage)
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        self._sizes[storage._cdata] = storage.nbytes()
+        self.live_bytes += storage.nbytes()
+        weakref.finalize(storage, self._gone, storage._cdata)
+
+    def _gone(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key)
+
+    def _resize(self, tensor: Tensor) -> None:
+        """Count a storage that was resized in place, as ZeRO does to free gathered weights."""
+        storage = tensor.untyped_storage()
+        self.live_bytes += storage.nbytes() - self._sizes.get(storage._cdata, 0)
+        self._sizes[storage._cdata] = storage.nbytes()
+
+    def _count_message(self, func: Any, args: Any) -> None:
+        """Count a c10d operation: one message, and the bytes that this rank sends in it."""
+        collective, full = COLLECTIVES[func]
+        group = group_of(args)
+        payload = sum(tensor.nbytes for tensor in tensors(args[full]))
+        key = self._axis(group.group_name), collective
+        self._messages[key] += 1
+        self._sent[key] += sent_bytes(collective, payload=payload, ranks=group.size())
+
+
+def resident_bytes() -> int:
+    """Peak bytes so far: reserved by torch's allocator on a GPU; resident set of the whole process on CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def group_of(args: Any) -> Any:
+    """The process group among the arguments of a c10d operation."""
+    return next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
+
+
+def is_group(value: Any) -> bool:
+    """Whether a ``torch.ScriptObject`` is a process group."""
+    return bool(value._type().name() == "ProcessGroup")
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors among the leaves of ``tree`` (a pytree)."""
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+
+
+def operation_flops(func: Any, args: Any, out: Any) -> int:
+    """FLOPs of one operation; 0 for all but GEMMs and attention."""
+    if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED):
+        out = out[0]  # a cast
+    if func in MATMULS:
+        return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
+    if func in CAST_MATMULS:
+        return 2 * int(out.numel()) * int(args[CAST_MATMULS[func]])
+    if func in GROUPED_WIDE:  # of both kinds, as in GROUPED
+        left, right = args[0], args[1]
+        return 2 * int(left.numel()) * int(right.shape[-1])
+    if func in GROUPED:
+        made = int(out.numel()) if GROUPED[func] else int(out[0].numel())
+        return 2 * made * int(args[GROUPED_INNER])
+    if func in ATTENTION_FORWARD:
+        return _attention_flops(*args[:3], window=window_of(func, args))
+    if func in ATTENTION_BACKWARD:
+        return 2 * _attention_flops(*args[1:4], window=window_of(func, args))
+    return 0
+
+
+class Window(NamedTuple):
+    """Of a block of attention: its offset, and how many keys a query sees."""
+
+    offset: int
+    keys: int
+
+
+def window_of(func: Any, args: Any) -> Window | None:
+    """The window of an attention kernel; None if it has none."""
+    if func not in BANDS:
+        return None
+    first = BANDS[func]
+    offset, keys = args[first + 1 : first + 3]
+    return Window(offset, keys) if keys else None
+
+
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: Window | None) -> int:
+    """Forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v]: all of k, mask or not, but of a
+    window only the pairs that are seen.
+    """
+    queries, keys = int(q.shape[2]), int(k.shape[2])
+    pairs = queries * keys
+    if window is not None:
+        pairs = visible_pairs(queries, keys, offset=window.offset, window=window.keys)
+    return 2 * q.shape[0] * q.shape[1] * pairs * (q.shape[3] + v.shape[3])

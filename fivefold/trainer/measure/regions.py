@@ -1,0 +1,282 @@
+"""Makes one rank's training code report its regions to a ``Recorder`` while a step is traced.
+
+    action ⊃ operation (forward · backward · weight · recomputed) ⊃ post and wait of a message    data · reduce · update
+
+The calls that the trainer makes through attributes (``module.run``, GEMMs, ZeRO units, pipeline, optimizer) are
+replaced when the step begins and put back when it ends, so that an untraced step costs nothing. The backward of an
+operation is found by hooks on its first and last autograd node: nodes run in the reverse order of their making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fivefold.layout.schedule.action import Action
+from fivefold.results.spans import SpanKind
+from fivefold.trainer.data.prefetch import Prefetcher
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.measure.recorder import Recorder
+from fivefold.trainer.model.experts import Experts
+from fivefold.trainer.model.linear import Linear, Work, fused_linears
+from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.model.operation import Run
+from fivefold.trainer.parallel.zero import ZeroUnit
+
+GROUPED = ("down", "gate", "up")  # weights of the experts, in the order of their dW
+LEAF = 2**63  # autograd's nodes of leaves have numbers beyond all others
+MISSING = object()
+
+
+class Regions:
+    """The replaced calls of one rank. A compiled block is one operation, but for GEMMs that are not in its graph."""
+
+    def __init__(self, recorder: Recorder, *, engine: Engine, data: Prefetcher | None) -> None:
+        self.recorder, self.pipeline = recorder, engine.pipeline
+        self._swaps: list[tuple[dict[str, Any], str, Any]] = []
+        built, label = engine.built, recorder.label
+        self._wrap(engine.pipeline, "_act", _timed_act(recorder, engine.pipeline._act))
+        for name, region in (
+            ("sum_norm", label("update", "gradient norm")), ("update", label("update", "update")),
+            ("zero_grad", label("host", "zero_grad")), ("_balance", label("op", "moe.balance")),
+        ):  # fmt: skip
+            self._wrap(engine, name, recorder.wrap(region, getattr(engine, name)))
+        for unit in built.units:
+            self._add_unit(unit)
+        if data is not None:
+            self._wrap(data, "take", recorder.wrap(label("data", "data"), data.take))
+        self._wrap(built.ranks.listener, "post", recorder.post)
+        self._add_operations(engine, compiled=engine.job.stack.compiles)
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Within, the regions are reported."""
+        former = [(there, name, there.get(name, MISSING)) for there, name, _ in self._swaps]
+        try:
+            for there, name, new in self._swaps:
+                there[name] = new
+            yield
+        finally:
+            for there, name, old in former:
+                if old is MISSING:
+                    del there[name]
+                else:
+                    there[name] = old
+
+    def _wrap(self, owner: object, name: str, function: Any) -> None:
+        self._swaps.append((vars(owner), name, function))
+
+    def _add_unit(self, unit: ZeroUnit) -> None:
+        label, wrap = self.recorder.label, self.recorder.wrap
+        self._wrap(unit, "gather", wrap(label("op", "weights.gather"), unit.gather))
+        gradients = unit.gradients
+        self._wrap(gradients, "_add", wrap(label("op", "gradients.sum"), gradients._add))
+        self._wrap(gradients, "_reduce", wrap(label("call", "reduce"), gradients._reduce))
+        self._wrap(gradients, "finish", wrap(label("reduce", "reduce gradients"), gradients.finish))
+
+    def _add_operations(self, engine: Engine, *, compiled: bool) -> None:
+        built, names = engine.built, dict[int, str]()
+        linears = [(_name(path), part) for path, part in built.module.named_modules() if isinstance(part, Linear)]
+        for name, linear in linears:
+            names[id(linear.matrix)] = name
+        for _, linear in linears:
+            self._wrap(linear, "gemms", Gemms(self.recorder, linear.gemms, names))
+        for path, part in built.module.named_modules():
+            if isinstance(part, Experts):
+                each = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in GROUPED}
+                self._wrap(part, "gemms", GroupedGemms(self.recorder, part.gemms, each))
+            if compiled and path.startswith("blocks."):  # another attribute within would compile it anew
+                if path.count(".") == 1:
+                    self._wrap(
+                        part, "forward", _Timed(self.recorder, _labels(self.recorder, "op", "block"), part.forward)
+                    )
+                continue
+            if isinstance(part, Moe):
+                plan = self.recorder.wrap(self.recorder.label("op", "moe.plan"), part._plan_dispatch)
+                self._wrap(part, "_plan_dispatch", plan)
+            if "run" in vars(part):
+                self._wrap(part, "run", _timed_run(self.recorder, vars(part)["run"]))
+        self._wrap(built.wgrad_store, "run_or_defer", _timed_deferral(self.recorder, built.wgrad_store))
+
+
+def _name(path: str) -> str:
+    """The planner's name of the operation of a module: without the block and its number."""
+    return path.split(".", 2)[2] if path.startswith("blocks.") else path
+
+
+def _timed_act(recorder: Recorder, act: Callable[..., None]) -> Callable[..., None]:
+    def timed(action: Action, *, first: int) -> None:
+        recorder.begin(recorder.label(action.kind, str(action), "", action))
+        act(action, first=first)
+        recorder.end()
+
+    return timed
+
+
+def _timed_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
+    """``WgradStore.run_or_defer`` whose deferred works are regions named after the operation that put them off."""
+    inner = store.run_or_defer
+
+    def run_or_defer(work: Work) -> None:
+        inner(recorder.wrap(recorder.put_off(), work) if store.deferring else work)
+
+    return run_or_defer
+
+
+def _timed_run(recorder: Recorder, inner: Run) -> Run:
+    """``module.run`` whose functions are regions; recomputation, which may be ``inner``, sees the timed function."""
+    known: dict[str, Labels] = {}
+
+    def run(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        labels = known.get(name)
+        if labels is None:
+            outer = function is fused_linears or isinstance(function, Linear) or name in GROUPED_CALLS
+            labels = known[name] = _labels(recorder, "call" if outer else "op", name)
+        return inner(name, _Timed(recorder, labels, function), *inputs)
+
+    return run
+
+
+def _labels(recorder: Recorder, kind: SpanKind, name: str) -> Labels:
+    """The labels of an operation. Hooks on autograd's nodes cost most of a trace: linear layers, whose GEMMs are seen
+    by themselves, and sums, which hand their gradient on, do without.
+    """
+    first, again, back = (recorder.label(kind, name, way) for way in ("forward", "recomputed", "backward"))
+    return Labels(first, again, None if kind == "call" or name.endswith(".add") else back)
+
+
+class Labels(NamedTuple):
+    """Codes of an operation's regions; ``backward`` is None where that is not looked for."""
+
+    forward: int
+    recomputed: int
+    backward: int | None
+
+
+GROUPED_CALLS = ("moe.experts.gate_up", "moe.experts.down")
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a node in this thread: a forward then is a recomputation."""
+    return torch._C._current_autograd_node() is not None
+
+
+class _Timed:
+    """One call of an operation as a region, and its backward as another."""
+
+    __slots__ = ("function", "labels", "recorder")
+
+    def __init__(self, recorder: Recorder, labels: Labels, function: Callable[..., Any]) -> None:
+        self.recorder, self.function, self.labels = recorder, function, labels
+
+    def __call__(self, *inputs: Any) -> Any:
+        recorder, labels, again = self.recorder, self.labels, in_backward()
+        first = torch._C._autograd._get_sequence_nr()
+        recorder.begin(labels.recomputed if again else labels.forward)
+        try:
+            made = self.function(*inputs)
+        finally:
+            recorder.end()
+        if labels.backward is not None and not again and torch.is_grad_enabled():
+            self._watch(made, first, labels.backward)
+        return made
+
+    def _watch(self, made: Any, first: int, label: int) -> None:
+        """Report the backward of the nodes made since number ``first``, from the newest to the oldest, as ``label``."""
+        nodes: dict[int, Any] = {}
+        waiting = [each.grad_fn for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, Tensor)]
+        while waiting:
+            node: Any = waiting.pop()
+            number = -1 if node is None else node._sequence_nr()
+            if first <= number < LEAF and number not in nodes:
+                nodes[number] = node
+                waiting += [earlier for earlier, _ in node.next_functions]
+        if not nodes:
+            return
+        recorder = self.recorder
+        begun: list[bool] = []
+
+        def before(_gradients: object) -> None:
+            begun.append(True)
+            recorder.begin(label)
+
+        def after(_made: object, _gradients: object) -> None:
+            if begun:
+                recorder.end()
+
+        nodes[max(nodes)].register_prehook(before)
+        nodes[min(nodes)].register_hook(after)
+
+
+class Gemms:
+    """The GEMMs of a linear layer and of those fused with it, as regions named after the weights."""
+
+    def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
+        self.recorder, self.inner, self.names = recorder, inner, names
+        self.travels, self.adds = (getattr(inner, name, False) for name in ("travels", "adds"))  # of experts: none
+        self.labels = {
+            name: tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward", "weight"))
+            for name in names.values()
+        }
+        self.fused: list[str] = []  # names of the layers on the last input
+        self.turn = 0
+
+    def operand(self, *inputs: Any) -> Any:
+        """As the inner one; a new input."""
+        self.fused = []
+        return self.inner.operand(*inputs)
+
+    def shared_operand(self, x: Tensor, **exchanges: Any) -> Any:
+        """As the inner one; a new input."""
+        self.fused = []
+        return self.inner.shared_operand(x, **exchanges)
+
+    def fprop(self, operand: Any, weight: Tensor, *rest: Any) -> Tensor:
+        """As the inner one."""
+        name = self.names[id(weight)]
+        self.fused.append(name)
+        return self._timed(name, 1 if in_backward() else 0, self.inner.fprop, operand, weight, *rest)
+
+    def dgrad(self, gradient: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        """As the inner one; without a sum to add to, the first of the fused."""
+        name = self.names[id(weight)]
+        self.fused = [name] if rest[-1] is None else [*self.fused, name]
+        return self._timed(name, 2, self.inner.dgrad, gradient, weight, *rest)
+
+    def columns(self, *inputs: Any) -> Any:
+        """As the inner one; dW of the fused layers follow in order."""
+        self.turn = 0
+        return self.inner.columns(*inputs)
+
+    def wgrad(self, *inputs: Any) -> Tensor:
+        """As the inner one."""
+        self.turn += 1
+        return self._timed(self.fused[self.turn - 1], 3, self.inner.wgrad, *inputs)
+
+    def add_wgrad(self, *inputs: Any) -> None:
+        """As the inner one."""
+        self.turn += 1
+        self._timed(self.fused[self.turn - 1], 3, self.inner.add_wgrad, *inputs)
+
+    def _timed(self, name: str, way: int, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        self.recorder.begin(self.labels[name][way])
+        made = function(*inputs)
+        self.recorder.end()
+        return made
+
+
+class GroupedGemms(Gemms):
+    """Likewise those of experts, whose dW come in the order of ``GROUPED``, each with columns of its own."""
+
+    def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
+        super().__init__(recorder, inner, names)
+        self.order = cycle([next(each for each in names.values() if each.endswith(f".{name}")) for name in GROUPED])
+
+    def wgrad(self, *inputs: Any) -> Tensor:
+        """As the inner one."""
+        return self._timed(next(self.order), 3, self.inner.wgrad, *inputs)

@@ -1,0 +1,209 @@
+"""Self-attention on rows [R, D], R = B · T: grouped-query (GQA), or multi-head latent (MLA, arXiv:2405.04434).
+
+    grouped   x → q, k, v → (norm) → rope → core → out
+    latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
+
+The core, softmax(q·kᵀ·scale, causal)·v, is flash attention: it keeps q, k, v, its output and one log-sum-exp per
+query (arXiv:2205.14135), with the layer's window, soft cap and sinks. Parallelisms replace ``run``, ``core``, ``hooks``
+and, of MLA, ``share``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.model.weights import norm_shape
+from fivefold.trainer.model.chunked_attention import apart, apart_keys, last_chunk, together
+from fivefold.trainer.model.flash_attention import Flash
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.norm import UnitNorm, norm
+from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.score_rule import ScoreRule
+from fivefold.trainer.model.unfused_attention import Unfused
+
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+
+
+class AttentionHooks(Protocol):
+    """Calls around the core where a rank attends with other heads or tokens than its own: Ulysses, the KV cache."""
+
+    def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
+        """This rank's q, k and v → those that the core gets."""
+
+    def leave(self, out_BTNH: Tensor) -> Tensor:
+        """Output of the core → output for this rank's queries [B, T, N, H]."""
+
+
+class _Attention(nn.Module):
+    """What GQA and MLA share: core and output projection. Subclasses make q, k and v in ``_heads``."""
+
+    out: Linear
+
+    def __init__(self, model: Model, *, layer: int, head_dim: int) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.kernels: Kernels = EAGER
+        slides = model.slides(layer)
+        self.rotates, self.tempers = model.rotates(layer), model.tempers(layer)
+        self.own_tables = slides and model.rope_theta_sliding is not None
+        self.chunk = model.window if slides and model.window_kind == "chunks" else None
+        self.rule = ScoreRule.of(model, layer=layer, head_dim=head_dim)
+        self.core: Core | Unfused = Flash(self.rule)
+        self.hooks: AttentionHooks | None = None
+        self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
+
+    def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
+        """[R, D] → [R, D]."""
+        heads = self._heads(x_RD, rows)
+        if self.hooks is not None:
+            heads = self.run("attention.enter", self.hooks.enter, *heads)
+        sequences, tokens = heads[0].shape[:2]
+        out_BTNH = self._attended(heads, rows)
+        del heads
+        if out_BTNH.shape[1] != tokens or len(out_BTNH) != sequences:
+            out_BTNH = together(out_BTNH, sequences=sequences, tokens=tokens)
+        if self.hooks is not None:
+            out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
+        out_RD: Tensor = self.run("attention.out", self.out, out_BTNH.flatten(2).flatten(0, 1))
+        return out_RD
+
+    def _attended(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
+        """The core's output [B, T, N, H]; where the layer attends inside of chunks, that of every chunk."""
+        (q, k, v), documents, keys = heads, rows.documents, rows.keys
+        if self.chunk is not None and k.shape[1] > self.chunk:
+            if q.shape[1] < k.shape[1]:
+                k, v = (last_chunk(x, chunk=self.chunk) for x in (k, v))
+            else:
+                q, k, v = (apart(x, chunk=self.chunk) for x in (q, k, v))
+                documents = None if documents is None else apart(documents, chunk=self.chunk, fill=-1)
+                keys = None if keys is None else apart_keys(keys, chunks=len(q) // len(keys))
+        del heads
+        out_BTNH: Tensor
+        if isinstance(self.core, Unfused):
+            out_BTNH = self.core(q, k, v, documents, keys, run=self.run)
+        else:
+            out_BTNH = self.run("attention.core", self.core, q, k, v, documents, self.sinks, keys)
+        return out_BTNH
+
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """[R, D] → q [B, T, N, H], k and v [B, T, K, H], rotated."""
+        raise NotImplementedError
+
+
+class GroupedAttention(_Attention):
+    """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read off their shapes."""
+
+    def __init__(self, model: Model, *, layer: int = 0) -> None:
+        super().__init__(model, layer=layer, head_dim=model.head_dim)
+        self.head_dim, self.qk_norm = model.head_dim, model.qk_norm
+        wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.q = Linear(model.width, wide, bias=model.qkv_bias)
+        self.k = Linear(model.width, narrow, bias=model.qkv_bias)
+        self.v = Linear(model.width, narrow, bias=model.qkv_bias)
+        self.q_norm: nn.Module
+        self.k_norm: nn.Module
+        if model.qk_norm == "unit" and self.rotates:  # before the rotation, which keeps the norm
+            self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
+        shapes = norm_shape(model, model.heads), norm_shape(model, model.kv_heads)
+        if shapes[0] is not None and shapes[1] is not None:
+            self.q_norm, self.k_norm = norm(model, *shapes[0]), norm(model, *shapes[1])
+        self.out = Linear(wide, model.width, bias=model.out_bias)
+
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        # reusing the names frees each tensor once the operation on it has run
+        q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
+        if self.qk_norm == "full":
+            q, k = self._normed(q, k)
+        q, k, v = (_by_head(x, rows.tokens, self.head_dim) for x in (q, k, v))
+        if self.qk_norm in ("head", "heads") or (self.qk_norm == "unit" and self.rotates):
+            q, k = self._normed(q, k)
+        if self.rotates:
+            tables = rows.rotary(own=self.own_tables)
+            q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
+            k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
+        elif self.tempers:
+            q = self.run("rope.q", self.kernels.rotate_first, q, *rows.temperature())
+        return q, k, v
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.run("attention.q_norm", self.q_norm, q), self.run("attention.k_norm", self.k_norm, k)
+
+
+class LatentAttention(_Attention):
+    """MLA. A head's query and key have ``nope_dim`` dims without positions, then ``rope_dim`` rotated ones.
+
+    ``share``: under tp, gathers the rows of the rotary key (sp) and sums its gradient. ``bare``: the core attends to
+    the latent itself (absorbed form, for decoding), so that no keys and values are made from it."""
+
+    def __init__(self, model: Model, *, layer: int = 0) -> None:
+        mla = model.mla
+        assert mla is not None
+        super().__init__(model, layer=layer, head_dim=mla.nope_dim + mla.rope_dim)
+        self.mla = mla
+        self.share: Callable[[Tensor], Tensor] = _identity
+        self.bare = False
+        wide = model.heads * (mla.nope_dim + mla.rope_dim)
+        if mla.q_rank is None:
+            self.q = Linear(model.width, wide, bias=False)
+        else:
+            self.q_down = Linear(model.width, mla.q_rank, bias=model.qkv_bias)
+            self.q_norm = norm(model, mla.q_rank, epsilon=mla.norm_epsilon)
+            self.q_up = Linear(mla.q_rank, wide, bias=False)
+        self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
+        self.kv_norm = norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
+        self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
+        self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
+
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
+        q, kv = self._down(x_RD)
+        latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
+        key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
+        latent = self.run("attention.kv_norm", self.kv_norm, latent)
+        if self.bare:
+            return self._absorbed_heads(q, latent, key, cos_TH, sin_TH)
+        kv = self.run("attention.kv_up", self.kv_up, latent)
+        # v is a view into the output of kv_up, so all of that output stays allocated
+        k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
+        q = self.run(
+            "rope.q", self.kernels.rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH
+        )
+        k = self.run("rope.k", self.kernels.append_rotated, k, key, cos_TH, sin_TH)
+        return q, k, v
+
+    def _absorbed_heads(
+        self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """As ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
+        mla, tokens = self.mla, cos_TH.shape[0]
+        q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        turned = self.kernels.rotate_last(key, cos_TH, sin_TH)
+        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), turned), dim=-1)
+        return q, k, k[..., : mla.kv_rank]
+
+    def _down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, D] → q [R, N · (nope + rope)] of this rank's heads, and latent | rotary key [R, kv_rank + rope]."""
+        if self.mla.q_rank is None:
+            q = self.run("attention.q", self.q, x_RD)
+            (kv,) = self.run("attention.down", fused_linears, x_RD, self.kv_down)
+        else:
+            latent, kv = self.run("attention.down", fused_linears, x_RD, self.q_down, self.kv_down)
+            latent = self.run("attention.q_norm", self.q_norm, latent)
+            q = self.run("attention.q_up", self.q_up, latent)
+        return q, kv
+
+
+def _identity(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
+    """[B · T, N · H] → [B, T, N, H]."""
+    return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)

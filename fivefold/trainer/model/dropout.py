@@ -1,0 +1,145 @@
+"""Dropout whose masks are drawn from a counter, so that every layout draws the same ones and a recomputation repeats
+them: out = x · kept / (1 − rate), in training only.
+
+    key of a sequence   mix(seed, step, sample)          key of a row   mix(sequence, layer and place in it, position)
+    bits of 4 columns   mix(row + ⌊column / 4⌋ · γ)      mix: SplitMix64 (Steele et al., OOPSLA 2014)
+
+A rate is rounded to 2⁻¹⁶. The mask, a byte per element, is kept for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.trainer.model.operation import outside_graphs
+
+GAMMA, FIRST, SECOND = (
+    value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)  # as int64
+LEVELS = 2**16
+LARGEST = 2**20  # elements whose bits are made at once
+EMBEDDING = 0
+PROBABILITIES, ATTENTION, FEED_FORWARD = range(3)  # places in a layer
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's output for the counters ``x``, int64; overwrites ``x``."""
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        x.bitwise_xor_((x >> shift) & (2 ** (64 - shift) - 1)).mul_(factor)
+    return x.bitwise_xor_((x >> 31) & (2**33 - 1))
+
+
+def sequence_keys(samples: Tensor, *, seed: int, step: int) -> Tensor:
+    """A key per sample of a step, int64 in the shape of ``samples``: their numbers within the global batch."""
+    start = mix(torch.tensor([seed], device=samples.device)).add_(_gammas(step))
+    return mix(mix(start) + samples * GAMMA)
+
+
+def _gammas(number: int) -> int:
+    """``number`` · γ as int64."""
+    return (number * GAMMA + 2**63) % 2**64 - 2**63
+
+
+def place_keys(keys_B: Tensor, place: int) -> Tensor:
+    """Keys of the sequences at one place."""
+    return mix(keys_B + _gammas(place))
+
+
+def place_in(layer: int, place: int) -> int:
+    """The number of a ``place`` in ``layer``, beside ``EMBEDDING``."""
+    return 1 + 3 * layer + place
+
+
+def row_keys(keys_B: Tensor, rows: Tensor, *, place: int) -> Tensor:
+    """A key for each of ``rows`` [T] or [N, T] of every sequence: [B, …]. ``rows``: their numbers."""
+    here = place_keys(keys_B, place).view(-1, *(1 for _ in rows.shape))
+    return mix(here + rows * GAMMA)
+
+
+def score_rows(heads: range, tokens: range, *, device: torch.device) -> Tensor:
+    """Numbers [N, T] of the rows of scores of some heads and tokens."""
+    each = torch.arange(heads.start, heads.stop, device=device)[:, None] * 2**32
+    return each + torch.arange(tokens.start, tokens.stop, device=device)
+
+
+def kept(keys: Tensor, *, columns: range, rate: float) -> Tensor:
+    """Whether elements of the rows with ``keys`` [...] are kept: bool [..., columns]."""
+    first = columns.start // 4
+    groups = torch.arange(first, -(-columns.stop // 4), device=keys.device)
+    bits = mix(keys[..., None] + groups * GAMMA).view(torch.int16)
+    own = bits[..., columns.start - 4 * first : columns.stop - 4 * first]
+    return own >= _dropped_levels(rate) - LEVELS // 2
+
+
+def scale_of(rate: float) -> float:
+    """1 / (1 − rate), of the rate as it is drawn."""
+    return LEVELS / (LEVELS - _dropped_levels(rate))
+
+
+def _dropped_levels(rate: float) -> int:
+    return round(rate * LEVELS)
+
+
+@torch.library.custom_op("fivefold::dropout_mask", mutates_args=())
+def dropout_mask(keys: Tensor, columns: int, rate: float) -> Tensor:
+    """``kept`` of columns 0 … ``columns``, some rows at a time: bool [..., columns]."""
+    rows = keys.flatten()
+    found = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
+    step = max(1, LARGEST // columns)
+    for start in range(0, len(rows), step):
+        found[start : start + step] = kept(rows[start : start + step], columns=range(columns), rate=rate)
+    return found.view(*keys.shape, columns)
+
+
+@dropout_mask.register_fake
+def _(keys: Tensor, columns: int, rate: float) -> Tensor:
+    return keys.new_empty(*keys.shape, columns, dtype=torch.bool)
+
+
+class _Dropped(torch.autograd.Function):
+    """x · mask · scale; saves the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, rate: float) -> Tensor:
+        mask = dropout_mask(keys, x.shape[-1], rate)
+        ctx.scale = scale_of(rate)
+        ctx.save_for_backward(mask)
+        return torch.mul(x, mask).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        return torch.mul(gradient, mask).mul_(ctx.scale), None, None
+
+
+@outside_graphs
+def dropped(x: Tensor, keys: Tensor, rate: float) -> Tensor:
+    """``x`` [..., D] with elements dropped by the ``keys`` [...] of its rows."""
+    out: Tensor = _Dropped.apply(x, keys, rate)  # type: ignore[no-untyped-call]
+    return out
+
+
+class Dropout(nn.Module):
+    """Dropout of the stream [R, D] at a ``place``; parallelisms set ``positions`` and ``own_rows``, as of ``Embed``."""
+
+    def __init__(self, rate: float, *, place: int) -> None:
+        super().__init__()
+        self.rate, self.place = rate, place
+        self.positions: Tensor | None = None
+        self.own_rows: Callable[[Tensor], Tensor] = _all_rows
+
+    @outside_graphs
+    def forward(self, x_RD: Tensor, keys_B: Tensor, tokens: int) -> Tensor:
+        """``keys``: of the sequences, whose rows these are; ``tokens``: of each of them on this rank."""
+        positions = torch.arange(tokens, device=x_RD.device) if self.positions is None else self.positions
+        keys = self.own_rows(row_keys(keys_B, positions, place=self.place).flatten())
+        out: Tensor = dropped(x_RD, keys, self.rate)
+        return out
+
+
+def _all_rows(rows: Tensor) -> Tensor:
+    return rows

@@ -1,0 +1,85 @@
+"""Token ids → the residual stream: rows of a table, times a factor (Gemma), plus learned positions (GPT-2).
+
+x[r] = scale · tokens[id of r] + positions[place of r in its sequence]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.dropout import EMBEDDING, Dropout
+from fivefold.trainer.model.operation import Run, direct
+
+Places = Callable[[], Tensor]
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """A table that is not initialised, as no weight is here."""
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    return table
+
+
+class Embed(nn.Module):
+    """Embedding. Tensor parallelism replaces ``lookup`` and, with sp, ``own_rows``: the rank's of all rows."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.scale = model.embedding_scale
+        self.tokens = _table(model.vocab, model.width)
+        self.positions = _table(model.positions, model.width) if model.position == "learned" else None
+        self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
+        self.own_rows: Callable[[Tensor], Tensor] = _all_rows
+        rate = model.dropout_rates.embedding
+        self.drop = Dropout(rate, place=EMBEDDING) if rate else None
+
+    def forward(
+        self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        """[B, T] → [B · T, D]. ``positions``: the tokens' places in their sequence, from 0 on if None. ``keys``: for
+        dropout.
+        """
+        x_RD: Tensor = self.run("embed.tokens", self.lookup, tokens_BT.flatten(), self.tokens.weight)
+        if self.scale != 1:
+            x_RD = self.run("embed.scale", torch.mul, x_RD, self.scale)
+        if self.positions is not None:
+            batch, tokens = tokens_BT.shape
+
+            def places() -> Tensor:
+                each = torch.arange(tokens, device=tokens_BT.device) if positions_T is None else positions_T
+                return self.own_rows(each.repeat(batch))
+
+            x_RD = self.run("embed.positions", add_positions, x_RD, self.positions.weight, places)
+        if self.drop is not None and keys_B is not None:
+            x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens_BT.shape[1])
+        return x_RD
+
+
+def _all_rows(rows: Tensor) -> Tensor:
+    return rows
+
+
+class _AddPositions(torch.autograd.Function):
+    """Saves nothing: places are made again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, places: Places) -> Tensor:
+        ctx.places, ctx.held = places, table.shape[0]
+        return F.embedding(places(), table).add_(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        table_grad = torch.ops.aten.embedding_dense_backward(grad, ctx.places(), ctx.held, -1, False)
+        return grad, table_grad, None
+
+
+def add_positions(x_RD: Tensor, table: Tensor, places: Places) -> Tensor:
+    """``x`` + the row of ``table`` at the place of each of its rows."""
+    out: Tensor = _AddPositions.apply(x_RD, table, places)  # type: ignore[no-untyped-call]
+    return out

@@ -1,0 +1,246 @@
+"""Grouped GEMMs of the experts: rows lie in order of expert, and each group multiplies its expert's weight.
+
+    y[o_e : o_e+1] = x[o_e : o_e+1] W_eᵀ        backward: dx = g W_e of its group · dW_e = gᵀ x of its group
+
+As in ``linear.py``, weight gradients are accumulated one at a time, at once or deferred. A row's routing weight
+multiplies the activation before ``down``, so that the output of the experts need not be kept for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.float8.cast import Cast
+from fivefold.trainer.model.linear import WgradStore, Work, accumulate_grad
+from fivefold.trainer.model.operation import outside_graphs
+
+ALIGNED_BYTES = 16  # grouped_mm takes rows and offsets that are multiples of so many bytes
+Ends = Callable[[Tensor, int], list[int]]
+
+
+def read_ends(offsets: Tensor, rows: int) -> list[int]:
+    """``offsets`` [E] as a list: where the rows of each expert end. Synchronises host and device."""
+    found: list[int] = offsets.tolist()
+    return found
+
+
+class GroupedGemms:
+    """The three grouped GEMMs (fprop, dgrad, wgrad) in the dtype of their operands; ``model/float8`` has fp8 ones.
+
+    Groups of rows end at ``offsets`` [E], int32. ``operand`` and ``columns`` prepare the input of ``fprop`` and
+    ``wgrad``.
+    """
+
+    def operand(self, x: Tensor) -> Any:
+        """Prepare rows ``x`` [n, in] for ``fprop``: here as they are."""
+        return x
+
+    def fprop(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
+        """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
+        return by_group(operand, weights.mT, offsets, ends)
+
+    def dgrad(
+        self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
+        part = by_group(gradient, weights, offsets, ends)
+        return part if total is None else total.add_(part)
+
+    def columns(self, x: Tensor, offsets: Tensor) -> Any:
+        """Prepare rows ``x`` [n, in] for ``wgrad``: here as they are."""
+        return x
+
+    def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor | Cast:
+        """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
+        return summed_by_group(gradient, columns, offsets, ends)
+
+
+class Experts(nn.Module):
+    """Gated experts of this rank: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
+
+    Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False where another etp rank adds the
+    bias of ``down``; ``copies``: how many ranks send an expert the same token, by which weight gradients are divided;
+    ``meanwhile``: list to which the backward appends dW of ``gate`` and ``up``, to run while the rows' gradient is in
+    the all_to_all; None: they run at once.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        moe = model.moe
+        assert moe is not None
+        self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
+        self.adds_bias, self.copies = True, 1
+        self.meanwhile: list[Work] | None = None
+        for name, outof, into in (("gate", moe.ffn, model.width), ("up", moe.ffn, model.width),
+                                  ("down", model.width, moe.ffn)):  # fmt: skip
+            self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, outof, into)))
+            if moe.expert_bias:
+                self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
+
+    def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """Rows [n, D] in order of expert, whose groups end at ``offsets`` [E] → gate and up, each [n, F]."""
+        outs = _grouped_linears(x, offsets, self, ("gate", "up"))
+        return tuple(self._biased(y, name, offsets) for y, name in zip(outs, ("gate", "up"), strict=True))
+
+    def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
+        """``down`` of activations [n, F] → [n, D]; they are multiplied by routing weights ``share`` [n] already."""
+        (y,) = _grouped_linears(m, offsets, self, ("down",))
+        return self._biased(y, "down", offsets, share)
+
+    def _biased(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
+        bias = getattr(self, f"{name}_bias", None)
+        return y if bias is None else _add_bias(y, share, bias, offsets, self)
+
+
+class _GroupedLinears(torch.autograd.Function):
+    """Grouped linear layers ``names`` on rows x [n, in]; the backward accumulates dW itself, so autograd sees none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, _weight: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]
+    ) -> tuple[Tensor, ...]:
+        ctx.experts, ctx.names = experts, names
+        ctx.save_for_backward(x, offsets)
+        gemms, ends = experts.gemms, experts.ends
+        operand = gemms.operand(x)
+        return tuple(gemms.fprop(operand, experts.get_parameter(name), offsets, ends) for name in names)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        experts: Experts = ctx.experts
+        x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # a deferred dW must not hold the graph
+        outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm refuses strides of 0
+        total: Tensor | None = None
+        for name, gradient in zip(ctx.names, outer, strict=True):
+            total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
+        for name, gradient in zip(ctx.names, outer, strict=True):
+            work = partial(
+                experts.wgrad_store.run_or_defer, partial(_accumulate_wgrad, experts, name, x, gradient, offsets)
+            )
+            work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
+        return total, None, None, None, None
+
+
+def _accumulate_wgrad(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
+    """Compute dW [E, out, in] of the weight ``name`` and accumulate it."""
+    gemms = experts.gemms
+    summed = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
+    if experts.copies > 1:
+        (summed.scale if isinstance(summed, Cast) else summed).div_(experts.copies)
+    accumulate_grad(experts.get_parameter(name), summed)
+
+
+class _AddBias(torch.autograd.Function):
+    """Adds in place to rows y [n, out] their expert's bias, times the routing weight ``share`` [n] if given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts
+    ) -> Tensor:  # fmt: skip
+        ctx.experts, ctx.bias, ctx.adds = experts, bias, share is None or experts.adds_bias
+        ctx.save_for_backward(share, offsets)
+        ctx.mark_dirty(y)
+        if not ctx.adds:
+            return y
+        added = bias.index_select(0, _expert_of_rows(y, offsets))
+        return y.add_(added) if share is None else y.addcmul_(added, share[:, None].to(y.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        share, offsets = ctx.saved_tensors
+        bias: Tensor = ctx.bias
+        groups = _expert_of_rows(gradient, offsets)
+        rows, share_gradient = gradient, None
+        if share is not None:
+            rows = gradient * share[:, None].to(gradient.dtype)
+            added = bias.index_select(0, groups)
+            share_gradient = (gradient * added).sum(-1, dtype=share.dtype) if ctx.adds else torch.zeros_like(share)
+        accumulate_grad(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
+        return gradient, share_gradient, None, None, None
+
+
+def _expert_of_rows(rows: Tensor, offsets: Tensor) -> Tensor:
+    """Expert number of each row [n]."""
+    return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
+
+
+def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+    """Rows [n, in], in groups that end at ``offsets`` [E], times their group's ``weights`` [E, in, out] → [n, out]."""
+    if _in_fp32(x):
+        wide: Tensor = mm_by_group(x, weights, offsets)
+        return wide
+    if _grouped(x, weights, weights.shape[2]):
+        return F.grouped_mm(x, weights, offs=offsets)
+    out = x.new_empty(x.shape[0], weights.shape[2])
+    for rows, weight in zip(_slices(ends(offsets, x.shape[0])), weights, strict=True):
+        torch.mm(x[rows], weight, out=out[rows])
+    return out
+
+
+def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+    """``gradient`` [n, out]ᵀ times ``x`` [n, in], summed by group → [E, out, in]; 0 for a group without rows."""
+    if _in_fp32(x):
+        wide: Tensor = mm_by_group(gradient.t(), x, offsets)
+        return wide
+    if _grouped(gradient, x, x.shape[1]):
+        return F.grouped_mm(gradient.t(), x, offs=offsets)
+    out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
+    for rows, summed in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
+        torch.mm(gradient[rows].t(), x[rows], out=summed)
+    return out
+
+
+def _in_fp32(x: Tensor) -> bool:
+    """Whether to multiply in fp32: 16 bits on a CPU, where oneDNN compiles a kernel for every new number of rows."""
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+
+
+@torch.library.custom_op("fivefold::mm_by_group", mutates_args=())
+def mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
+    """As ``F.grouped_mm``: ``left`` [n, in] by ``right`` [E, in, out] of its group, or [M, n] by [n, N] summed."""
+    out: Tensor = _empty_product(left, right, offsets)
+    ends = [int(end) for end in offsets]  # on a CPU nothing is waited for
+    for index, rows in enumerate(_slices(ends)):
+        if right.dim() == 3:
+            out[rows] = left[rows].float() @ right[index].float()
+        else:
+            out[index] = left[:, rows].float() @ right[rows].float()
+    return out
+
+
+@mm_by_group.register_fake
+def _empty_product(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
+    shape = (left.shape[0], right.shape[2]) if right.dim() == 3 else (*offsets.shape, left.shape[0], right.shape[1])
+    out: Tensor = left.new_empty(shape)
+    return out
+
+
+def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:
+    """Whether ``F.grouped_mm`` takes these: not in fp64, nor if a row or storage offset is no multiple of 16 bytes."""
+    width = x.element_size()
+    sizes = (x.shape[1], columns, x.storage_offset(), other.storage_offset())
+    return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * width % ALIGNED_BYTES == 0 for size in sizes)
+
+
+def _slices(ends: list[int]) -> list[slice]:
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@outside_graphs
+def _grouped_linears(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    weight = experts.get_parameter(names[0])
+    found: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
+    return found
+
+
+@outside_graphs
+def _add_bias(y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
+    found: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
+    return found

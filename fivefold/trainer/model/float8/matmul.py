@@ -1,0 +1,196 @@
+"""The three GEMMs of a linear layer with fp8 operands.
+
+    y = x Wᵀ · dx = g W · dW = gᵀ x        each operand cast along the dim that is summed over
+
+tensorwise, rowwise   as torchao's recipes of those names (torchao 0.18.0: torchao/float8/config.py)
+tiles                 x and g by 1 x 128, W by 128 x 128, all e4m3, summed in fp32 every 128 (arXiv:2412.19437 §3.3)
+blocks, blocks16      all by 1 x 32 in MXFP8, by 1 x 16 in NVFP4 (``blocks.py``)
+The backward casts x again. Without a kernel the fp8 operands are multiplied in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from fivefold.job import Recipe, Scaling
+from fivefold.trainer.model.float8 import units
+from fivefold.trainer.model.float8.blocks import by_16, by_32, in_blocks, product_of_blocks
+from fivefold.trainer.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
+from fivefold.trainer.model.linear import Exchange, Gather, LinearGemms
+
+Caster = Callable[..., Cast]  # of a tensor; with a scale of the whole also ``amax``, if that is known
+
+
+class Casts(NamedTuple):
+    """The cast of each operand, whose last dim is the one summed over; ``weight_back``: of W in dx."""
+
+    x: Caster
+    gradient: Caster
+    weight: Caster
+    weight_back: Caster
+
+
+_row, _matrix = partial(by_row, powers=True), partial(by_matrix, powers=True)
+CASTS: dict[Scaling, Casts] = {
+    "tensorwise": Casts(by_tensor, partial(by_tensor, dtype=torch.float8_e5m2), by_matrix, by_matrix),
+    "rowwise": Casts(_row, _row, _row, _row),
+    "tiles": Casts(by_tile, by_tile, by_block, by_block),
+    "blocks": Casts(by_32, by_32, by_32, by_32),
+    "blocks16": Casts(by_16, by_16, by_16, by_16),
+}
+
+
+COMMON = ("tensorwise", "blocks16")  # with a scale of the whole matrix
+
+
+def casts_of(recipe: Recipe, *, fused: bool = False) -> Casts:
+    """The casts of ``recipe``; with wide weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp).
+    ``fused``: by Triton's kernels, but for blocks.
+    """
+    found = CASTS[recipe.scaling]
+    found = found._replace(weight_back=_matrix) if recipe.wide_gradients else found
+    if not fused or recipe.scaling in ("blocks", "blocks16"):
+        return found
+    return Casts(*(partial(each, fused=True) for each in found))
+
+
+class Float8Gemms(LinearGemms):
+    """fp8 GEMMs with the casts of ``recipe``. ``kernel``: on the chip's fp8 units, else emulated in fp32; ``fused``:
+    casts by Triton's kernels.
+    """
+
+    def __init__(self, recipe: Recipe, *, kernel: bool, fused: bool = False) -> None:
+        self.casts, self.kernel, self.wide = casts_of(recipe, fused=fused), kernel, recipe.wide_gradients
+        self.common = recipe.scaling in COMMON
+        self.narrow_gradients = recipe.gradients_bytes == 1
+
+    travels, adds = True, False
+
+    def operand(self, x: Tensor) -> Cast:
+        """Cast ``x`` [R, in] for ``fprop``, once for all layers on it."""
+        return self.casts.x(x)
+
+    def shared_operand(self, x: Tensor, *, agree: Exchange, gather: Gather) -> Cast:
+        """The cast of all ranks' rows, element for element, from casts of each rank's: data, and scales of rows, are
+        gathered; for a scale of the whole matrix ranks agree on the largest |x| first.
+        """
+        if self.common:
+            largest = vector_norm(x, torch.inf, dtype=torch.float32)
+            cast = self.casts.x(x, amax=agree(largest))
+        else:
+            cast = self.casts.x(x)
+        if not cast.scale.dim():
+            (data,) = gather([cast.data.view(torch.uint8)])
+            return cast._replace(data=data.view(cast.data.dtype))
+        parts = [part.view(torch.uint8) if part.itemsize == 1 else part for part in cast[:2] if part is not None]
+        data, scale = gather(parts)
+        return cast._replace(data=data.view(cast.data.dtype), scale=scale.view(cast.scale.dtype))
+
+    def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``x Wᵀ + b`` [R, out]."""
+        held, inner, dtype = held_cast(weight) or self.casts.weight(weight), weight.shape[1], width_of(weight)
+        y = product(operand, held, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
+        return y if bias is None else y.add_(bias)
+
+    def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
+        """``g W`` [R, in], added to ``total`` in place if given."""
+        turned = held_cast(weight, turned=True) or self.casts.weight_back(weight.t())
+        made = product(
+            self.casts.gradient(gradient), turned, inner=weight.shape[0], dtype=width_of(weight), kernel=self.kernel
+        )
+        return made if total is None else total.add_(made)
+
+    def columns(self, x: Tensor) -> Tensor | Cast:
+        """``x`` [R, in] for ``wgrad``: cast along its columns, or as it is if the recipe has wide weight gradients."""
+        return x if self.wide else self.casts.x(x.t())
+
+    def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor | Cast:
+        """``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
+        if not isinstance(columns, Cast):
+            return gradient.t() @ columns
+        left, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
+        if self.narrow_gradients:
+            return Cast(*scaled_mm_cast(*left, *columns, inner))
+        return product(left, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
+
+
+def held_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
+    """The cast that a weight is held as, of the weight or ``turned``; None: it is held in 16 bits or more."""
+    scale: Tensor | None = getattr(weight, "scale", None)
+    if weight.itemsize > 1 or scale is None:
+        return None
+    data = weight.detach()
+    return Cast(data.mT.contiguous(), scale.mT) if turned else Cast(data, scale)
+
+
+def width_of(weight: Tensor) -> torch.dtype:
+    """The dtype of products with ``weight``: its own, or bf16 if it is held as a cast."""
+    return weight.dtype if weight.itemsize > 1 else torch.bfloat16
+
+
+def product(a: Cast, b: Cast, *, inner: int, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
+    """``a`` [M, K = ``inner``] times ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: _scaled_mm's fast
+    accumulation.
+    """
+    found: Tensor = scaled_mm(*a, *b, inner, dtype, kernel, fast)
+    return found
+
+
+@torch.library.custom_op("fivefold::scaled_mm", mutates_args=())
+def scaled_mm(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
+    dtype: torch.dtype, kernel: bool, fast: bool,
+) -> Tensor:  # fmt: skip
+    """``product`` as one custom op, so that the dry run and the meter can count it."""
+    left, right = Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)
+    if kernel and a.is_cuda and units.takes(left, right):
+        return units.multiply(left, right, dtype=dtype, fast=fast)
+    return emulated(left, right).to(dtype)
+
+
+@scaled_mm.register_fake
+def _(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
+    dtype: torch.dtype, kernel: bool, fast: bool,
+) -> Tensor:  # fmt: skip
+    return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+
+
+@torch.library.custom_op("fivefold::scaled_mm_cast", mutates_args=())
+def scaled_mm_cast(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``product`` cast to e4m3 with one scale [1, 1] as one custom op: what it is cast from is not counted."""
+    made = by_matrix(emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
+    return made.data, made.scale
+
+
+@scaled_mm_cast.register_fake
+def _(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    data = torch.empty(a.shape[0], b.shape[0], dtype=torch.float8_e4m3fn, device=a.device)
+    return data, torch.empty(1, 1, device=a.device)
+
+
+def emulated(a: Cast, b: Cast) -> Tensor:
+    """``product`` in fp32: each tile of K is multiplied, then scaled, then added to the total."""
+    if in_blocks(a):
+        return product_of_blocks(a, b)
+    left, right = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
+    if right.shape[0] not in (1, b.data.shape[0]):  # scales of 128 x 128 blocks
+        right = right.repeat_interleave(TILE, 0)[: b.data.shape[0]]
+    if left.shape[1] == right.shape[1] == 1:
+        return (a.data.float() @ b.data.float().t()).mul_(left).mul_(right.t())
+    total = torch.zeros(a.data.shape[0], b.data.shape[0], device=a.data.device)
+    for tile in range(left.shape[1]):
+        inner = slice(tile * TILE, (tile + 1) * TILE)
+        part = a.data[:, inner].float() @ b.data[:, inner].float().t()
+        total.add_(part.mul_(left[:, tile, None]).mul_(right[:, tile]))
+    return total

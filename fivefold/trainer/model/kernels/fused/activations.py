@@ -1,0 +1,220 @@
+"""Gated activations, forward and backward in one kernel each. Kept: gate, up (and the share of each row)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.units import ceil_div
+
+KINDS = {
+    "silu": 0,
+    "gelu": 1,
+    "gelu_tanh": 2,
+    "gelu_new": 2,
+    "gelu_fast": 2,
+    "relu2": 3,
+    "clamped": 4,
+    "inputs": 5,
+}  # as ``triton/activations.py`` numbers them
+WALK = 1024  # most columns at a time of a kernel that walks along a row
+
+
+class _Plain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, kind: int) -> Tensor:
+        ctx.kind = kind
+        ctx.save_for_backward(up)
+        y: Tensor = plain_forward(up, kind)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (up,) = ctx.saved_tensors
+        return plain_backward(grad, up, ctx.kind), None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, kind: int) -> Tensor:
+        ctx.kind = kind
+        ctx.save_for_backward(gate, up)
+        y: Tensor = gate_forward(gate, up, kind)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up = ctx.saved_tensors
+        return *gate_backward(grad, gate, up, ctx.kind), None
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
+        ctx.kind = kind
+        ctx.save_for_backward(gate, up, share)
+        y: Tensor = weighted(gate, up, share, kind)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        gate, up, share = ctx.saved_tensors
+        return *weighted_backward(grad, gate, up, share, ctx.kind), None
+
+
+def plain(up: Tensor, name: str) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Plain.apply(up, KINDS[name])  # type: ignore[no-untyped-call]
+    return out
+
+
+def gated(gate: Tensor, up: Tensor, name: str) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Gated.apply(gate, up, KINDS[name])  # type: ignore[no-untyped-call]
+    return out
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Gated.apply(gate, up, KINDS["silu"])  # type: ignore[no-untyped-call]
+    return out
+
+
+def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Weighted.apply(gate, up, share, KINDS["silu"])  # type: ignore[no-untyped-call]
+    return out
+
+
+def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Weighted.apply(gate, up, share, KINDS["inputs"])  # type: ignore[no-untyped-call]
+    return out
+
+
+def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Weighted.apply(gate, up, share, KINDS["clamped"])  # type: ignore[no-untyped-call]
+    return out
+
+
+@torch.library.custom_op("fivefold::plain", mutates_args=())
+def plain_forward(up: Tensor, kind: int) -> Tensor:
+    """f(up)."""
+    from fivefold.trainer.model.kernels.triton import activations
+
+    y = torch.empty_like(up, memory_format=torch.contiguous_format)
+    if y.numel():
+        activations.plain[(ceil_div(y.numel(), ELEMENTS),)](
+            up.contiguous(), y, y.numel(), KIND=kind, BLOCK=ELEMENTS, num_warps=8
+        )
+    return y
+
+
+@plain_forward.register_fake
+def _(up: Tensor, kind: int) -> Tensor:
+    return torch.empty_like(up, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fivefold::plain_backward", mutates_args=())
+def plain_backward(gradient: Tensor, up: Tensor, kind: int) -> Tensor:
+    """Gradient of up."""
+    from fivefold.trainer.model.kernels.triton import activations
+
+    made = torch.empty_like(up, memory_format=torch.contiguous_format)
+    if made.numel():
+        activations.plain_backward[(ceil_div(made.numel(), ELEMENTS),)](
+            gradient.contiguous(), up.contiguous(), made, made.numel(), KIND=kind, BLOCK=ELEMENTS, num_warps=8
+        )
+    return made
+
+
+@plain_backward.register_fake
+def _(gradient: Tensor, up: Tensor, kind: int) -> Tensor:
+    return torch.empty_like(up, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fivefold::gated", mutates_args=())
+def gate_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
+    """f(gate) · up."""
+    from fivefold.trainer.model.kernels.triton import activations
+
+    y = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    if y.numel():
+        activations.gated[(ceil_div(y.numel(), ELEMENTS),)](
+            gate.contiguous(), up.contiguous(), y, y.numel(), KIND=kind, BLOCK=ELEMENTS, num_warps=8
+        )
+    return y
+
+
+@gate_forward.register_fake
+def _(gate: Tensor, up: Tensor, kind: int) -> Tensor:
+    return torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fivefold::gated_backward", mutates_args=())
+def gate_backward(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and up."""
+    from fivefold.trainer.model.kernels.triton import activations
+
+    made = _pair(gate)
+    if gate.numel():
+        activations.gated_backward[(ceil_div(gate.numel(), ELEMENTS),)](
+            gradient.contiguous(), gate.contiguous(), up.contiguous(), *made, gate.numel(),
+            KIND=kind, BLOCK=ELEMENTS, num_warps=8,
+        )  # fmt: skip
+    return made
+
+
+@gate_backward.register_fake
+def _(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    return _pair(gate)
+
+
+@torch.library.custom_op("fivefold::weighted", mutates_args=())
+def weighted(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
+    """f(gate) · up · share; ``gate``, ``up`` [n, F], ``share`` [n]."""
+    from fivefold.trainer.model.kernels.triton import activations
+
+    y, (rows, width) = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.shape
+    block = min(ELEMENTS, power(width))
+    if y.numel():
+        activations.weighted[(rows, ceil_div(width, block))](
+            gate.contiguous(), up.contiguous(), share.contiguous(), y, width, KIND=kind, BLOCK=block, num_warps=4
+        )
+    return y
+
+
+@weighted.register_fake
+def _(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
+    return torch.empty_like(gate, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fivefold::weighted_backward", mutates_args=())
+def weighted_backward(
+    gradient: Tensor, gate: Tensor, up: Tensor, share: Tensor, kind: int
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of gate, up and share."""
+    from fivefold.trainer.model.kernels.triton import activations
+
+    made, (rows, width) = (*_pair(gate), torch.empty_like(share)), gate.shape
+    if rows:
+        activations.weighted_backward[(rows,)](
+            gradient.contiguous(), gate.contiguous(), up.contiguous(), share.contiguous(), *made, width,
+            KIND=kind, BLOCK=min(WALK, power(width)), num_warps=4,
+        )  # fmt: skip
+    return made
+
+
+@weighted_backward.register_fake
+def _(gradient: Tensor, gate: Tensor, up: Tensor, share: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor]:
+    return *_pair(gate), torch.empty_like(share)
+
+
+def _pair(gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Two empty contiguous tensors like ``gate``."""
+    first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
+    return first, second

@@ -1,0 +1,40 @@
+"""``kernels = "triton"``: the set of memory-bound operations in Triton's kernels."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fivefold.trainer.model.kernels.eager import Kernels
+from fivefold.trainer.model.kernels.fused import activations, loss, norms, rotary, rows
+
+
+class TritonKernels(Kernels):
+    """Each operation reads its inputs and writes its outputs once, forward and backward."""
+
+    rms_norm = staticmethod(norms.rms_norm)
+    layer_norm = staticmethod(norms.layer_norm)
+    rotate_first = staticmethod(rotary.rotate_first)
+    rotate_last = staticmethod(rotary.rotate_last)
+    append_rotated = staticmethod(rotary.append_rotated)
+    plain = staticmethod(activations.plain)
+    gated = staticmethod(activations.gated)
+    swiglu = staticmethod(activations.swiglu)
+    weighted_swiglu = staticmethod(activations.weighted_swiglu)
+    input_weighted_swiglu = staticmethod(activations.input_weighted_swiglu)
+    weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)
+    nats = staticmethod(loss.nats)
+    log_sum_exp = staticmethod(loss.log_sum_exp)
+    into_gradient = staticmethod(loss.into_gradient)
+    rescale = staticmethod(loss.rescale)
+    gather_rows = staticmethod(rows.gather_rows)
+    sum_copies = staticmethod(rows.sum_copies)
+
+
+TRITON = TritonKernels()
+
+
+def attach(module: nn.Module) -> None:
+    """Let every module of ``module`` that has ``kernels`` use Triton's."""
+    for part in module.modules():
+        if isinstance(getattr(part, "kernels", None), Kernels):
+            part.kernels = TRITON  # type: ignore[assignment]

@@ -1,0 +1,89 @@
+"""Cross-entropy in two kernels: log Σ exp of each row; the logits become their gradient. As ``kernels/loss.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.trainer.model.logits import PLAIN, LogitShape
+from fivefold.units import ceil_div
+
+
+def nats(
+    logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None,
+    shape: LogitShape = PLAIN,
+) -> Tensor:  # fmt: skip
+    """As ``kernels/loss.py``, in two kernels, before which PyTorch's shape the logits."""
+    if shape != PLAIN or (words is not None and words < logits.shape[1]):
+        shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
+    target = targets[:, None]
+    lse: Tensor = log_sum_exp(logits)
+    total = (lse - logits.gather(1, target)).sum()
+    if times is not None:
+        into_gradient(logits, lse, target, None, times, shape=shape)
+    return total
+
+
+def into_gradient(
+    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | float, *,
+    shape: LogitShape = PLAIN,
+) -> None:  # fmt: skip
+    """As ``kernels/loss.py``, in one kernel; ``own`` None: every target is here."""
+    scale, factor = (times, 1.0) if isinstance(times, Tensor) else (None, float(times))
+    overwrite(logits, lse, target, own, scale, factor * shape.scale, shape.cap or 0.0)
+
+
+@torch.library.custom_op("fivefold::log_sum_exp", mutates_args=())
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """log Σ exp of each row of ``logits`` [rows, V] → fp32 [rows, 1]; −∞ for a row of −∞."""
+    from fivefold.trainer.model.kernels.triton import loss
+
+    lse = torch.empty(logits.shape[0], 1, dtype=torch.float32, device=logits.device)
+    if logits.shape[0]:
+        block = min(ELEMENTS, power(logits.shape[1]))
+        loss.log_sum_exp[(logits.shape[0],)](logits, lse, logits.stride(0), logits.shape[1], BLOCK=block, num_warps=8)
+    return lse
+
+
+@log_sum_exp.register_fake
+def _(logits: Tensor) -> Tensor:
+    return torch.empty(logits.shape[0], 1, dtype=torch.float32, device=logits.device)
+
+
+@torch.library.custom_op("fivefold::into_gradient", mutates_args=("logits",))
+def overwrite(
+    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
+) -> None:  # fmt: skip
+    """``into_gradient`` with ``times`` as a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
+    from fivefold.trainer.model.kernels.triton import loss
+
+    rows, vocab = logits.shape
+    block = min(ELEMENTS, power(vocab))
+    if rows:
+        loss.into_gradient[(rows, ceil_div(vocab, block))](
+            logits, lse, target.contiguous(), lse if own is None else own.contiguous(),
+            lse if times is None else times, factor, cap, logits.stride(0), vocab,
+            OWNED=own is not None, SCALED=times is not None, CAPPED=cap > 0, BLOCK=block, num_warps=8,
+        )  # fmt: skip
+
+
+@overwrite.register_fake
+def _(
+    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
+) -> None:  # fmt: skip
+    pass
+
+
+@torch.library.custom_op("fivefold::rescale", mutates_args=("x",))
+def rescale(x: Tensor, factor: Tensor) -> None:
+    """``x`` ← ``x`` · ``factor``, a scalar on the device; where it is 1 nothing is read or written."""
+    from fivefold.trainer.model.kernels.triton import loss
+
+    if x.numel():
+        loss.scale[(ceil_div(x.numel(), ELEMENTS),)](x, factor, x.numel(), BLOCK=ELEMENTS, num_warps=8)
+
+
+@rescale.register_fake
+def _(x: Tensor, factor: Tensor) -> None:
+    pass

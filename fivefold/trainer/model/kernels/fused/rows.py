@@ -1,0 +1,47 @@
+"""Rows to copies in order of expert and back, in one kernel each; see ``trainer/model/moe.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.units import ceil_div
+
+
+@torch.library.custom_op("fivefold::gather_rows", mutates_args=())
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` [n] of ``x`` [R, D] → [n, D]."""
+    from fivefold.trainer.model.kernels.triton import rows
+
+    y = x.new_empty(index.shape[0], x.shape[1])
+    if y.numel():
+        block = min(ELEMENTS, power(x.shape[1]))
+        rows.gather[(len(y), ceil_div(x.shape[1], block))](
+            x.contiguous(), index, y, x.shape[1], BLOCK=block, num_warps=4
+        )
+    return y
+
+
+@gather_rows.register_fake
+def _(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty(index.shape[0], x.shape[1])
+
+
+@torch.library.custom_op("fivefold::sum_copies", mutates_args=())
+def sum_copies(copies: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+    """Sum of the rows ``places[starts[r] : starts[r + 1]]`` of ``copies`` [n, D] for each r → [R, D], fp32 inside."""
+    from fivefold.trainer.model.kernels.triton import rows
+
+    y = copies.new_empty(starts.shape[0], copies.shape[1])
+    if y.numel():
+        block = min(ELEMENTS, power(copies.shape[1]))
+        rows.sum_copies[(len(y), ceil_div(copies.shape[1], block))](
+            copies.contiguous(), places, starts, y, len(y), places.shape[0], copies.shape[1], BLOCK=block, num_warps=4
+        )
+    return y
+
+
+@sum_copies.register_fake
+def _(copies: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+    return copies.new_empty(starts.shape[0], copies.shape[1])

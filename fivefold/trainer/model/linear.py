@@ -1,0 +1,300 @@
+"""Linear layers, fused where they share an input; weight gradients are computed apart from dx, at once or deferred.
+
+    y_i = x W_iᵀ + b_i        backward: dx = Σ g_i W_i   ·   dW_i = g_iᵀ x, db_i = Σ g_i
+
+Layers on one input gather it over ranks once, and the gather of the backward overlaps with the dx GEMMs. Zero-bubble
+schedules defer dW through ``WgradStore``, without running the forward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.trainer.model.float8.cast import Cast, widen
+from fivefold.trainer.model.operation import outside_graphs
+
+Work = Callable[[], None]
+Wait = Callable[[], Tensor]
+Exchange = Callable[[Tensor], Tensor]
+Gather = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+class LinearHooks:
+    """Calls before and after the GEMMs of a linear layer: here no-ops, under tensor parallelism collectives.
+
+    ``begin_`` methods start a collective and return a function that waits for it and gives the result. ``partial``:
+    the output is summed over ranks (row-parallel), so that the bias is added after ``leave``.
+    """
+
+    partial = False
+
+    def rows(self, number: int) -> int:
+        """Rows that the layer returns for ``number`` of its input on this rank."""
+        return number
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Input rows → rows for the GEMM: gathered over ranks under sp."""
+        return x
+
+    def operand(self, x: Tensor, gemms: LinearGemms) -> Any:
+        """Input rows → what ``fprop`` reads: cast before the gather where ``gemms`` can, so that less is sent."""
+        return gemms.operand(self.enter(x))
+
+    def begin_reenter(self, x: Tensor) -> Wait:
+        """``enter`` again in the backward, of the input that was saved."""
+        return lambda: x
+
+    def begin_enter_backward(self, gradient: Tensor) -> Wait:
+        """Backward of ``enter``: gradient of its output → of its input. ``gradient`` may be overwritten."""
+        return lambda: gradient
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Output rows of the GEMM → rows that the layer returns: reduced over ranks if ``partial``."""
+        return y
+
+    def leave_backward(self, gradient: Tensor) -> Tensor:
+        """Backward of ``leave``: gradient of its output → of its input."""
+        return gradient
+
+
+class Room(NamedTuple):
+    """Where a weight's gradient may be made: its ``sums`` [out, in]. ``fresh``: nothing is in them yet."""
+
+    sums: Tensor
+    fresh: bool
+
+
+class LinearGemms:
+    """The three GEMMs (fprop, dgrad, wgrad) of a linear layer in the dtype of their operands; ``model/float8`` has
+    fp8 ones.
+
+    ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for all layers on it. ``travels``:
+    an operand of some rows can be gathered, instead of the rows. ``adds``: has ``add_wgrad``.
+    """
+
+    travels, adds = False, True
+
+    def operand(self, x: Tensor) -> Any:
+        """Prepare rows ``x`` [R, in] for ``fprop``: here as they are."""
+        return x
+
+    def shared_operand(self, x: Tensor, *, agree: Exchange, gather: Gather) -> Any:
+        """``operand`` of all ranks' rows from this rank's ``x``, if ``travels``. ``agree``: maximum over ranks;
+        ``gather``: rows of all ranks, of tensors of bytes.
+        """
+        raise NotImplementedError
+
+    def fprop(self, operand: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``x Wᵀ + b`` [R, out]."""
+        return F.linear(operand, weight, bias)
+
+    def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
+        """``g W`` [R, in], added to ``total`` in place if given."""
+        return gradient @ weight if total is None else total.addmm_(gradient, weight)
+
+    def columns(self, x: Tensor) -> Any:
+        """Prepare rows ``x`` [R, in] for ``wgrad``: here as they are."""
+        return x
+
+    def wgrad(self, gradient: Tensor, columns: Any) -> Tensor | Cast:
+        """``gᵀ x`` [out, in]."""
+        found: Tensor = gradient.t() @ columns
+        return found
+
+    def add_wgrad(self, gradient: Tensor, columns: Tensor, room: Room) -> None:
+        """``gᵀ x`` made in ``room``."""
+        if room.fresh:
+            torch.mm(gradient.t(), columns, out=room.sums)
+        else:
+            room.sums.addmm_(gradient.t(), columns)
+
+
+class WgradStore:
+    """Queue of deferred weight gradients (zero bubble's W): filled while ``deferring``, run by the pipeline runtime."""
+
+    def __init__(self) -> None:
+        self.deferring = False
+        self._works: list[Work] = []
+
+    def run_or_defer(self, work: Work) -> None:
+        """Run ``work`` at once, or queue it while ``deferring``."""
+        self._works.append(work) if self.deferring else work()
+
+    def take(self) -> list[Work]:
+        """Empty the queue and return its works in order."""
+        works, self._works = self._works, []
+        return works
+
+
+class Linear(nn.Module):
+    """``x`` [R, in] → [R, out]; weight [out, in] as in ``torch.nn.Linear``."""
+
+    def __init__(self, into: int, outof: int, *, bias: bool, owner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outof, into)) if owner is None else None
+        self.bias = nn.Parameter(torch.empty(outof)) if bias else None
+        self.hooks = LinearHooks()
+        self.gemms = LinearGemms()
+        self.wgrad_store = WgradStore()
+        self.token: Tensor | None = None
+        self.in_graph: InGraph | None = None  # how compiled code calls it; None: a compiled block breaks here
+        self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
+
+    @classmethod
+    def tied(cls, owner: nn.Module, *, bias: bool = False) -> Linear:
+        """A layer without a weight of its own, which reads that of ``owner``, an embedding, at every use."""
+        table = owner.get_parameter("weight")
+        return cls(table.shape[1], table.shape[0], bias=bias, owner=owner)
+
+    @property
+    def matrix(self) -> nn.Parameter:
+        """The weight [out, in], its own or the owner's; a tied one gets a gradient from both ends."""
+        own = self._parameters.get("weight")  # asked for often, and ``self.weight`` looks in four places
+        (owner,) = self._owner
+        if own is None:
+            assert owner is not None
+            return owner.get_parameter("weight")
+        return own
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, in] → [R, out]."""
+        out: Tensor = fused_linears(x, self)[0]
+        return out
+
+
+InGraph = Callable[[Tensor, tuple[Linear, ...]], tuple[Tensor, ...]]
+
+
+def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+    """Outputs [R, out] of all ``linears`` on rows ``x`` [R, in]; hooks, GEMMs and store are those of the first."""
+    in_graph = linears[0].in_graph
+    if in_graph is not None and torch.compiler.is_compiling():
+        return in_graph(x, linears)
+    outs: tuple[Tensor, ...] = _out_of_graph(x, linears)
+    return outs
+
+
+@outside_graphs
+def _out_of_graph(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+    weight = None if x.requires_grad else linears[0].matrix
+    found: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
+    return found
+
+
+def accumulate_grad(weight: Tensor, gradient: Tensor | Cast) -> None:
+    """Pass ``gradient`` to ``weight.collect`` (a ZeRO bucket) if it has one, else add it to ``weight.grad``."""
+    collect = getattr(weight, "collect", None)
+    if collect is not None:
+        collect(gradient)
+        return
+    gradient = widen(gradient, weight.dtype) if isinstance(gradient, Cast) else gradient
+    if weight.grad is None:
+        weight.grad = gradient
+    else:
+        weight.grad += gradient
+
+
+_recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
+
+
+@contextmanager
+def recomputing() -> Iterator[None]:
+    """Context of a recomputed forward: linears save their input as gathered, so that the backward gathers no more."""
+    token = _recomputing.set(True)
+    try:
+        yield
+    finally:
+        _recomputing.reset(token)
+
+
+class _FusedLinears(torch.autograd.Function):
+    """Linear layers on one input. ``_weight``: makes autograd call the backward, which accumulates dW and db itself,
+    where ``x`` does not; else None, as autograd takes its time to hand no gradient to a weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _weight: Tensor | None, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+        ctx.linears, ctx.entered = linears, _recomputing.get()
+        kept = linears[0].hooks.enter(x) if ctx.entered else x  # dW reads all ranks' rows as they are, not their casts
+        ctx.save_for_backward(kept)
+        return outputs(kept, linears, entered=ctx.entered)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        (kept,) = ctx.saved_tensors
+        return input_gradient(kept, gradients, ctx.linears, entered=ctx.entered), None, None
+
+
+def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) -> tuple[Tensor, ...]:
+    """Outputs of ``linears`` on this rank's rows ``x``, or (``entered``) on those of all ranks."""
+    hooks, gemms, outs = linears[0].hooks, linears[0].gemms, []
+    operand = gemms.operand(x) if entered else hooks.operand(x, gemms)
+    for linear in linears:
+        early = None if hooks.partial else linear.bias
+        y = hooks.leave(gemms.fprop(operand, linear.matrix, early))
+        outs.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
+    return tuple(outs)
+
+
+def input_gradient(
+    kept: Tensor, gradients: tuple[Tensor, ...], linears: tuple[Linear, ...], *, entered: bool = False,
+    in_sums: bool = False,
+) -> Tensor:  # fmt: skip
+    """Gradient of the input ``kept``, of all ranks if ``entered``; those of weights and biases are accumulated.
+
+    ``in_sums``: those of weights are made in their sums where there is ``Room``, which no count of bytes knows of."""
+    hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
+    if wgrad_store.deferring:  # detached, or the deferred dW would hold the graph down to the input of the stage
+        kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
+    if entered:
+        again: Wait = lambda: kept  # noqa: E731
+    elif wgrad_store.deferring:  # gather when dW is computed; until then hold only this rank's rows
+        again = lambda: hooks.enter(kept)  # noqa: E731
+    else:
+        again = hooks.begin_reenter(kept)
+    left = [hooks.leave_backward(gradient) for gradient in gradients]
+    total: Tensor | None = None
+    for linear, gradient in zip(linears, left, strict=True):
+        total = gemms.dgrad(gradient, linear.matrix, total)
+    assert total is not None
+    back = hooks.begin_enter_backward(total)
+    del total
+    outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
+    wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer, in_sums=in_sums))
+    return back()
+
+
+def _accumulate_grads(
+    linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
+) -> None:  # fmt: skip
+    """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
+
+    ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: of the layers' outputs, for
+    the biases: under row-parallel sp each rank has only its rows of the latter. None: no bias.
+    """
+    gemms = linears[0].gemms
+    columns = gemms.columns(again())
+    # all at once: after a GEMM nothing of this is left in a CPU's caches
+    rooms = [_room(linear.matrix) if in_sums and gemms.adds else None for linear in linears]
+    for linear, product, output, room in zip(linears, inner, outer, rooms, strict=True):
+        if linear.bias is not None and output is not None:
+            accumulate_grad(linear.bias, output.sum(0))
+        if room is None:
+            accumulate_grad(linear.matrix, gemms.wgrad(product, columns))
+        else:
+            gemms.add_wgrad(product, columns, room)
+    for linear, room in zip(linears, rooms, strict=True):
+        if room is not None:
+            linear.matrix.collect(None)  # type: ignore[attr-defined]
+
+
+def _room(weight: Tensor) -> Room | None:
+    room: Callable[[Tensor], Room | None] | None = getattr(weight, "room", None)
+    return None if room is None else room(weight)

@@ -1,0 +1,116 @@
+"""Linear layers in the graph of a compiled block, so that torch.compile makes one graph of it.
+
+    products       x → y_i: products of the graph, of layers that neither send nor cast
+    one_operation  x → y_i as one operation of it (``linears``), of layers that do, with their messages
+    backward       (dy_i, x) → dx, dW_i accumulated or put off inside: one operation (``linears_backward``)
+
+The compiler sees shapes only. Which layers are meant is told by *tokens*: numbers in tensors, as a plain number would
+be compiled in, and every block compiled for itself. Hooks, GEMMs and gradients are those of ``linear.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, input_gradient, outputs
+
+# An operation takes tensors and numbers, no modules: this is how it finds them, as long as they live.
+_layers: WeakValueDictionary[int, Linear] = WeakValueDictionary()
+_numbers = count()
+
+
+def attach(modules: Iterable[nn.Module]) -> None:
+    """Let compiled code call the linear layers among ``modules`` without breaking its graph. Call it when they have
+    their hooks and GEMMs.
+    """
+    for part in modules:
+        if isinstance(part, Linear):
+            number = next(_numbers)
+            _layers[number] = part
+            part.token = torch.tensor(number, device="cpu")
+            bare = type(part.hooks) is LinearHooks and type(part.gemms) is LinearGemms
+            part.in_graph = products if bare else one_operation
+
+
+def _found(tokens: list[Tensor]) -> tuple[Linear, ...]:
+    return tuple(_layers[int(token)] for token in tokens)
+
+
+def products(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+    """``fused_linears`` in a graph, whose compiler plans where the products lie; dW alone is an operation of ours."""
+    tokens, weights, biases = zip(*((each.token, each.matrix, each.bias) for each in layers), strict=True)
+    found: tuple[Tensor, ...] = _Products.apply(x, len(layers), *tokens, *weights, *biases)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Products(torch.autograd.Function):
+    """Inputs: x, the number n of layers, n tokens, n weights, n biases or None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: int, *rest: Any) -> tuple[Tensor, ...]:
+        tokens, weights, biases = rest[:number], rest[number : 2 * number], rest[2 * number :]
+        ctx.save_for_backward(x, *tokens)
+        # x as a batch: of a product of rows and the residual's sum inductor makes one GEMM that copies the sum
+        return tuple(F.linear(x[None], weight, bias)[0] for weight, bias in zip(weights, biases, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        x, *tokens = ctx.saved_tensors
+        return torch.ops.fivefold.linears_backward(list(gradients), x, tokens), None, *[None] * (3 * len(tokens))
+
+
+def one_operation(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+    """``fused_linears`` in a graph, with hooks and GEMMs that are not for compilers."""
+    tokens, widths = [layer.token for layer in layers], [layer.matrix.shape[0] for layer in layers]
+    found: list[Tensor] = linears(x, layers[0].matrix, tokens, layers[0].hooks.rows(x.shape[0]), widths)
+    return tuple(found)
+
+
+@torch.library.custom_op("fivefold::linears", mutates_args=())
+def linears(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[int]) -> list[Tensor]:
+    """Outputs [``rows``, width] of the layers of ``tokens`` on ``x`` [R, in]. ``weight``: for autograd to see one."""
+    layers = _found(tokens)
+    return list(outputs(x, layers))
+
+
+@linears.register_fake
+def _(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[int]) -> list[Tensor]:
+    return [x.new_empty(rows, width) for width in widths]
+
+
+def linears_backward(gradients: list[Tensor], x: Tensor, tokens: list[Tensor]) -> Tensor:
+    """Gradient of ``x``. Accumulates those of the weights, or puts them off."""
+    made = input_gradient(x, tuple(gradients), _found(tokens), in_sums=True)
+    return made if made.shape == x.shape else made.view_as(x)
+
+
+# not by ``custom_op``, whose checks around each call take longer than what it does besides its GEMMs
+_library = torch.library.Library("fivefold", "FRAGMENT")
+_library.define(
+    "linears_backward(Tensor[] gradients, Tensor x, Tensor[] tokens) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+)
+_library.impl("linears_backward", linears_backward, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "fivefold::linears_backward", lambda gradients, x, tokens: torch.empty_like(x), lib=_library
+)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    x, _weight, tokens, _rows, _widths = inputs
+    ctx.number = len(tokens)
+    ctx.save_for_backward(x, *tokens)
+
+
+def _backward(ctx: Any, gradients: list[Tensor]) -> Any:
+    x, *tokens = ctx.saved_tensors
+    return torch.ops.fivefold.linears_backward(gradients, x, tokens), None, [None] * ctx.number, None, None
+
+
+linears.register_autograd(_backward, setup_context=_keep)

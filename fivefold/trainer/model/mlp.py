@@ -1,0 +1,45 @@
+"""Feed-forward of a dense block and of the shared experts:
+
+    gated   down(act(gate(x)) · up(x))        plain   down(act(up(x)))
+
+Activations: ``kernels/activations.py``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.operation import Run, direct
+
+
+class Mlp(nn.Module):
+    """Feed-forward of width ``ffn``, as ``model`` has it; ``name`` prefixes the names of its operations."""
+
+    def __init__(self, model: Model, *, ffn: int, name: str) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.kernels: Kernels = EAGER
+        self.name = name
+        self.gate = Linear(model.width, ffn, bias=model.mlp_bias) if model.mlp == "gated" else None
+        self.up = Linear(model.width, ffn, bias=model.mlp_bias)
+        self.activation = model.activation
+        self.down = Linear(ffn, model.width, bias=model.mlp_bias)
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, D] → [R, D]."""
+        if self.gate is None:
+            up_RF = self.run(f"{self.name}.up", self.up, x_RD)
+            act_RF = self.run(f"{self.name}.act", self.kernels.plain, up_RF, self.activation)
+            del up_RF
+        else:
+            gate_RF, up_RF = self.run(f"{self.name}.gate_up", fused_linears, x_RD, self.gate, self.up)
+            if self.activation == "silu":
+                act_RF = self.run(f"{self.name}.act", self.kernels.swiglu, gate_RF, up_RF)
+            else:
+                act_RF = self.run(f"{self.name}.act", self.kernels.gated, gate_RF, up_RF, self.activation)
+            del gate_RF, up_RF
+        out: Tensor = self.run(f"{self.name}.down", self.down, act_RF)
+        return out

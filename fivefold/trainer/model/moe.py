@@ -1,0 +1,234 @@
+"""Mixture of experts: each row goes to the k experts its router scores highest, and to the shared experts if any.
+
+    x → router → top-k → copies by expert ⇢ gate, up → act(gate, up) · weight → down ⇢ Σ over copies (+ shared) → d
+
+⇢ is ``dispatcher``: under expert parallelism an all_to_all, which the shared experts overlap. The router computes in
+fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``planner/counts/operations/feedforward.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.record import Fault
+from fivefold.trainer.model import routing
+from fivefold.trainer.model.experts import Experts
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.linear import WgradStore, accumulate_grad
+from fivefold.trainer.model.mlp import Mlp
+from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.routing import Permutation, Sequences
+
+
+class TokenDispatcher:
+    """Moves copies of rows to the ranks of their experts and back; this one for experts that are all on this rank."""
+
+    def plan(self, counts: Tensor) -> Any:
+        """Plan a forward from the copies per expert ``counts`` [E]; every other method is given the plan."""
+        return counts
+
+    def send(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
+        """Start sending copies [n, D] and their routing weights ``share`` [n], both in order of expert."""
+        return rows, share
+
+    def arrive(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
+        """Wait for ``send`` and return what this rank's experts received: rows [n', D] and weights [n']."""
+        return rows, share
+
+    def offsets(self, plan: Any) -> Tensor:
+        """Where the received rows of each expert of this rank end: [E here], int32."""
+        ends: Tensor = plan.cumsum(0, dtype=torch.int32)
+        return ends
+
+    def combine(self, rows: Tensor, plan: Any) -> Tensor:
+        """Send the experts' outputs [n', D] back → [n, D] in the order of ``send``."""
+        return rows
+
+
+class Router(nn.Module):
+    """Linear layer to expert logits [R, E], in fp32 whatever the dtype of the rows; its dW can be deferred."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        assert model.moe is not None
+        self.weight = nn.Parameter(torch.empty(model.moe.experts, model.width))
+        self.bias = nn.Parameter(torch.empty(model.moe.experts)) if model.moe.router_bias else None
+        self.wgrad_store = WgradStore()
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, D] → [R, E] in fp32."""
+        logits: Tensor = _route(x_RD, self)
+        return logits
+
+
+class Moe(nn.Module):
+    """Routed experts and shared ones. Parallelisms replace ``run``, ``dispatcher`` and ``sequences``.
+
+    ``load`` [E]: how often each expert was chosen on this rank since it was last cleared. ``bias`` [E]: added to the
+    scores when experts are chosen, updated from the load under balance "free"."""
+
+    bias: Tensor
+    load: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        assert model.moe is not None
+        self.moe, self.clamped = model.moe, model.activation == "clamped_swiglu"
+        self.run: Run = direct
+        self.kernels: Kernels = EAGER
+        self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
+        self.scale: float | None = None  # factor of the auxiliary loss, set by the engine: 1 / tokens of a step
+        self.router = Router(model)
+        self.experts = Experts(model)
+        ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)
+        self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
+        self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))
+        self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, D] → [R, D]."""
+        logits = self.run("moe.router", self.router, x_RD)
+        weights, chosen = self.run("moe.topk", self._choose_experts, logits)
+        permutation, plan = self._plan_dispatch(chosen)
+        routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
+        # reusing the names frees the copies once the operation on them has run
+        routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
+        beside = None if self.shared is None else self.shared(x_RD)
+        routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
+        offsets = self.dispatcher.offsets(plan)
+        gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)
+        del routed
+        act = self.run("moe.experts.act", self._activate, gate, up, share)
+        del gate, up
+        made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
+        del act
+        made = self.run("moe.return", self.dispatcher.combine, made, plan)
+        out_RD: Tensor = self.run("moe.combine", _combine_copies, made, permutation, self.kernels)
+        return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
+
+    @property
+    def _activate(self) -> Callable[..., Tensor]:
+        if self.moe.weighs == "inputs":
+            return self.kernels.input_weighted_swiglu
+        return self.kernels.weighted_clamped_swiglu if self.clamped else self.kernels.weighted_swiglu
+
+    def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
+        """Once per step: lower the bias of experts above the mean ``load`` [E], raise others; summed over all ranks."""
+        self.bias.copy_(routing.updated_bias(self.bias, load, rate=rate))
+
+    def _choose_experts(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits [R, E] → routing weights and expert numbers [R, k]; ``chosen``: use these experts instead of top-k."""
+        scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
+        if chosen is None:
+            with torch.no_grad():
+                chosen = routing.choose_experts(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
+        return routing.routing_weights(_with_balance(scores, chosen, self), chosen, moe=self.moe), chosen
+
+    @outside_graphs
+    @torch.no_grad()
+    def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
+        """Permutation and dispatch plan; made once per forward and reused where operations are recomputed."""
+        kept = routing.within_capacity(chosen, self.sequences, moe=self.moe)
+        permutation = routing.permutation(chosen, kept, experts=self.moe.experts)
+        return permutation, self.dispatcher.plan(permutation.counts)
+
+
+class _Balance(torch.autograd.Function):
+    """Identity on the scores [R, E]; its backward, run once, counts the load and adds the gradient of the aux loss."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(scores, chosen)
+        return scores.view_as(scores)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        layer: Moe = ctx.layer
+        scores, chosen = ctx.saved_tensors
+        flat = chosen.flatten()
+        layer.load.scatter_add_(0, flat, torch.ones_like(flat))
+        if layer.moe.balance == "aux" and layer.moe.aux_coefficient:
+            if layer.scale is None:
+                raise Fault("the auxiliary loss has no weight: set moe.scale to 1 / tokens of a step")
+            also = routing.aux_gradient(scores, chosen, layer.sequences, moe=layer.moe, scale=layer.scale)
+            gradient = also.add_(gradient)
+        return gradient, None, None
+
+
+class _Route(torch.autograd.Function):
+    """The router's linear layer in fp32; the backward accumulates its dW itself, at once or deferred."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _weight: Tensor, router: Router) -> Tensor:
+        ctx.router = router
+        ctx.save_for_backward(x)
+        return F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        router: Router = ctx.router
+        x = ctx.saved_tensors[0].detach()  # a deferred dW must not hold the graph
+        router.wgrad_store.run_or_defer(lambda: _accumulate_router_grads(router, x, gradient))
+        return (gradient @ router.weight.float()).to(x.dtype), None, None
+
+
+def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> None:
+    if router.bias is not None:
+        accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
+    accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
+
+
+class _Copy(torch.autograd.Function):
+    """Rows [R, D] → their copies [n, D] in order of expert. ``_Sum`` is the reverse; each is the other's backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+        ctx.permutation, ctx.kernels = permutation, kernels
+        return kernels.gather_rows(x, permutation.tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.kernels.sum_copies(gradient, ctx.permutation.places, ctx.permutation.starts), None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+        ctx.permutation, ctx.kernels = permutation, kernels
+        return kernels.sum_copies(made, permutation.places, permutation.starts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.kernels.gather_rows(gradient, ctx.permutation.tokens), None, None
+
+
+@outside_graphs
+def _route(x: Tensor, router: Router) -> Tensor:
+    found: Tensor = _Route.apply(x, router.weight, router)  # type: ignore[no-untyped-call]
+    return found
+
+
+@outside_graphs
+def _with_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
+    found: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
+    return found
+
+
+@outside_graphs
+def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """Rows [R, D] and routing weights [R, k] → copies [n, D] and their weights [n], in order of expert."""
+    copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
+    return copies, weights.flatten().index_select(0, permutation.order)
+
+
+@outside_graphs
+def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+    found: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,97 @@
+"""Multi-token prediction (DeepSeek-V3, arXiv:2412.19437 §2.2): module k predicts from position i the token i + k + 1.
+
+    h⁰ = the main model's normed output    h^k = norm(block(W [norm(embedding of token i + k); norm(h^k−1)]))
+    loss = L⁰ + λ / depth · Σ L^k          L^k: the main output projection on h^k, against the targets k further on
+
+As in the published weights, the embedding comes first in the projection's input and each module has its own last norm
+(transformers' ``MtpModel``). Parallelisms see a block and plain layers; ``lookup`` reads the model's embedding.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.linear import Linear, accumulate_grad
+from fivefold.trainer.model.norm import norm
+from fivefold.trainer.model.operation import Run, direct
+
+
+class Further(NamedTuple):
+    """What the modules need of a micro-batch: of module k the tokens k further on, and their targets, [B, T] each."""
+
+    tokens: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+
+class Prediction(nn.Module):
+    """One module; ``block``: the layer in it."""
+
+    def __init__(self, model: Model, *, block: nn.Module) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.embed_norm, self.hidden_norm = norm(model, model.width), norm(model, model.width)
+        self.project = Linear(2 * model.width, model.width, bias=False)
+        self.block = block
+        self.norm = norm(model, model.width)
+
+    def forward(self, h_RD: Tensor, e_RD: Tensor, rows: Any) -> Tensor:
+        """Hidden states before, and embeddings of the tokens further on, [R, D] each → hidden states [R, D]."""
+        e_RD = self.run("mtp.embed_norm", self.embed_norm, e_RD)
+        h_RD = self.run("mtp.hidden_norm", self.hidden_norm, h_RD)
+        both = self.run("mtp.join", _side_by_side, e_RD, h_RD)
+        del e_RD, h_RD
+        x_RD = self.run("mtp.project", self.project, both)
+        del both
+        x_RD = self.block(x_RD, rows)
+        out: Tensor = self.run("mtp.norm", self.norm, x_RD)
+        return out
+
+
+def _side_by_side(e_RD: Tensor, h_RD: Tensor) -> Tensor:
+    return torch.cat((e_RD, h_RD), dim=-1)
+
+
+def look_up(embed: Any, tokens_BT: Tensor) -> Tensor:
+    """Embedding [R, D] of tokens by the module ``embed``, whose table gets its gradient as soon as there is one.
+
+    Autograd would hold it until the embedding's own backward, the last of all.
+    """
+    table: Tensor = embed.tokens.weight
+    if not torch.is_grad_enabled():
+        found: Tensor = embed.lookup(tokens_BT.flatten(), table)
+        return found
+    leaf = table.detach().requires_grad_()
+    leaf.register_post_accumulate_grad_hook(partial(_collect, table))
+    ahead: Tensor = embed.lookup(tokens_BT.flatten(), leaf)
+    return ahead
+
+
+def _collect(table: Tensor, leaf: Tensor) -> None:
+    gradient, leaf.grad = leaf.grad, None
+    if gradient is not None:
+        accumulate_grad(table, gradient)
+
+
+def joined(losses: Tensor, parts: list[Tensor], *, filled: bool) -> Tensor:
+    """The vector ``losses`` [1 + depth] as the end of a stage, whose backward runs those of ``parts``, its entries.
+
+    ``filled``: the parts are views of it, into which their backward writes (a chunked loss)."""
+    out: Tensor = _Joined.apply(losses, filled, *parts)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, filled: bool, *parts: Tensor) -> Tensor:
+        if not filled:
+            torch.stack(parts, out=losses)
+        return losses.detach()  # shares its storage
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *gradient.unbind())

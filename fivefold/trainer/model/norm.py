@@ -1,0 +1,71 @@
+"""Norms as modules, computed by ``kernels/norms.py``; ``norm`` makes the one of a model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.kernels.norms import Sums, spread_layer_norm, spread_rms_norm
+
+
+class RmsNorm(nn.Module):
+    """RMSNorm over the last dim [..., D]; parameter ``weight``: [D], or [N, D] of heads with weights of their own.
+
+    ``sums``: if a rank has a part of D, set by tp.
+    """
+
+    def __init__(self, *shape: int, epsilon: float, plus_one: bool = False) -> None:
+        super().__init__()
+        self.kernels: Kernels = EAGER
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.epsilon, self.plus_one = epsilon, plus_one
+        self.sums: Sums | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] → [..., D], computed in fp32."""
+        if self.sums is not None:
+            return spread_rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums)
+        return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one)
+
+
+class UnitNorm(nn.Module):
+    """RMSNorm over the last dim [..., D] without weights."""
+
+    def __init__(self, *, epsilon: float) -> None:
+        super().__init__()
+        self.kernels: Kernels = EAGER
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] → [..., D], computed in fp32."""
+        return self.kernels.rms_norm(x, None, epsilon=self.epsilon)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last dim [..., D]; parameters ``weight`` and, unless it has none, ``bias``; as ``RmsNorm``."""
+
+    def __init__(self, *shape: int, epsilon: float, plus_one: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        self.kernels: Kernels = EAGER
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape)) if bias else None
+        self.epsilon, self.plus_one = epsilon, plus_one
+        self.sums: Sums | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] → [..., D], computed in fp32."""
+        if self.sums is not None:
+            return spread_layer_norm(
+                x, self.weight, self.bias, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums
+            )
+        return self.kernels.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon, plus_one=self.plus_one)
+
+
+def norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm:
+    """A norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
+    epsilon = model.norm_epsilon if epsilon is None else epsilon
+    if model.norm == "layernorm":
+        return LayerNorm(*shape, epsilon=epsilon, plus_one=model.norm_plus_one, bias=model.norm_bias)
+    return RmsNorm(*shape, epsilon=epsilon, plus_one=model.norm_plus_one)

@@ -1,0 +1,79 @@
+"""Precision recipes as torch dtypes, and which of them the trainer and this chip can run."""
+
+from __future__ import annotations
+
+import torch
+
+from fivefold.job import RECIPES, Job, Recipe
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.trainer.model.float8.units import missing
+from fivefold.trainer.model.tf32 import has_units
+
+TRAINABLE = (
+    "fp32", "tf32", "bf16", "bf16-grad16", "bf16-pure", "fp16", "fp8", "fp8-wire", "fp8-rowwise",
+    "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire", "mxfp8", "nvfp4",
+    "fp8-deepseek", "fp8-nanotron", "fp8-lm",
+)  # fmt: skip
+# compute of a recipe → dtype of activations and of weights that are not fp32; fp8 and fp4 are operands of GEMMs alone
+COMPUTE = {
+    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "fp8": torch.bfloat16, "fp4": torch.bfloat16,
+}  # fmt: skip
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the recipe of that name: what messages carry
+
+
+class Dtypes:
+    """Dtypes of a recipe's weights, master weights and summed gradients; a ``Mistake`` if it cannot be trained."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        check_trainable(recipe)
+        low = COMPUTE[recipe.compute]
+
+        def of(size: int) -> torch.dtype:
+            return torch.float32 if size == 4 else half
+
+        half = HALVES[recipe.half] if recipe.holds_casts else low
+        self.weights = low if recipe.holds_casts else of(recipe.weights_bytes)
+        self.matrices = torch.float8_e4m3fn if recipe.holds_casts else self.weights  # of blocks
+        self.updated = of(recipe.updated_bytes)  # copy that the optimizer updates (master weights)
+        self.summed = of(recipe.summed_bytes)  # gradients as summed over micro-batches and reduced over ranks
+
+
+def check_trainable(recipe: Recipe) -> None:
+    """Raise a ``Mistake`` if the engine has no recipe of that name, or one with other values."""
+    if recipe.compute == "fp16" and not recipe.loss_scaling:
+        raise Mistake(
+            f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
+        )
+    if recipe.name not in TRAINABLE:
+        raise Mistake(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
+    if recipe.weights_bytes == 1 and not recipe.holds_casts:
+        raise Mistake(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
+    ours = RECIPES[recipe.name]
+    fields = [field for field in type(ours).model_fields if getattr(recipe, field) != getattr(ours, field)]
+    for field in fields:
+        if field not in PAYLOADS:
+            raise Mistake(
+                f"precision {recipe.name!r}: the engine has {field}={getattr(ours, field)} in it, not "
+                f"{getattr(recipe, field)}; `predict` plans both"
+            )
+
+
+def check_chip(job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` if the recipe needs fp8 GEMMs and this chip has no fp8 units or the engine no kernel."""
+    recipe = job.precision
+    if not recipe.narrow or job.emulate:
+        return
+    lack = missing(recipe, experts=model.moe is not None)
+    if lack:
+        raise Mistake(f"precision {recipe.name!r}: {lack}; set job.emulate = true (as exact, slower), or take bf16")
+
+
+def computed_otherwise(job: Job) -> str:
+    """One line if this chip makes the recipe's products in another format than it says, though it runs; else ""."""
+    if job.precision.compute != "tf32" or job.emulate or has_units():
+        return ""
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    return f"precision 'tf32': {chip} has no tf32 units and multiplies in fp32; job.emulate = true rounds as they do"

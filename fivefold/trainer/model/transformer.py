@@ -1,0 +1,145 @@
+"""A plain decoder, which ``parallel/`` makes distributed by replacing attributes: embedding, blocks, head with loss.
+
+    x = embed(tokens);  x = block(x) per layer;  loss = head(x, targets)
+
+The residual stream x_RD has a row per token, R = B · T, sequence after sequence. Module names: ``model/weights.py``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.block import Block
+from fivefold.trainer.model.chunked_loss import chunked_loss
+from fivefold.trainer.model.embed import Embed
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.kernels.loss import Nats, cross_entropy
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.logits import LogitShape
+from fivefold.trainer.model.mtp import Further, Prediction, joined, look_up
+from fivefold.trainer.model.norm import norm
+from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.rotary import Rows, tables_of
+
+
+class Head(nn.Module):
+    """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``.
+
+    ``mtp``: modules of multi-token prediction, which read ``embed``.
+    """
+
+    def __init__(self, model: Model, *, embed: Embed) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.norm = norm(model, model.width)
+        bias, tied = model.head_bias, model.tied_embeddings
+        self.out = Linear.tied(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
+        self.kernels: Kernels = EAGER
+        self.words, self.shape = model.vocab, LogitShape.of(model)
+        self.loss: Nats | None = None  # tensor parallelism's, over a sharded vocabulary
+        self.chunked = False
+        self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
+        self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
+        layers = range(model.layers, model.layers + model.predicted)
+        self.mtp = nn.ModuleList(Prediction(model, block=Block(model, layer=layer)) for layer in layers)
+
+    def forward(
+        self, x_RD: Tensor, targets_BT: Tensor | None, scale: float, further: Further | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:  # fmt: skip
+        """``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
+
+        With ``further`` a vector: behind it those of the modules of multi-token prediction, by their weight; they get
+        ``rows`` as any block. ``chunked``: where gradients are required it is NaN until its backward has run.
+        """
+        h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
+        if targets_BT is None:
+            logits_RV: Tensor = self.run("head.out", self.out, h_RD)
+            return self.shape.shaped(logits_RV)
+        if further is None:
+            return self._lost(h_RD, targets_BT, scale)
+        losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
+        hidden = [h_RD]
+        for module, tokens_BT in zip(self.mtp, further.tokens, strict=True):
+            e_RD = self.run("mtp.embed", look_up, self._embed[0], tokens_BT)
+            hidden.append(module(hidden[-1], e_RD, rows))
+            del e_RD
+        del x_RD, h_RD
+        scales = [scale, *(scale * self.weight for _ in self.mtp)]
+        every = (targets_BT, *further.targets)
+        parts = [
+            self._lost(hidden.pop(0), targets_BT, each, into=into)
+            for targets_BT, each, into in zip(every, scales, losses, strict=True)
+        ]
+        return joined(losses, parts, filled=self.chunked)
+
+    def _lost(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
+        """``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
+        lost: Tensor
+        loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape)
+        if self.chunked:
+            how = partial(chunked_loss, scale=scale, loss=loss, into=into)
+            lost = self.run("loss", how, h_RD, self.out, targets_BT)
+            return lost
+        logits_RV = self.run("head.out", self.out, h_RD)
+        whole = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
+        lost = self.run("loss", whole, logits_RV, targets_BT.flatten())
+        return lost
+
+
+class Transformer(nn.Module):
+    """The whole decoder. Build it on the meta device and give the parameters storage before use.
+
+    ``positions`` [T]: which of the ``length`` tokens of a sequence this rank holds (context parallelism); None: all.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.positions: Tensor | None = None
+        self.length: int | None = None
+        self.embed = Embed(model)
+        self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
+        self.head = Head(model, embed=self.embed)
+        self.tables: tuple[Tensor, ...] = ()  # of ``tables_of``, made at the first forward
+
+    def forward(
+        self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0,
+        further: Further | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none. ``further``: ``Head``."""
+        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, further=further)
+        return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
+
+    def stage(
+        self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
+        documents_BT: Tensor | None = None, keys_B: Tensor | None = None, scale: float = 1.0,
+        further: Further | None = None,
+    ) -> Tensor:  # fmt: skip
+        """A pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last layer's also the head.
+
+        ``documents_BT``: a document id per token of the whole sequences, if tokens attend only inside their document.
+        ``keys``: of the sequences, for dropout; None: nothing is dropped.
+        """
+        x_RD: Tensor = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
+        tokens = tokens_BT.shape[1]
+        rows = Rows(tokens, self._rotary(tokens, like=x_RD), documents_BT, keys_B)
+        for layer in layers:
+            x_RD = self.blocks[layer](x_RD, rows)
+        if layers.stop < self.model.layers:
+            return x_RD
+        out: Tensor = self.head(x_RD, targets_BT, scale, further, rows)
+        return out
+
+    def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:
+        """Cached tables of the first ``tokens``, in the dtype and on the device of ``like``."""
+        if not self.tables or self.tables[0].shape[0] < tokens:
+            positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
+            self.tables = tables_of(
+                self.model, positions=positions, length=self.length, dtype=like.dtype, device=like.device
+            )
+        return tuple(table[:tokens] for table in self.tables)

@@ -1,0 +1,138 @@
+"""Muon: the update of a matrix is its orthogonalised momentum; vectors, embeddings and head are updated by AdamW.
+
+    m ← μ m + (1−μ) g        o = NS₅(g + μ (m − g))        w ← w − lr (0.2 √max(rows, columns) · o + λ w)
+
+Jordan et al., kellerjordan.github.io/posts/muon; scale, which allows AdamW's learning rate, and decay: arXiv:2502.16982
+§2.2. Newton-Schulz needs whole matrices and computes in bf16: they are gathered in bf16, one to each rank at a time
+(``gather_matrices.py``). Data-parallel replicas of a shard do the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.optimizers.gather_matrices import ShardedWeight, gather_owned, return_owned
+from fivefold.update import Rates
+
+COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7  # as in torch.optim.Muon
+
+
+class Muon(torch.optim.Optimizer):
+    """Updates the matrices ``sharded_weights``; ``rates``: name → weight decay λ and factor of the learning rate.
+    ``rest`` updates all other weights; its parameter groups and state are listed here too.
+    """
+
+    def __init__(
+        self, sharded_weights: list[ShardedWeight], rest: torch.optim.Optimizer | None, *, lr: float, momentum: float,
+        rates: dict[str, Rates],
+    ) -> None:  # fmt: skip
+        super().__init__([sharded.shard.weight for sharded in sharded_weights], {"lr": lr, "momentum": momentum})
+        self.rates = rates
+        self.rest, self.rounds = rest, list(_rounds(sharded_weights))
+        for sharded in sharded_weights:
+            if sharded.shard.rows:
+                self.state[sharded.shard.weight]["momentum"] = torch.zeros_like(
+                    sharded.shard.weight, dtype=torch.float32
+                )
+        if rest is not None:
+            self.param_groups += rest.param_groups
+            self.state.update(rest.state)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of all weights; every rank of the stage calls it."""
+        for sharded_weights in self.rounds:
+            self._round(sharded_weights, rate=self.param_groups[0]["lr"], momentum=self.param_groups[0]["momentum"])
+        if self.rest is not None:
+            self.rest.step()
+
+    def _round(self, sharded_weights: list[ShardedWeight], *, rate: float, momentum: float) -> None:
+        """Update one matrix per rank; all temporary memory is freed on return."""
+        sent = [self._momentum_direction(sharded, momentum=momentum) for sharded in sharded_weights]
+        for sharded, part in zip(sharded_weights, _orthogonal(sharded_weights, sent), strict=True):
+            shard, (rows, columns) = sharded.shard, sharded.shard.local_weight.weight.shape[-2:]
+            wide = shard.weight.float()  # the weight itself if it is fp32
+            times, decay = self.rates[shard.name]
+            wide.mul_(1 - times * rate * decay)
+            wide.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * times * rate)
+            shard.weight.copy_(wide)
+
+    def _momentum_direction(self, sharded: ShardedWeight, *, momentum: float) -> Tensor:
+        """Update the momentum; this rank's part of the matrix to orthogonalise, bf16, flat and padded."""
+        shard = sharded.shard
+        part = torch.zeros(shard.padded_numel, dtype=torch.bfloat16, device=shard.weight.device)
+        if shard.rows:
+            assert shard.weight.grad is not None
+            kept, gradient = self.state[shard.weight]["momentum"], shard.weight.grad.float()
+            kept.lerp_(gradient, 1 - momentum)
+            shard.local(part).copy_(gradient.lerp(kept, momentum))
+        return part
+
+
+def _rounds(sharded_weights: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
+    """Group the matrices so that each rank owns at most one per round; those of a round have similar sizes."""
+
+    def axes(sharded: ShardedWeight) -> tuple[str, str]:
+        return sharded.rows.name, sharded.pieces.name
+
+    for _, same in groupby(
+        sorted(sharded_weights, key=lambda sharded: (axes(sharded), -sharded.shard.shape.numel())), axes
+    ):
+        found = list(same)
+        ranks = found[0].rows.size * found[0].pieces.size
+        for first in range(0, len(found), ranks):
+            yield found[first : first + ranks]
+
+
+def _orthogonal(sharded_weights: list[ShardedWeight], parts: list[Tensor]) -> list[Tensor]:
+    """This rank's part of each matrix → its part of the orthogonalised one; an all_to_all each way and axis."""
+    rows = sharded_weights[0].rows
+    dealt = gather_owned(parts, rows)
+    _orthogonalise_owned(sharded_weights[rows.rank :: rows.size], dealt)
+    return return_owned(dealt, parts, rows)
+
+
+def _orthogonalise_owned(mine: list[ShardedWeight], dealt: list[Tensor]) -> None:
+    """Overwrite ``dealt``, the tp slices of the matrices that this rank owns, with those of the orthogonalised ones."""
+    if not mine:
+        return
+    pieces = mine[0].pieces
+    shapes = [sharded.shard.shape for sharded in mine]
+    local = [each.view(-1)[: shape.numel()].view(shape) for shape, each in zip(shapes, dealt, strict=True)]
+    wholes = [
+        _split_slices(newton_schulz(_join_slices(stack, sharded)), sharded)
+        for sharded, stack in zip(mine[pieces.rank :: pieces.size], gather_owned(local, pieces), strict=True)
+    ]
+    for each, piece in zip(dealt, return_owned(wholes, local, pieces), strict=True):
+        each.view(-1)[: piece.numel()] = piece.reshape(-1)
+
+
+def _join_slices(stack: Tensor, sharded: ShardedWeight) -> Tensor:
+    """Slices of all tp ranks [ranks, ...] → the whole matrix, of experts those of this ep rank [E, ...]."""
+    return stack[0] if sharded.dim is None else torch.cat(stack[:: sharded.copies].unbind(), dim=sharded.dim)
+
+
+def _split_slices(whole: Tensor, sharded: ShardedWeight) -> Tensor:
+    """Reverse of ``_join_slices``: whole matrix → the slice of each tp rank [ranks, ...]."""
+    size = sharded.pieces.size
+    if sharded.dim is None:
+        return whole.expand(size, *whole.shape)
+    pieces = whole.chunk(size // sharded.copies, dim=sharded.dim)
+    return torch.stack([pieces[rank // sharded.copies] for rank in range(size)])
+
+
+def newton_schulz(matrix: Tensor) -> Tensor:
+    """Approximate the nearest semi-orthogonal matrix [..., rows, columns]: singular values become 0.7 … 1.2."""
+    a, b, c = COEFFICIENTS
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = (matrix.mT if tall else matrix).reshape(-1, *sorted(matrix.shape[-2:]))
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(matrix.shape)

@@ -1,0 +1,90 @@
+"""Applies all parallelisms to one rank's module, in the only legal order: first the communication inside a block, then
+recomputation and torch.compile, last the sharding of weights.
+
+    tensor → context → expert → recompute (and compile) → zero       (pipeline.py then runs the stages)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from fivefold.job import Job
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import recomputed_layers, recomputed_stages
+from fivefold.model.spec import Model
+from fivefold.trainer.model.dropout import Dropout
+from fivefold.trainer.model.float8.attach import attach as attach_float8
+from fivefold.trainer.model.float8.cast import TILES_OF_POWERS
+from fivefold.trainer.model.kernels.fused.kernels import attach as attach_triton
+from fivefold.trainer.model.linear import WgradStore
+from fivefold.trainer.model.tf32 import attach as attach_tf32
+from fivefold.trainer.model.transformer import Transformer
+from fivefold.trainer.model.unfused_attention import Unfused
+from fivefold.trainer.parallel import context, expert, recompute, tensor
+from fivefold.trainer.parallel.gradients import Underway
+from fivefold.trainer.parallel.mesh import Ranks
+from fivefold.trainer.parallel.placement import Placement
+from fivefold.trainer.parallel.zero import ZeroUnit
+
+
+class Applied(NamedTuple):
+    """This rank's ZeRO units, with parameters allocated but not initialised; the store of deferred weight gradients;
+    what tells which reduction is under way.
+    """
+
+    units: list[ZeroUnit]
+    wgrad_store: WgradStore
+    underway: Underway
+
+
+def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table) -> Applied:
+    """Distribute ``module`` (on the meta device) over ``ranks``, for the stages that ``table`` gives this rank."""
+    wgrad_store = WgradStore()
+    for part in module.modules():
+        if isinstance(getattr(part, "wgrad_store", None), WgradStore):
+            part.wgrad_store = wgrad_store  # type: ignore[assignment]
+    module.head.chunked = job.stack.loss == "chunked"
+    fused = job.stack.kernels == "triton"
+    if fused:
+        attach_triton(module)
+    if job.stack.attention == "unfused":
+        for attention in (part for part in module.modules() if hasattr(part, "core")):
+            attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]
+    if layout.tp > 1:
+        tensor.attach(module, ranks["tp"], sp=layout.sp)
+    if layout.cp > 1:
+        context.attach(module, ranks["cp"], kind=layout.cp_kind)
+        module.length = job.sequence
+        module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
+        for drop in (part for part in module.modules() if isinstance(part, Dropout)):
+            drop.positions = module.positions
+    if model.moe:
+        cut = layout.sp and layout.tp > 1
+        expert.attach(
+            module, ranks, sp=cut, sequence=job.sequence, zigzag=layout.cp_kind == "ring",
+            narrow=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
+        )  # fmt: skip
+    attach_float8(module.blocks, job)
+    attach_tf32(module, job, device=ranks.device)
+    compiled = _compiler(table) if job.stack.compiles else None
+    attach = partial(recompute.attach, groups=layout.recomputed, compiled=compiled)
+    attach(zip(module.blocks, recomputed_layers(model.layers, layout), strict=True))
+    for prediction in module.head.mtp:
+        attach_float8(prediction, job)
+        attach([(prediction.get_submodule("block"), recomputed_stages(layout)[-1])])
+    underway = Underway()
+    placement = Placement(
+        module, model=model, layout=layout, job=job, ranks=ranks, table=table, wgrad_store=wgrad_store,
+        underway=underway,
+    )  # fmt: skip
+    return Applied(placement.units(), wgrad_store, underway)
+
+
+def _compiler(table: Table) -> recompute.Compile:
+    """torch.compile. Where W is put off, the compiler must not write over what it is made of."""
+    splits = any(str(action).startswith("W") for row in table.rows for action in row)
+    return partial(torch.compile, options={"allow_buffer_reuse": False, "inplace_buffers": False} if splits else None)

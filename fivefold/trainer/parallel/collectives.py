@@ -1,0 +1,159 @@
+"""Asynchronous collectives along one axis of the mesh, on dim 0: each returns a ``Pending`` to wait for later.
+
+    pending = all_gather(x, axis)  ...compute...  whole = pending.wait()
+
+An axis of one rank sends nothing and returns its input. No autograd: each parallelism writes its own backward.
+If the axis has an ``interleaver``, ``wait`` first lets the other micro-batch compute until that one waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.trainer.parallel.interleave import Interleaver
+from fivefold.trainer.parallel.listener import Heard
+from fivefold.trainer.parallel.mesh import Axis
+
+if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
+    _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
+else:
+    _all_gather, _reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
+
+class Pending:
+    """The result of a running collective. Keeps ``inputs`` alive until it is done; ``interleaver``: yields to it;
+    ``heard``: told of the wait.
+    """
+
+    def __init__(
+        self, out: Tensor, *works: dist.Work | None, inputs: object = None, interleaver: Interleaver | None = None,
+        heard: Heard | None = None,
+    ) -> None:  # fmt: skip
+        self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
+        self._heard = heard
+        if heard is not None:
+            heard.posted()
+
+    @property
+    def arriving(self) -> Tensor:
+        """The output buffer, whose contents are undefined before ``wait``."""
+        return self._out
+
+    def wait(self) -> Tensor:
+        """Wait for the collective and return its output."""
+        if self._works and self._interleaver is not None:
+            self._interleaver.yield_turn()
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            heard.waits(all(work is not None and work.is_completed() for work in self._works))
+        for work in self._works:
+            assert work is not None
+            work.wait()
+        if heard is not None:
+            heard.done()
+        self._works, self._inputs = (), None
+        return self._out
+
+
+def _post(axis: Axis, collective: str, payload: Tensor) -> Heard | None:
+    """Tell the axis' listener, if any, of a collective on ``payload``, the full tensor."""
+    post = axis.listener.post
+    return None if post is None else post(axis.name, axis.ranks, collective, payload.nbytes)
+
+
+def all_gather(x: Tensor, axis: Axis) -> Pending:
+    """[n, …] on each rank → [n · ranks, …] on all."""
+    if axis.size == 1:
+        return Pending(x)
+    x = x.contiguous()
+    out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
+    heard = _post(axis, "all_gather", out)
+    work = _all_gather(out, x, group=axis.group, async_op=True)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
+
+
+def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
+    """[n, …] on each rank → this rank's rows [n / ranks, …] of the sum; ``ValueError`` if n % ranks != 0."""
+    if axis.size == 1:
+        return Pending(x)
+    if x.shape[0] % axis.size:
+        raise ValueError(f"{x.shape[0]} rows are not divisible by {axis.name}={axis.size}")
+    x = x.contiguous()
+    if out is None:
+        out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
+    heard = _post(axis, "reduce_scatter", x)
+    work = _reduce_scatter(out, x, group=axis.group, async_op=True)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
+
+
+def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+    """Reduce ``x`` over the ranks with ``op``, in place."""
+    if axis.size == 1:
+        return Pending(x)
+    heard = _post(axis, "all_reduce", x)
+    work = dist.all_reduce(x, op=op, group=axis.group, async_op=True)
+    return Pending(x, work, interleaver=axis.interleaver, heard=heard)
+
+
+def all_to_all(
+    x: Tensor, axis: Axis, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+) -> Pending:  # fmt: skip
+    """Rows by destination rank → rows by source rank; ``sent``, ``received``: rows per rank (None: equally many)."""
+    if axis.size == 1:
+        return Pending(x)
+    x = x.contiguous()
+    rows = x.shape[0] if received is None else sum(received)
+    out = x.new_empty(rows, *x.shape[1:])
+    heard = _post(axis, "all_to_all", x)
+    work = dist.all_to_all_single(
+        out, x, None if received is None else list(received), None if sent is None else list(sent),
+        group=axis.group, async_op=True,
+    )  # fmt: skip
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
+
+
+def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
+    """Start point-to-point messages in one batch: (tensor, peer's index in ``axis``) each. One ``Pending`` for all.
+
+    Receives are posted first: gloo asks for a message over the connection on which it sends, so that a rank that comes
+    later than its peer would ask behind its own message, and the two would travel one after the other.
+    """
+    me, ranks = axis.rank, axis.ranks
+    operations = [dist.P2POp(dist.irecv, tensor, ranks[place], axis.way(place, me)) for tensor, place in receives]
+    operations += [dist.P2POp(dist.isend, tensor, ranks[place], axis.way(me, place)) for tensor, place in sends]
+    if not operations:
+        return []
+    heard = _post_p2p(axis, sends, receives)
+    if axis.back is None:
+        works = dist.batch_isend_irecv(operations)
+    else:  # a batch has one group
+        works = [each.op(each.tensor, each.peer, group=each.group) for each in operations]
+    arriving = (receives or sends)[-1][0]
+    return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
+
+
+def send(x: Tensor, axis: Axis, place: int) -> Pending:
+    """Start to send ``x`` to the rank at ``place`` of ``axis``; ``wait`` returns ``x``, which is kept until then."""
+    heard = _post_p2p(axis, [(x, place)], [])
+    return Pending(x, dist.isend(x, axis.ranks[place], group=axis.group), heard=heard)
+
+
+def receive(out: Tensor, axis: Axis, place: int) -> Pending:
+    """Start to receive into ``out`` from the rank at ``place`` of ``axis``."""
+    heard = _post_p2p(axis, [], [(out, place)])
+    work = dist.irecv(out, axis.ranks[place], group=axis.group)
+    return Pending(out, work, interleaver=axis.interleaver, heard=heard)
+
+
+def _post_p2p(
+    axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+) -> Heard | None:  # fmt: skip
+    """Tell the axis' listener, if any, of point-to-point messages that start together."""
+    post = axis.listener.post
+    if post is None:
+        return None
+    to, source = (tuple(axis.ranks[place] for _, place in each) for each in (sends, receives))
+    return post(axis.name, axis.ranks, "p2p", sum(tensor.nbytes for tensor, _ in sends), to=to, source=source)

@@ -1,0 +1,237 @@
+"""Context parallelism: each rank of cp holds 1/cp of the tokens of every sequence; only attention communicates.
+
+ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward cp−1 of (k, v) and cp−1
+         of (dk, dv), each beside a block of attention      (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
+ulysses  rank r holds the r-th of cp contiguous chunks; all_to_all of q, k, v and out between heads and tokens
+         (Jacobs et al., arXiv:2309.14509)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.layout.spec import Layout
+from fivefold.trainer.model.dropout import PROBABILITIES, place_in
+from fivefold.trainer.model.flash_attention import (
+    Noise,
+    add_sinks,
+    attend,
+    attend_backward,
+    sinks_backward,
+)
+from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.score_rule import Heads, ScoreRule
+from fivefold.trainer.parallel.collectives import all_to_all, exchange
+from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.ring_blocks import Hops, ring_hops, zigzag
+
+Kind = Literal["ring", "ulysses"]
+
+
+def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
+    """Positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
+    return _own_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
+
+
+def _own_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
+    if kind == "ulysses":
+        return torch.arange(sequence).chunk(ranks)[rank]
+    return zigzag(ranks=ranks, rank=rank, sequence=sequence)
+
+
+def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
+    """Make every attention in ``model`` (every module with a ``core``) attend to the keys of all ranks of ``axis``."""
+    for attention in (module for module in model.modules() if hasattr(module, "core")):
+        core: Any = attention.core
+        if kind == "ring":
+            attention.core = Ring(axis, core.rule, heads=core.heads)  # type: ignore[assignment]
+        else:
+            attention.hooks = Ulysses(axis)  # type: ignore[assignment]
+            core.heads = core.heads._replace(rank=axis.rank, ranks=axis.size)
+
+
+class Ulysses:
+    """DeepSpeed-Ulysses: each rank attends over whole sequences with 1/cp of the heads, by the single-rank core.
+
+    If cp does not divide the kv heads, they are repeated until it does (fewer heads than ranks: to one per rank).
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    @outside_graphs
+    def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
+        """[B, T / cp, heads, H] each → [B, T, heads / cp, H]."""
+        heads = k_BTKH.shape[2]
+        times = math.lcm(heads, self.axis.size) // heads
+        if times > 1:
+            k_BTKH, v_BTKH = k_BTKH.repeat_interleave(times, dim=2), v_BTKH.repeat_interleave(times, dim=2)
+        found: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
+        return found
+
+    @outside_graphs
+    def leave(self, out_BTNH: Tensor) -> Tensor:
+        """[B, T, N / cp, H] → [B, T / cp, N, H]."""
+        (back,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
+        found: Tensor = back
+        return found
+
+
+Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
+
+
+class _AllToAll(torch.autograd.Function):
+    """all_to_all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, axis: Axis, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.axis, ctx.back = axis, back
+        started = [there(tensor, axis) for tensor in tensors]
+        return tuple(finish() for finish in started)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        started = [ctx.back(gradient, ctx.axis) for gradient in gradients]
+        return None, None, None, *(finish() for finish in started)
+
+
+def _to_tokens(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+    """[B, T / cp, N, H] → [B, T, N / cp, H]."""
+    pending = all_to_all(x.unflatten(2, (axis.size, -1)).movedim(2, 0), axis)
+    return lambda: pending.wait().movedim(0, 1).flatten(1, 2)
+
+
+def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+    """[B, T, N / cp, H] → [B, T / cp, N, H]."""
+    pending = all_to_all(x.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
+    return lambda: pending.wait().movedim(0, 2).flatten(2, 3)
+
+
+class Ring:
+    """Ring attention: (k, v) go from rank to rank, each attends to those it has. Saves q, k, v, out and lse."""
+
+    def __init__(self, axis: Axis, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+        self.axis, self.rule, self.heads = axis, rule, heads
+
+    @outside_graphs
+    def __call__(
+        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
+
+        ``documents_BT``: document id of each token of the whole sequences, preferably on the CPU; None: one document.
+        """
+        tokens = q_BTNH.shape[1]
+        rule = self.rule.drawn(tokens * self.axis.size, training=keys_B is not None)
+        hops = ring_hops(self.axis, rule, sequences=len(q_BTNH), tokens=tokens, documents_BT=documents_BT)
+        noise = None
+        if rule.dropout and keys_B is not None:
+            place = place_in(rule.layer, PROBABILITIES)
+            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]))
+        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops, noise)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Hop:
+    """One ring hop: isend ``buffer`` to the next rank, irecv a buffer of the same shape from the previous one."""
+
+    def __init__(self, buffer: Tensor, axis: Axis) -> None:
+        self._sent, self._coming = buffer, torch.empty_like(buffer)
+        after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+        self._works = exchange([(buffer, after)], [(self._coming, before)], axis)
+
+    def wait(self) -> Tensor:
+        """Wait for both messages; return the received buffer."""
+        for work in self._works:
+            work.wait()
+        return self._coming
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, axis: Axis, rule: ScoreRule, hops: Hops,
+        noise: Noise | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.axis, ctx.rule, ctx.hops, ctx.noise = axis, rule, hops, noise
+        pair = _pack(k, v)
+        out, lse = torch.empty(0), torch.empty(0)
+        for number, blocks in enumerate(hops):
+            hop = _Hop(pair, axis) if number < len(hops) - 1 else None
+            ks, vs = _unpack(pair, k, v)
+            for each in blocks:
+                queries, keys, offset, spans = each[:4]
+                block, block_lse = attend(
+                    q[:, queries], ks[:, keys], vs[:, keys], rule, offset=offset, spans=spans, noise=each.noise(noise)
+                )
+                if not lse.numel():
+                    out, lse = block.to(block_lse.dtype), block_lse
+                else:
+                    _merge(out[:, queries], lse[:, queries], block, block_lse)
+                del block, block_lse
+            pair = hop.wait() if hop is not None else pair
+        if sinks is not None:
+            add_sinks(out, lse, sinks)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, out, lse = ctx.saved_tensors
+        axis: Axis = ctx.axis
+        of_sinks = None if sinks is None else sinks_backward(gradient, out, lse, sinks)
+        pair, gradient = _pack(k, v), gradient.contiguous()
+        dq, home = torch.empty(0), torch.empty(0)
+        going: _Hop | None = None  # (dk, dv) summed so far, for the keys of the previous step
+        for number, blocks in enumerate(ctx.hops):
+            hop = _Hop(pair, axis) if number < axis.size - 1 else None
+            ks, vs = _unpack(pair, k, v)
+            sums = home if number == 0 else None
+            for each in blocks:
+                queries, keys, offset, spans = each[:4]
+                dq_here, dk, dv = attend_backward(
+                    gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
+                    ctx.rule, offset=offset, spans=spans, noise=each.noise(ctx.noise),
+                )  # fmt: skip
+                if not dq.numel():  # gradients of this rank's own (k, v): no hop needed
+                    dq, home = dq_here.to(lse.dtype), _pack(dk, dv)
+                    sums = home
+                    continue
+                dq[:, queries] += dq_here
+                sums = _arrived(going, like=pair) if sums is None else sums
+                for total, part in zip(_unpack(sums, k, v), (dk, dv), strict=True):
+                    total[:, keys] += part
+            if number:
+                going = _Hop(_arrived(going, like=pair) if sums is None else sums, axis)
+            pair = hop.wait() if hop is not None else pair
+        if going is not None:
+            home += going.wait()
+        return dq.to(q.dtype), *_unpack(home, k, v), of_sinks, None, None, None, None
+
+
+def _arrived(going: _Hop | None, *, like: Tensor) -> Tensor:
+    """The sums of gradients that the previous rank sent on; zeros for the first that adds to them."""
+    return torch.zeros_like(like) if going is None else going.wait()
+
+
+def _pack(k: Tensor, v: Tensor) -> Tensor:
+    """Concatenate k and v into one flat buffer, so that a hop is one message."""
+    return torch.cat((k.flatten(), v.flatten()))
+
+
+def _unpack(pair: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return pair[: k.numel()].view(k.shape), pair[k.numel() :].view(v.shape)
+
+
+def _merge(out: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
+    """Merge a block of attention into ``out`` and ``lse`` in place: each part weighs exp(lse) over the sum of both."""
+    both = torch.logaddexp(lse, block_lse)
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(block, (block_lse - both).exp_()[..., None])
+    lse.copy_(both)

@@ -1,0 +1,253 @@
+"""Expert parallelism: expert weights [E, F, D] are sharded over ep by expert (dim E) and over etp by dim F.
+
+    rows ─ all_to_all over ep ─ all_gather over etp → experts → reduce_scatter over etp ─ all_to_all back
+The backward mirrors it. Routing weights travel with the rows. Before them all_to_all of the counts, [E] of int64
+(etp: and all_gather), the only messages for which the host waits. Expert e is on ep rank e // (E / ep).
+``dispatches = "fp8"``: rows go to the experts, forward and backward, in tiled fp8, quantized as for the grouped GEMMs.
+For the balance loss: all_reduce over tp (sp) and cp of the counts per sequence, in the backward (capacity: forward).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.trainer.model.float8.cast import E4M3, Cast, widen
+from fivefold.trainer.model.float8.matmul import Caster
+from fivefold.trainer.model.linear import Work
+from fivefold.trainer.model.moe import Moe, TokenDispatcher
+from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.routing import Sequences
+from fivefold.trainer.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
+from fivefold.trainer.parallel.mesh import Axis, Ranks
+
+
+def attach(
+    module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True,
+    narrow: Caster | None = None,
+) -> None:  # fmt: skip
+    """Give every ``Moe`` in ``module`` its dispatcher and sequences; ``sp``: rows of the stream are sharded over tp.
+
+    ``sequence``: tokens of a whole one; ``zigzag``: how cp cuts it, else contiguous; ``narrow``: casts rows
+    that are dispatched in fp8.
+    """
+    ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
+    for layer in (part for part in module.modules() if isinstance(part, Moe)):
+        if layer.load.is_meta:
+            layer.load, layer.bias = (torch.zeros_like(x, device=ranks.device) for x in (layer.load, layer.bias))
+        layer.experts.adds_bias = etp.rank == 0
+        layer.experts.copies = 1 if sp else tp.size  # without sp every rank of tp dispatches the same rows
+        if ep.size > 1 or etp.size > 1:
+            layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, narrow=narrow)
+            layer.experts.meanwhile = dispatcher.meanwhile
+        whole = cp.size == 1 and (not sp or tp.size == 1)
+        layer.sequences = (
+            Sequences(sequence) if whole else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
+        )
+
+
+def balance(module: nn.Module, *axes: Axis) -> Tensor:
+    """Return the load (rows per expert) [layers, E] of every ``Moe``, summed over ``axes``; call it once per step.
+
+    Resets loads and updates routing biases. ``axes``: those whose ranks hold different tokens; one all_reduce each.
+    """
+    layers = [part for part in module.modules() if isinstance(part, Moe)]
+    total = torch.stack([layer.load for layer in layers])
+    for axis in axes:
+        total = all_reduce(total, axis).wait()
+    for layer, load in zip(layers, total, strict=True):
+        if layer.moe.balance == "free":
+            layer.update_bias(load)
+        layer.load.zero_()
+    return total
+
+
+class DispatchPlan:
+    """Row counts and order of one micro-batch's dispatch in one layer; starts the all_to_all of ``counts`` [E]."""
+
+    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: Caster | None) -> None:
+        self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
+        self._counts, self._received_counts = counts, all_to_all(counts, ep)
+        self.forth: tuple[Pending, ...] = ()
+        self.back: tuple[Pending, ...] = ()
+        self._counts_read = False
+
+    def wait_counts(self, copies: int) -> None:
+        """Wait for the counts; then rows sent and received per rank and the order by expert are known."""
+        if self._counts_read:
+            return
+        told = all_gather(self._received_counts.wait(), self.etp).wait()
+        table = told.view(self.etp.size, self.ep.size, -1)  # rows by etp rank, source ep rank and local expert
+        numbers = self.read(torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())), copies)
+        self.sent = numbers[: self.ep.size]
+        columns = [numbers[start : start + self.ep.size] for start in range(self.ep.size, len(numbers), self.ep.size)]
+        self.received = columns[self.etp.rank]
+        self.arrived = sum(self.received)
+        self.widest = max(sum(column) for column in columns)
+        self.offsets = table.sum((0, 1)).cumsum(0, dtype=torch.int32)
+        self.order = _by_expert(table, [sum(column) for column in columns], widest=self.widest)
+        self._counts_read = True
+        del self._counts, self._received_counts
+
+    def read(self, numbers: Tensor, copies: int) -> list[int]:
+        """Copy to the host: rows sent per ep rank, then received by etp and source rank. Dry runs use ``copies``."""
+        found: list[int] = numbers.tolist()
+        return found
+
+
+def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
+    """Indices that sort received rows by expert, each etp rank's rows padded to ``widest``; None: already sorted."""
+    total = sum(columns)
+    if len(columns) == 1 and table.shape[2] == 1:
+        return None
+    experts = torch.arange(table.shape[2], device=table.device).repeat(table.shape[0] * table.shape[1])
+    order = experts.repeat_interleave(table.flatten(), output_size=total).argsort(stable=True)
+    if len(columns) == 1:
+        return order
+    starts = [widest * column - sum(columns[:column]) for column in range(len(columns))]
+    shift = torch.tensor(starts, device=table.device).repeat_interleave(table.sum((1, 2)), output_size=total)
+    return order + shift[order]
+
+
+def _start_dispatch(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
+    """Start the all_to_all over ep of rows [n, D] (fp8 if narrow) or routing weights [n], sorted by expert."""
+    parts: tuple[Tensor, ...] = (x,)
+    if plan.narrow is not None and x.dim() > 1:
+        cast = plan.narrow(x)
+        parts = (cast.data.view(torch.uint8), cast.scale)
+    return tuple(all_to_all(part, plan.ep, sent=plan.sent, received=plan.received) for part in parts)
+
+
+def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
+    """all_gather received rows over etp, sort them by expert, and dequantize rows to ``dtype``."""
+    if plan.etp.size > 1:
+        more = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
+        pending = [all_gather(F.pad(x, pad), plan.etp) for x, pad in zip(arrived, more, strict=True)]
+        arrived = [each.wait() for each in pending]
+    if plan.order is not None:
+        arrived = [x.index_select(0, plan.order) for x in arrived]
+    if plan.narrow is not None:
+        data, scale, *rest = arrived
+        arrived = [widen(Cast(data.view(E4M3), scale), dtype), *rest]
+    return arrived
+
+
+def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
+    """Undo the sort, reduce_scatter over etp (partial sums over F), and start the all_to_all over ep."""
+    rows, order = plan.widest * plan.etp.size, plan.order
+    back = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
+    if plan.etp.size > 1:
+        pending = [reduce_scatter(x, plan.etp) for x in back]
+        back = [each.wait()[: plan.arrived] for each in pending]
+    return tuple(all_to_all(x, plan.ep, sent=plan.received, received=plan.sent) for x in back)
+
+
+class AllToAllDispatcher(TokenDispatcher):
+    """Token dispatcher for experts sharded over ep and etp; ``narrow``: casts rows that travel in fp8."""
+
+    def __init__(self, ep: Axis, etp: Axis, *, narrow: Caster | None = None) -> None:
+        self.ep, self.etp, self.narrow = ep, etp, narrow
+        self.meanwhile: list[Work] = []  # work the backward runs while the rows' gradients travel
+
+    def plan(self, counts: Tensor) -> DispatchPlan:
+        """Start the all_to_all of the row counts per expert, [E] int64."""
+        return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+
+    @outside_graphs
+    def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
+        """Start the dispatch. Returns two empty tensors that only link ``arrive`` to it in the autograd graph."""
+        rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
+        return rows, share
+
+    @outside_graphs
+    def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
+        """Wait for the dispatch: rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
+        rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
+        return rows, share
+
+    def offsets(self, plan: DispatchPlan) -> Tensor:
+        """End of each local expert's rows: cumulative counts, int32 [local experts]."""
+        return plan.offsets
+
+    @outside_graphs
+    def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
+        """Send expert outputs back to the ranks of their tokens: [n', D] → [n, D]."""
+        home: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]
+        return home
+
+
+class _Dispatch(torch.autograd.Function):
+    """Starts the forward's all_to_all and waits for the backward's; ``_Arrive`` the reverse, so that both overlap."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
+        ctx.plan = plan
+        plan.wait_counts(rows.shape[0])
+        plan.forth = (*_start_dispatch(rows, plan), *_start_dispatch(share, plan))
+        return rows.new_empty(0), share.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _rows: Tensor, _share: Tensor) -> tuple[Tensor, Tensor, None]:
+        pending, ctx.plan.back = ctx.plan.back, ()
+        rows, share = (each.wait() for each in pending)
+        return rows, share, None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, _share: Tensor, plan: DispatchPlan) -> tuple[Tensor, ...]:
+        ctx.plan = plan
+        pending, plan.forth = plan.forth, ()
+        return tuple(_finish_dispatch([each.wait() for each in pending], plan, rows.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
+        plan: DispatchPlan = ctx.plan
+        plan.back = _start_combine([rows, share], plan)
+        while plan.meanwhile:
+            plan.meanwhile.pop(0)()
+        return rows.new_empty(0), share.new_empty(0), None
+
+
+class _Return(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, plan: DispatchPlan) -> Tensor:
+        ctx.plan = plan
+        return _start_combine([made], plan)[0].wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        plan: DispatchPlan = ctx.plan
+        (rows,) = _finish_dispatch([each.wait() for each in _start_dispatch(gradient, plan)], plan, gradient.dtype)
+        return rows, None
+
+
+class ShardedSequences(Sequences):
+    """Sequences sharded over ranks: over cp by chunks of each, over tp (sp) by contiguous rows of them all."""
+
+    def __init__(self, tokens: int | None, tp: Axis | None, cp: Axis, *, zigzag: bool) -> None:
+        super().__init__(tokens)
+        self.cp = cp
+        self.tp = Axis("tp", 0, (0,), None) if tp is None else tp
+        self.chunks = 2 if zigzag and cp.size > 1 else 1  # chunks of each sequence on this rank
+        self.parts = self.tp.size * cp.size * self.chunks
+
+    def number(self, rows: int) -> int:
+        """Number of sequences in the micro-batch, given this rank's rows."""
+        return super().number(rows * self.tp.size * self.cp.size)
+
+    def piece(self, rows: int, device: torch.device) -> Tensor:
+        """Number of each own row's part, int64 [R]: sequence · parts + part; a part is one (cp chunk, tp rank)."""
+        row = torch.arange(rows, device=device) + self.tp.rank * rows
+        here = rows * self.tp.size // self.number(rows)  # tokens of each sequence
+        half = row % here // (here // self.chunks)
+        last = self.cp.size * self.chunks - 1
+        chunk = torch.where(half == 0, self.cp.rank, last - self.cp.rank)
+        return row // here * self.parts + chunk * self.tp.size + self.tp.rank
+
+    def total(self, counts: Tensor) -> Tensor:
+        """``counts`` summed over tp and cp: two all_reduces."""
+        return all_reduce(all_reduce(counts, self.tp).wait(), self.cp).wait()

@@ -1,0 +1,225 @@
+"""The gradients of one ZeRO unit: summed as they come, and reduced to this rank's shard once a step or more often.
+
+    gradients → sums [ranks, numel] ── reduce_scatter over the shard group ──> reduced [numel]
+    with the last of them: all_reduce over replicas and over ranks that hold copies of some weights (``ExtraReduce``)
+
+``reduced`` is summed up over the step in the width of the sums: before a reduction this rank adds it to its own row.
+At most one reduction is under way on a rank (``Underway``), if it may run beside compute at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.model.float8.cast import Cast, add_cast_
+from fivefold.trainer.model.linear import Room
+from fivefold.trainer.parallel.collectives import Pending, all_reduce, reduce_scatter
+from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.shard import Shard
+
+
+@dataclass(frozen=True)
+class ExtraReduce:
+    """An all_reduce over ``axis`` of the gradients of some weights, given by their index in the unit.
+
+    ``late``: run it at the end of the step, because those ranks follow another schedule.
+    """
+
+    axis: Axis
+    weights: tuple[int, ...]
+    late: bool = False
+
+
+class Watch(Protocol):
+    """Something that sees the sums of a rank before they are reduced."""
+
+    def add(self, gradients: Gradients, columns: tuple[Tensor, ...]) -> None:
+        """The ``columns`` [ranks, padded numel] of each weight."""
+
+
+class Underway:
+    """The reduction that is under way on this rank. It ends when another has begun, or with the next pass."""
+
+    def __init__(self) -> None:
+        self._gradients: Gradients | None = None
+        self._new = False  # begun in the pass that runs now
+
+    def begun(self, gradients: Gradients) -> None:
+        """A reduction of ``gradients`` has begun: end the one before it."""
+        self.finish()
+        self._gradients, self._new = gradients, True
+
+    def finish(self) -> None:
+        """Wait for the reduction that is under way, if any."""
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None:
+            gradients.finish_reduce()
+
+    def pass_ended(self) -> None:
+        """A forward, backward or W has ended: end a reduction that began before it."""
+        if not self._new:
+            self.finish()
+        self._new = False
+
+
+class Gradients:
+    """The gradients of ``shards``. ``stay``: whole ones are kept until the update; ``each``: they are reduced after
+    every backward; ``dtype``: of their sums; ``underway``: None if a reduction is waited for at once.
+
+    ``expected``: gradients of each weight before a reduction; ``times``: reductions in a step (``placement.py``).
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], *, shard: Axis, replica: Axis, sums: Sequence[ExtraReduce], stay: bool,
+        each: bool, dtype: torch.dtype, device: torch.device, underway: Underway | None,
+    ) -> None:  # fmt: skip
+        self.shards, self.shard, self.replica, self.also = shards, shard, replica, tuple(sums)
+        self.stay, self.each, self.dtype, self.device, self.underway = stay, each, dtype, device, underway
+        self.sizes = [each.padded_numel for each in shards]
+        self.numel = sum(self.sizes)
+        self.expected, self.times = [1] * len(shards), 1
+        self.reduced: Tensor | None = None
+        self._sums: Tensor | None = None
+        self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
+        self._received = [0] * len(shards)  # since the last reduction
+        self._begun = 0  # reductions of this step
+        self._reducing: Pending | None = None
+        self.squares: Watch | None = None  # sees each sum before it is reduced
+
+    def passing(self) -> list[Tensor]:
+        """Tensors that live within a step."""
+        return [each for each in (self._sums, self.reduced) if each is not None]
+
+    def repeat(self, passes: int, *, before: int) -> None:
+        """Expect the gradients of so many micro-batches, instead of ``before``."""
+        if self.each:
+            self.times = self.times * passes // before
+        else:
+            self.expected = [each * passes // before for each in self.expected]
+
+    def updated(self) -> None:
+        """Drop the gradients: the optimizer has used them."""
+        self._sums = self.reduced = None
+        self._columns, self._begun = (), 0
+        self._received = [0] * len(self.shards)
+        for shard in self.shards:
+            shard.weight.grad = None
+
+    def room(self, index: int, weight: Tensor) -> Room | None:
+        """Where the next gradient of ``weight`` may be made. None if its sums are spread over ranks, or of another
+        dtype.
+        """
+        if self.shard.size > 1 or self.dtype != weight.dtype:
+            return None
+        return Room(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
+
+    def add(self, index: int, gradient: Tensor | Cast | None) -> None:
+        """Add a gradient of one weight, None if it was made in its ``room``; the last of those expected begins the
+        reduction.
+        """
+        self._add(index, gradient)
+        self._received[index] += 1
+        if self._received == self.expected:
+            self._received = [0] * len(self.shards)
+            self._reduce()
+
+    def _sums_of(self, index: int) -> Tensor:
+        """The columns [ranks, padded numel] of one weight in the reduce_scatter buffer, once that may be written."""
+        if self._reducing is not None and self.underway is not None:
+            self.underway.finish()  # of the micro-batch before
+        if self._sums is None:
+            self._sums = torch.empty(self.shard.size, self.numel, dtype=self.dtype, device=self.device)
+            self._columns = self._sums.split(self.sizes, dim=1)
+        return self._columns[index]
+
+    def _add(self, index: int, gradient: Tensor | Cast | None) -> None:
+        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
+        if gradient is None:
+            return
+        count, columns = self.shard.size, self._sums_of(index)
+        if isinstance(gradient, Cast):
+            add_cast_(columns, gradient, fresh=not self._received[index])
+            return
+        even = gradient.numel() == columns.numel()
+        rows = [columns] if even else columns.unbind()
+        chunks = [gradient.reshape(count, -1)] if even else gradient.reshape(-1).split(self.sizes[index])
+        for row, chunk in zip(rows, chunks, strict=False):  # the last ranks may have no chunk
+            target = row if even else row[: chunk.numel()]
+            target.add_(chunk) if self._received[index] else target.copy_(chunk)
+
+    def _reduce(self) -> None:
+        """Begin the reduce_scatter, or all_reduce if nothing is sharded, of what has come since the last one."""
+        sums = self._sums
+        assert sums is not None
+        self._begun += 1
+        if self.squares is not None:
+            self.squares.add(self, self._columns)
+        if self.stay:
+            self.reduced = sums[self.shard.rank]
+        elif self.reduced is None:
+            self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
+        else:
+            sums[self.shard.rank].add_(self.reduced)
+        whole = self.shard.size == 1
+        self._reducing = (
+            all_reduce(self.reduced, self.replica)
+            if whole
+            else reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
+        )
+        if self.underway is None:
+            self.finish_reduce()
+        else:
+            self.underway.begun(self)
+
+    def finish_reduce(self) -> None:
+        """Wait for the reduction that was begun; the last of the step is summed over replicas and copies too."""
+        assert self._reducing is not None
+        assert self._sums is not None
+        assert self.reduced is not None
+        self._reducing.wait()
+        self._reducing = None
+        if not self.stay:
+            resize(self._sums, 0)
+            self._sums, self._columns = None, ()
+        if self._begun < self.times:
+            return
+        if self.shard.size > 1:
+            all_reduce(self.reduced, self.replica).wait()
+        for also in self.also:
+            if not also.late:
+                self._sum(also)
+
+    def finish(self) -> None:
+        """End the step's backward: wait for the reduction, run ``late`` all_reduces, set the shards' ``.grad``."""
+        if self._reducing is not None and self.underway is not None:
+            self.underway.finish()
+        assert self._begun == self.times, f"{self._begun} reductions of {self.shards[0].name}, not {self.times}"
+        for also in self.also:
+            if also.late:
+                self._sum(also)
+        self._set_grads()
+
+    def _sum(self, also: ExtraReduce) -> None:
+        assert self.reduced is not None
+        parts = self.reduced.split(self.sizes)
+        if len(also.weights) == len(parts):
+            all_reduce(self.reduced, also.axis).wait()
+            return
+        chosen = [parts[index] for index in also.weights]
+        summed = all_reduce(torch.cat(chosen), also.axis).wait()
+        torch._foreach_copy_(chosen, list(summed.split([part.numel() for part in chosen])))
+
+    def _set_grads(self) -> None:
+        assert self.reduced is not None
+        for shard, chunk in zip(self.shards, self.reduced.split(self.sizes), strict=True):
+            shard.weight.grad = shard.local(chunk).to(shard.weight.dtype)
+
+
+def resize(tensor: Tensor, numel: int) -> None:
+    """Resize the storage of ``tensor`` to ``numel`` elements at once, even if gloo's threads still refer to it."""
+    torch.ops.inductor.resize_storage_bytes_(tensor, numel * tensor.element_size())

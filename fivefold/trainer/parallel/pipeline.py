@@ -1,0 +1,246 @@
+"""Pipeline parallelism: runs this rank's row of any schedule table. Layers are sharded by stages.
+
+Per micro-batch and boundary between ranks: one isend of the residual stream [rows, D] forward and one of its gradient
+backward, both overlapped with compute; no message between two stages of one rank.
+
+Every stage ends in a scalar: the loss, or an ``_Exit`` that feeds the received gradient to autograd. So a stage's
+output is freed once it is sent, and only its graph is kept. Zero-bubble tables defer dW to W in ``WgradStore``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivefold.layout.schedule.action import Action, Part, named
+from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
+from fivefold.layout.schedule.table import Table, check
+from fivefold.record import Mistake
+from fivefold.trainer.model.linear import WgradStore, Work
+from fivefold.trainer.parallel.collectives import Pending, receive, send
+from fivefold.trainer.parallel.mesh import Axis, Ranks
+
+Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage), micro-batch → rows, or the loss
+
+
+class Pipeline:
+    """This rank's part of the pipeline. Calls ``on_action`` just before each action and ``on_pass`` after each forward,
+    backward or W.
+
+    ``stages``: those that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks; ``losses``:
+    shape of what the last stage returns in training. The F and B
+    of an FB alternate by ``ranks.interleaver`` or, without one, run one after the other. ``Mistake`` if the table is
+    illegal or has nothing to interleave, ``ValueError`` if it does not fit these ranks and stages.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        ranks: Ranks,
+        wgrad_store: WgradStore,
+        stages: Mapping[int, Stage],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        losses: tuple[int, ...] = (),
+    ) -> None:
+        check(table)
+        self.table, self.ranks, self.wgrad_store, self.stages = table, ranks, wgrad_store, stages
+        self.shape, self.dtype, self.rank, self.losses = shape, dtype, ranks["pp"].rank, losses
+        self.last, self.interleaver = table.stages - 1, ranks.interleaver
+        if table.pp != ranks["pp"].size:
+            raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
+        if set(table.rank_stages[self.rank]) - set(stages):
+            raise ValueError(f"rank {self.rank} plays stages {table.rank_stages[self.rank]}, but has {tuple(stages)}")
+        if self.interleaver is not None:
+            check_pairs(table)
+        self.row = p2p_steps(table, rank=self.rank)
+        self.on_action: Callable[[Action], None] | None = None
+        self.on_pass: Callable[[], None] | None = None
+        self._loss = torch.zeros(())
+        self._receiving: dict[Part, Pending] = {}
+        self._sending: dict[Part, Pending] = {}
+        self._local_rows: dict[Part, Tensor] = {}  # between two stages of this rank
+        self._graphs: dict[tuple[int, int], tuple[Tensor | None, Tensor, list[Tensor]]] = {}
+        self._deferred_wgrads: dict[tuple[int, int], list[Work]] = {}
+        self._connect_links()
+
+    def step(self) -> Tensor:
+        """Run all micro-batches forward and backward; return the sum of this rank's losses (0 if none has the head)."""
+        return self._play(self.row, losses=self.losses)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: int) -> Tensor:
+        """Run ``micro_batches`` forward only, in the order of the table; return the sum of this rank's losses."""
+        total = torch.zeros((), device=self.ranks.device)
+        for first in range(0, micro_batches, self.table.micro_batches):
+            forward = _forward_only(self.table, micro_batches=micro_batches - first)
+            total += self._play(p2p_steps(forward, rank=self.rank), first=first)
+        return total
+
+    def _play(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
+        """Run the actions of ``row``; ``first``: number of the micro-batch that ``row`` calls 0. Return the loss."""
+        self._loss = torch.zeros(losses, device=self.ranks.device)
+        for action, post_receives, wait_sends in row:
+            for part in post_receives:
+                self._receive(part)
+            for part in wait_sends:
+                self._sending.pop(part).wait()
+            if self.on_action is not None:
+                self.on_action(action)
+            self._act(action, first=first)
+        while self._sending:
+            self._sending.popitem()[1].wait()
+        return self._loss
+
+    def _act(self, action: Action, *, first: int) -> None:
+        kind, stage, i, backward_stage, backward_i = action
+        if kind == "F":
+            self._forward(stage, i, first=first)
+        elif kind == "FB":
+            forward = partial(self._forward, stage, i, first=first)
+            backward = partial(self._backward, backward_stage, backward_i)
+            if self.interleaver is None:
+                forward()
+                backward()
+            else:
+                self.interleaver.run_both(forward, backward)
+        elif kind == "W":
+            works = self._deferred_wgrads.pop((stage, i))[::-1]
+            with torch.no_grad():
+                while works:
+                    works.pop()()  # popped, so that each frees its saved tensors
+            self._pass_ended()
+        else:
+            self._backward(stage, i, split=kind == "B")
+
+    def _forward(self, stage: int, i: int, *, first: int) -> None:
+        entry = self._received(("F", stage - 1, i)) if stage else None
+        if entry is not None and torch.is_grad_enabled():
+            entry.requires_grad_()
+        output = self.stages[stage](entry, first + i)
+        inbox: list[Tensor] = []
+        if stage < self.last:
+            self._send(("F", stage, i), output.detach())
+            output = exit_of(output, inbox)
+        if torch.is_grad_enabled():
+            self._graphs[stage, i] = entry, output, inbox
+        elif stage == self.last:
+            self._loss += output
+        del entry, output
+        self._pass_ended()
+
+    def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
+        entry, end, inbox = self._graphs.pop((stage, i))
+        if stage < self.last:
+            inbox.append(self._received(("B", stage + 1, i)))
+        self.wgrad_store.deferring = split
+        run_backward(end)
+        self.wgrad_store.deferring = False
+        if stage == self.last:
+            self._loss += end.detach()  # only now: a chunked loss is computed in its backward
+        if split:
+            self._deferred_wgrads[stage, i] = self.wgrad_store.take()
+        if entry is not None:
+            assert entry.grad is not None, f"stage {stage} does not depend on what enters it"
+            self._send(("B", stage, i), entry.grad)
+        del entry, end
+        self._pass_ended()
+
+    def _pass_ended(self) -> None:
+        if self.on_pass is not None:
+            self.on_pass()
+
+    def messages(self) -> list[Tensor]:
+        """Buffers of the messages in flight to or from other ranks."""
+        return [each.arriving for each in (*self._receiving.values(), *self._sending.values())]
+
+    # Messages
+
+    def _connect_links(self) -> None:
+        """Send one byte over each link in turn. NCCL's first message between two ranks blocks both to connect, which in
+        the middle of a schedule could deadlock.
+        """
+        byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
+        for kind, source, target in links(self.table):
+            if self.rank in (source, target):
+                axis = self._axis((kind, 0, 0), source=source, target=target)
+                (send(byte, axis, target) if self.rank == source else receive(byte, axis, source)).wait()
+
+    def _axis(self, part: Part, *, source: int, target: int) -> Axis:
+        """The process group for a message: F and B, to higher and lower ranks, have one each, so that none queues."""
+        kind, way = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
+        return self.ranks[f"pp_{kind}_{way}"]
+
+    def _send(self, part: Part, rows: Tensor) -> None:
+        """Give the output of ``part`` to the next stage: keep it if that is on this rank, else start an isend."""
+        if rows.shape != self.shape or rows.dtype != self.dtype:
+            have, want = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
+            raise ValueError(f"{named(part)} made rows of {have}, but {want} travel")
+        target = receiver(part, path=self.table.paths[part[2]])
+        if target is None:
+            self._local_rows[part] = rows
+            return
+        self._sending[part] = send(rows.contiguous(), self._axis(part, source=self.rank, target=target), target)
+
+    def _receive(self, part: Part) -> None:
+        """Start the irecv of the output of ``part``."""
+        source = self.table.paths[part[2]][part[1]]
+        axis = self._axis(part, source=source, target=self.rank)
+        rows = torch.empty(self.shape, dtype=self.dtype, device=self.ranks.device)
+        self._receiving[part] = receive(rows, axis, source)
+
+    def _received(self, part: Part) -> Tensor:
+        if part in self._local_rows:
+            return self._local_rows.pop(part)
+        return self._receiving.pop(part).wait()
+
+
+def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
+    """Return a scalar whose backward runs that of ``rows`` with the gradient found in ``inbox``."""
+    found: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
+    return found
+
+
+def run_backward(end: Tensor, gradient: Tensor | None = None) -> None:
+    """Run the backward of a stage from the scalar in which it ends, or from several losses that are summed."""
+    end.backward(torch.ones_like(end) if gradient is None and end.dim() else gradient)
+
+
+class _Exit(torch.autograd.Function):
+    """The scalar end of a stage. Its backward pops the gradient from ``inbox``, so that only autograd holds it and
+    frees it after its last use.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, inbox: list[Tensor]) -> Tensor:
+        ctx.inbox = inbox
+        return rows.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.inbox.pop(), None
+
+
+def check_pairs(table: Table) -> None:
+    """Raise ``Mistake`` if the table has no FB to interleave, or one whose F and B are of the same stage."""
+    found = [action for row in table.rows for action in row if action.kind == "FB"]
+    if not found:
+        raise Mistake(f"pairs: {table.name} has no forward beside a backward; try dualpipe or dualpipev")
+    for action in found:  # F and B each gather and release the weights of their stage
+        if action.stage == action.backward_stage:
+            raise Mistake(f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage")
+
+
+def _forward_only(table: Table, *, micro_batches: int) -> Table:
+    """The table reduced to the forwards of its first ``micro_batches``."""
+    rows = tuple(
+        tuple(Action("F", action.stage, action.micro_batch) for action in row
+              if action.kind in ("F", "FB") and action.micro_batch < micro_batches)
+        for row in table.rows
+    )  # fmt: skip
+    return Table(table.name, rows, table.paths[:micro_batches])

@@ -1,0 +1,228 @@
+"""Activation recomputation by saved-tensor hooks: chosen operations run again when the backward first needs them.
+
+    forward    a chosen operation saves handles (operation, n-th saved tensor) instead of tensors
+    backward   autograd unpacks a handle → the operation runs again, on inputs that were kept or are recomputed first
+
+Nothing is sharded. Collectives inside an operation run again with it; an operation that no one reads does not run.
+Which tensors are kept: ``planner/counts/operations/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from fivefold.layout.spec import CHEAP
+from fivefold.trainer.model import linear_op
+from fivefold.trainer.model.linear import Linear, fused_linears, recomputing
+from fivefold.trainer.model.operation import outside_graphs, skip_wrappers
+from fivefold.trainer.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
+
+Compile = Callable[[Function], Function]
+
+
+def attach(
+    blocks: Iterable[tuple[nn.Module, bool]], *, groups: frozenset[str], compiled: Compile | None = None
+) -> None:
+    """Make those of ``blocks`` that are marked so recompute ``groups``, as in ``Layout.recomputed``; ``compiled``:
+    torch.compile.
+
+    Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled whole if all or
+    nothing of it is recomputed, else operation by operation. Its linear layers are in its graph unless it is recomputed
+    (which layers gather depends on when they run), or has no norm first, whose gradient, autograd's, ends its backward
+    and lets ZeRO free its weights. Call the block as a module: the recomputation calls the
+    inner forward, so hooks on the module fire once.
+    """
+    if compiled is not None:
+        skip_wrappers()  # compiled within their callers only
+    for block, again in blocks:
+        wanted = groups if again else frozenset()
+        if compiled is not None and wanted <= {"layer"}:
+            if not wanted and next(name for name, _ in block.named_parameters()).startswith("norm1"):
+                linear_op.attach(block.modules())
+            block.forward = compiled(block.forward)
+            torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # likewise
+        if not wanted:
+            continue
+        recorder = (
+            _FullRecompute(block.forward) if "layer" in wanted else _SelectiveRecompute(block.forward, wanted, compiled)
+        )
+        block.forward = recorder.forward
+        for module in block.modules():
+            if hasattr(module, "run"):
+                module.run = cast(Any, recorder.run)
+
+
+def groups(name: str) -> frozenset[str]:
+    """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
+    first, _, second = name.partition(".")
+    if second in ("add", "dropout"):  # of the stream: an addition saves nothing, a mask is small
+        return frozenset()
+    if first.startswith("norm") or second.endswith("norm"):
+        return frozenset({"norm"})
+    found = {first} & {"rope", "mlp", "moe"}
+    if first == "attention" and second not in ("enter", "leave"):
+        found = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}
+        found |= {"up"} if second.endswith("_up") else set()
+    if second.startswith("shared"):
+        found = {"shared"}
+    if second.endswith(("router", "act")):
+        found.add("act" if second.endswith("act") else "router")
+    return frozenset(found)
+
+
+class _ThreadState(threading.local):
+    """What is being recorded in this thread; the backward may run in another thread than the forward."""
+
+    found: OutputsByStorage | None = None
+    layer: RecomputedLayer | None = None
+
+
+class _SelectiveRecompute:
+    """Recomputes some operations of a block; every operation of the block is called through ``run``."""
+
+    def __init__(self, forward: Function, wanted: frozenset[str], compiled: Compile | None) -> None:
+        self.inner, self.wanted, self.compiled = forward, wanted, compiled
+        self.here = _ThreadState()
+        self._ready: dict[str, tuple[Function, Function]] = {}  # by name: the function and its compiled form
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the block's forward; in training, record its operations for recomputation."""
+        if not torch.is_grad_enabled():
+            return self.inner(*inputs)
+        self.here.found = found = OutputsByStorage()
+        try:
+            return self.inner(*inputs)
+        finally:
+            self.here.found = None
+            found.clear()  # the autograd graph keeps the hooks, and they keep `found`
+
+    def run(self, name: str, function: Function, *inputs: Any) -> Any:
+        """Run one operation, recorded if it is chosen; operations nested in it are part of it."""
+        if self.compiled is not None:
+            function = self._compile(name, function)
+        found, wanted = self.here.found, groups(name) & self.wanted
+        if found is None or not (wanted or found):
+            return function(*inputs)
+        self.here.found = None
+        if wanted:
+            operation = Operation(function, inputs, found)
+            with recomputing(), saved_tensors_hooks(operation.pack, restore):
+                made = function(*inputs)
+            operation.done(made, cheap=bool(wanted & CHEAP))
+        else:
+            with saved_tensors_hooks(found.pack, restore):
+                made = function(*inputs)
+        self.here.found = found
+        return made
+
+    def _compile(self, name: str, function: Function) -> Function:
+        assert self.compiled is not None
+        if function is fused_linears or isinstance(function, Linear):  # never compiled
+            return function
+        if name not in self._ready or self._ready[name][0] != function:
+            self._ready[name] = function, self.compiled(function)
+        return self._ready[name][1]
+
+
+class _FullRecompute:
+    """Recomputes a whole block from its input. ``run`` records after which operation the recomputation may stop."""
+
+    def __init__(self, forward: Function) -> None:
+        self.inner, self.here = forward, _ThreadState()
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the block's forward; in training, keep its input and save handles for everything else."""
+        if not torch.is_grad_enabled():
+            return self.inner(*inputs)
+        self.here.layer = layer = RecomputedLayer(self.inner, inputs, self.here)
+        try:
+            with recomputing(), saved_tensors_hooks(layer.pack, restore):
+                made = self.inner(*inputs)
+        finally:
+            self.here.layer = None
+        layer.done((), cheap=False)
+        return made
+
+    def run(self, name: str, function: Function, *inputs: Any) -> Any:
+        """Run one operation; watch those near a block's end, as they may save only inputs. Others stay compiled."""
+        if name.startswith(("mlp.", "moe.")) and not name.endswith("act"):
+            return self._watched(function, *inputs)
+        return function(*inputs)
+
+    @partial(outside_graphs, recursive=False)
+    def _watched(self, function: Function, *inputs: Any) -> Any:
+        layer = self.here.layer
+        if layer is None:
+            return function(*inputs)
+        layer.enter(inputs)
+        made = function(*inputs)
+        layer.leave()
+        return made
+
+
+class _StopRecompute(Exception):
+    """Ends a recomputation once every saved tensor has been recomputed."""
+
+
+class StopPoint(NamedTuple):
+    """The ``call``-th watched operation, if it saves only its inputs at ``places`` and nothing is saved after it."""
+
+    call: int
+    places: list[int]
+
+
+class RecomputedLayer(Operation):
+    """A whole block as one operation. Its recomputation stops at the ``StopPoint``, before the last collective."""
+
+    def __init__(self, function: Function, inputs: Sequence[Any], here: _ThreadState) -> None:
+        super().__init__(function, inputs, OutputsByStorage())
+        self.here, self.calls = here, 0
+        self.entered: Sequence[Any] = ()
+        self.inside: StopPoint | None = None
+        self.ending: StopPoint | None = None
+        self.saved: list[Tensor] | None = None
+
+    @outside_graphs
+    def enter(self, inputs: Sequence[Any]) -> None:
+        """A watched operation begins. While recomputing, save its inputs and stop if it is the ``StopPoint``."""
+        self.calls += 1
+        if self.saved is None:
+            self.entered, self.inside = inputs, StopPoint(self.calls, [])
+        elif self.ending is not None and self.calls == self.ending.call:
+            self.saved += [inputs[place].detach() for place in self.ending.places]
+            raise _StopRecompute
+
+    @outside_graphs
+    def leave(self) -> None:
+        """The watched operation has ended."""
+        self.entered, self.inside = (), None
+
+    @outside_graphs
+    def pack(self, tensor: Tensor) -> SavedHandle:
+        """Save a handle as any operation does, and update the candidate for the ``StopPoint``."""
+        place = next((place for place, x in enumerate(self.entered) if x is tensor), None)
+        if place is None:
+            self.inside = None
+        elif self.inside is not None:
+            self.inside.places.append(place)
+        self.ending = self.inside
+        handle: SavedHandle = super().pack(tensor)
+        return handle
+
+    def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
+        """Run the block up to the ``StopPoint``, filling ``saved``; its outputs are not needed."""
+        self.calls, self.saved, self.here.layer = 0, saved, self
+        try:
+            with suppress(_StopRecompute):
+                self.function(*inputs)
+        finally:
+            self.saved = self.here.layer = None
+        return ()

@@ -1,0 +1,188 @@
+"""Operations that run again in the backward, and the references that stand for their tensors until then.
+
+    SavedHandle    n-th saved tensor of an operation; unpacking it runs the operation again
+    OutputView     a view of an operation's output, which is recomputed from that operation's inputs
+    KeptTensor     a tensor that stays in memory
+
+Only autograd holds handles, so a recomputed tensor is freed after the last backward that reads it. An operation must be
+a function of its inputs and of weights only: no state (dropout is one of its keys).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fivefold.trainer.model.linear import recomputing
+from fivefold.trainer.model.operation import outside_graphs
+
+Function = Callable[..., Any]
+
+
+class KeptTensor(NamedTuple):
+    """A tensor kept in memory. Checks its version itself, as autograd does not see it and cannot check."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> KeptTensor:
+        """Keep ``tensor`` detached from its graph; a weight as it is, since its storage may be resized."""
+        return cls(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
+
+    def open(self) -> Tensor:
+        """Return the tensor; RuntimeError if it was changed in place."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(f"a tensor {list(self.tensor.shape)} kept for the backward was changed in place")
+        return self.tensor
+
+
+class RecomputedOutput:
+    """An output of a recomputed operation: freed, kept because another operation saved it, or recomputed."""
+
+    def __init__(self, operation: Operation, *, cheap: bool) -> None:
+        self.operation, self.cheap = operation, cheap
+        self.tensor: Tensor | None = None
+
+    def open(self) -> Tensor:
+        """Return the tensor; run the operation again if it is not there."""
+        if self.tensor is None:
+            self.operation.recompute()
+        assert self.tensor is not None
+        return self.tensor
+
+
+class OutputView(NamedTuple):
+    """A view of an operation's output: size, stride and offset in its storage."""
+
+    output: RecomputedOutput
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def open(self) -> Tensor:
+        """Return the same view of the kept or recomputed output."""
+        return self.output.open().as_strided(self.size, self.stride, self.offset)
+
+
+class OperationInput(NamedTuple):
+    """A tensor argument of an operation."""
+
+    held: KeptTensor | OutputView
+    requires_grad: bool
+
+    def open(self) -> Tensor:
+        """Return the tensor as a leaf of a new graph."""
+        return self.held.open().detach().requires_grad_(self.requires_grad)
+
+
+class SavedHandle:
+    """What autograd saves for an operation's tensor; ``instead``: where the tensor is, if not to be recomputed."""
+
+    def __init__(self, operation: Operation, instead: KeptTensor | OutputView | None) -> None:
+        self.operation, self.instead = operation, instead
+        self.tensor: Tensor | None = None
+
+    def open(self) -> Tensor:
+        """Return the saved tensor: from ``instead`` if there is one, else by running the operation again."""
+        if self.tensor is None and self.instead is not None:
+            return self.instead.open()
+        if self.tensor is None:
+            self.operation.recompute()
+        assert self.tensor is not None
+        return self.tensor
+
+
+def restore(packed: KeptTensor | OutputView | SavedHandle) -> Tensor:
+    """Unpack hook for autograd: return the tensor."""
+    with torch.no_grad():
+        return packed.open()
+
+
+class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
+    """Outputs of recomputed operations by storage; the weak reference keeps the storage's address from being reused."""
+
+    def held(self, tensor: Tensor) -> KeptTensor | OutputView:
+        """A reference to ``tensor``: a view if its storage is a recomputed output, else the tensor itself."""
+        output = self.get(StorageWeakRef(tensor.untyped_storage()))
+        if output is None:
+            return KeptTensor.of(tensor)
+        return OutputView(output, tensor.size(), tensor.stride(), cast(int, tensor.storage_offset()))
+
+    @outside_graphs
+    def pack(self, tensor: Tensor) -> KeptTensor | OutputView:
+        """Pack hook of an operation that is not recomputed: keeps the outputs it saves, except cheap ones."""
+        held = self.held(tensor)
+        if isinstance(held, OutputView) and not held.output.cheap:
+            held.output.tensor = tensor.detach()
+        return held
+
+
+class Operation:
+    """A function that may run again. Refers weakly to its handles and outputs: those that died are not filled."""
+
+    def __init__(self, function: Function, inputs: Sequence[Any], found: OutputsByStorage) -> None:
+        self.function, self.found = function, found
+        self.inputs = [OperationInput(found.held(x), x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
+        self.storages = {StorageWeakRef(x.untyped_storage()) for x in inputs if isinstance(x, Tensor)}
+        self.handles: list[weakref.ref[SavedHandle]] = []
+        self.outputs: list[weakref.ref[RecomputedOutput]] = []
+
+    @outside_graphs
+    def pack(self, tensor: Tensor) -> SavedHandle:
+        """Pack hook: return a handle to recompute ``tensor``; inputs and weights are referred to instead."""
+        storage = StorageWeakRef(tensor.untyped_storage())
+        there = storage in self.found or storage in self.storages or isinstance(tensor, nn.Parameter)
+        handle = SavedHandle(self, self.found.held(tensor) if there else None)
+        self.handles.append(weakref.ref(handle))
+        return handle
+
+    def done(self, made: Any, *, cheap: bool) -> None:
+        """Record the outputs ``made`` by the first run; an output that is a view of an input stays that input."""
+        for tensor in _tensors(made):
+            output = RecomputedOutput(self, cheap=cheap)
+            self.outputs.append(weakref.ref(output))
+            storage = StorageWeakRef(tensor.untyped_storage())
+            if storage not in self.storages:
+                self.found.setdefault(storage, output)
+        del self.found, self.storages
+
+    def recompute(self) -> None:
+        """Run again, and hand saved tensors and outputs to the handles and outputs that still live."""
+        saved: list[Tensor] = []
+        inputs = [x.open() if isinstance(x, OperationInput) else x for x in self.inputs]
+        with torch.enable_grad(), recomputing(), saved_tensors_hooks(_into(saved), _unread):
+            made = self.rerun(inputs, saved)
+        for handle, tensor in zip(self.handles, saved, strict=True):
+            if (reader := handle()) is not None:
+                reader.tensor, reader.instead = tensor, None
+        for output, tensor in zip(self.outputs, _tensors(made), strict=True):
+            if (result := output()) is not None:
+                result.tensor = tensor.detach()
+        self.inputs = []
+
+    def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
+        """Run the function and return its outputs; the hooks around it append what it saves to ``saved``."""
+        return self.function(*inputs)
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    return [each for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, Tensor)]
+
+
+def _into(saved: list[Tensor]) -> Callable[[Tensor], None]:
+    @outside_graphs
+    def pack(tensor: Tensor) -> None:
+        saved.append(tensor.detach())
+
+    return cast(Callable[[Tensor], None], pack)
+
+
+def _unread(_packed: None) -> Tensor:
+    raise RuntimeError("the graph of what ran again is not run backward")

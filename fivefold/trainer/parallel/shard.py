@@ -1,0 +1,88 @@
+"""One weight on one rank: the slice that this rank computes with, and the rows of it that this rank updates.
+
+whole weight ── tp, ep, etp: layout/local_weight.py ──> local slice ── ZeRO, by rows ──> shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.layout.local_weight import LocalSlice
+from fivefold.layout.sharding import chunk_rows
+from fivefold.model.weights import Weight
+from fivefold.trainer.parallel.mesh import Axis
+
+
+class LocalWeight(NamedTuple):
+    """A weight of the model, this rank's slice of it, and ``holders``: how many ranks update the same rows."""
+
+    weight: Weight
+    local_slice: LocalSlice
+    holders: int
+
+
+class Box(NamedTuple):
+    """A hyper-rectangle of the whole weight: its offsets and sizes there, and its slices in the shard's rows."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rows: tuple[slice, ...]
+
+
+class Shard:
+    """This rank's rows of one weight, which the optimizer updates, and their gradient in ``weight.grad``.
+
+    ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows.
+    """
+
+    def __init__(self, held: LocalWeight, *, axis: Axis) -> None:
+        self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
+        self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
+        self.columns = self._row.numel()
+        rows = self.shape.numel() // self.columns
+        padded_rows = chunk_rows(rows, shards=axis.size)
+        self.padded_numel = padded_rows * self.columns
+        self.first_row = min(axis.rank * padded_rows, rows)
+        self.rows = min(padded_rows, rows - self.first_row)
+        self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def local(self, flat: Tensor) -> Tensor:
+        """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]."""
+        return flat[: self.rows * self.columns].view(self.rows, *self._row)
+
+    def rows_of(self, whole: Tensor) -> Tensor:
+        """This shard's rows of a whole weight: [rows, …], with zeros for padding."""
+        local_slice = self.local_weight.local_slice
+        local = whole.new_zeros(self.shape)
+        local[local_slice.front] = whole[local_slice.slices]
+        return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
+
+    def boxes(self) -> Iterator[Box]:
+        """The boxes of the whole weight that this shard's rows cover, in order and without padding."""
+        local_slice = self.local_weight.local_slice
+        starts = [part.start for part in local_slice.slices]
+        sizes = [part.stop - part.start for part in local_slice.slices]
+        if len(self.shape) == 3:
+            yield from self._stacked(starts, sizes)
+            return
+        rows = min(self.first_row + self.rows, sizes[0]) - self.first_row
+        if rows > 0 and all(sizes[1:]):
+            offsets = (starts[0] + self.first_row, *starts[1:])
+            yield Box(offsets, (rows, *sizes[1:]), (slice(0, rows), *(slice(0, size) for size in sizes[1:])))
+
+    def _stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
+        each = self.shape[1]
+        stop = self.first_row + self.rows
+        for expert in range(self.first_row // each, -(-stop // each)):
+            low, high = max(self.first_row, expert * each), min(stop, (expert + 1) * each)
+            low_row = low - expert * each
+            here = slice(low - self.first_row, high - self.first_row)
+            yield Box(
+                (starts[0] + expert, starts[1] + low_row, starts[2]),
+                (1, high - low, sizes[2]),
+                (here, slice(0, sizes[2])),
+            )

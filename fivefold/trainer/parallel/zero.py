@@ -1,0 +1,235 @@
+"""Data parallelism with ZeRO 0-3 in one mechanism; the stages differ in what a unit keeps (``layout/sharding.py``).
+
+Sharded: the rows of every local weight over the shard group, in the copy that the optimizer updates.
+Per unit: all_gather of the weights when they are stale or were released; its gradients are reduced to the shards once a
+step or after every backward (``gradients.py``).
+FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/decisions/001-own-zero.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.layout.sharding import Policy, multiplies
+from fivefold.trainer.model.float8.cast import Cast
+from fivefold.trainer.model.linear import WgradStore, accumulate_grad
+from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.parallel.collectives import Pending, all_gather
+from fivefold.trainer.parallel.entry import entered
+from fivefold.trainer.parallel.fp8_gather import Payload
+from fivefold.trainer.parallel.gradients import Gradients, resize
+from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.shard import Shard
+
+
+class ZeroUnit:
+    """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
+
+    ``ahead``: gather the next unit's beside this one's compute. ``late``: where gradients that autograd makes wait
+    while those of matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
+    """
+
+    def __init__(
+        self, module: nn.Module, shards: list[Shard], gradients: Gradients, *, shard: Axis, policy: Policy,
+        dtypes: Dtypes, device: torch.device, ahead: bool = False, late: WgradStore | None = None,
+    ) -> None:  # fmt: skip
+        self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
+        self.device, self.ahead, self.late = device, ahead, late
+        self.sizes, self.numel = gradients.sizes, gradients.numel
+        self.matrices = tuple(multiplies(each.local_weight.weight) for each in shards)
+        self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
+        self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
+        self.follows = False
+        self.by_entry = False  # the input's gradient ends the backward
+        self.payload: Payload | None = None  # set if the all_gather sends fp8
+        self._gathered_is_current = False
+        self._gathering: Pending | None = None
+        self._allocate(module)
+
+    def _allocate(self, module: nn.Module) -> None:
+        """Allocate weights and shards; a shard is a view of the gathered buffer if dtype and policy allow."""
+        self._allocate_gathered()
+        self.parameters: list[nn.Parameter] = []
+        for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=True)):
+            view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
+            # .data: a new all_gather must not count as an in-place change for autograd
+            parameter = nn.Parameter(view.data)
+            parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
+            parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # by linear.add_product
+            parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
+            parameter.register_post_accumulate_grad_hook(_collected)
+            owner, _, attribute = shard.name.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, parameter)
+            self.parameters.append(parameter)
+        cast = self.gathered.dtype == torch.uint8
+        self.apart = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
+        if self.apart:
+            self.own = torch.zeros(self.numel, dtype=self.dtypes.updated, device=self.device)
+            chunks = list(self.own.split(self.sizes))
+        else:
+            chunks = [part[self.shard.rank] for part in self._parts]
+        self._chunks = chunks
+        for shard, chunk in zip(self.shards, chunks, strict=True):
+            shard.weight.data = shard.local(chunk)
+
+    def _allocate_gathered(self) -> None:
+        """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard]; bytes if matrices have
+        a dtype of their own, which come last, as two bytes must begin at an even one.
+        """
+        count, wide, narrow = self.shard.size, self.dtypes.weights, self.dtypes.matrices
+        if wide == narrow or not any(self.matrices):
+            self.gathered = torch.zeros(self.numel * count, dtype=wide, device=self.device)
+            self._parts = [part.view(count, -1) for part in self.gathered.split([size * count for size in self.sizes])]
+            return
+        dtypes = [narrow if matrix else wide for matrix in self.matrices]
+        order = sorted(range(len(dtypes)), key=lambda index: self.matrices[index])
+        sizes = [self.sizes[index] * count * dtypes[index].itemsize for index in order]
+        self.gathered = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+        slots = dict(zip(order, self.gathered.split(sizes), strict=True))
+        self._parts = [slots[index].view(dtype).view(count, -1) for index, dtype in enumerate(dtypes)]
+
+    # Weights: shards → gathered
+
+    def begin(self) -> None:
+        """Start the all_gather of the weights, unless they are current or it is running."""
+        if self._gathered_is_current or self._gathering is not None:
+            return
+        if self.gathered.untyped_storage().size() == 0:
+            resize(self.gathered, self.gathered.numel())
+        if self.shard.size == 1:
+            if self.payload is not None:
+                self.payload.unpack(self.payload.pack(), self._parts, self.parameters)
+            elif self.apart:
+                self.gathered.copy_(self.own)
+            self._gathered_is_current = True
+            return
+        cast = self.payload is not None or self.dtypes.updated != self.dtypes.weights
+        self._sent_copied = cast or not self.apart
+        send = self.own if not self._sent_copied else self._narrowed()
+        self._gathering, self._sent = all_gather(send, self.shard), send
+
+    def _narrowed(self) -> Tensor:
+        if self.payload is not None:
+            return self.payload.pack()
+        send = torch.empty(self.numel, dtype=self.dtypes.weights, device=self.device)
+        torch._foreach_copy_(list(send.split(self.sizes)), self._chunks)
+        return send
+
+    def gather(self, onward: str = "forward") -> None:
+        """Wait until the gathered weights are current, and start prefetching the next unit in direction ``onward``."""
+        if not self._gathered_is_current:
+            self.begin()
+        if self._gathering is not None:
+            received = self._gathering.wait()
+            self._gathering = None
+            if self.payload is not None:
+                self.payload.unpack(received, self._parts, self.parameters)
+            else:
+                torch.split_with_sizes_copy(received.view(self.shard.size, -1), self.sizes, dim=1, out=self._parts)
+            resize(received, 0)
+            if self._sent_copied:
+                resize(self._sent, 0)
+            del self._sent
+            self._gathered_is_current = True
+        if self.ahead and onward in self.neighbours:
+            self.neighbours[onward].begin()
+
+    def release(self) -> None:
+        """Free the gathered weights if the policy says so (ZeRO-3); autograd keeps its view of the empty storage."""
+        if not self.policy.weights_stay and self._gathering is None:
+            resize(self.gathered, 0)
+            self._gathered_is_current = False
+
+    def live_tensors(self) -> list[Tensor]:
+        """Tensors that the unit holds between steps."""
+        return [self.gathered, self.own] if self.apart else [self.gathered]
+
+    def passing(self) -> list[Tensor]:
+        """Tensors that live within a step: gathered weights, buffers of their messages, and gradients."""
+        coming = [self._gathering.arriving, self._sent] if self._gathering is not None else []
+        return [self.gathered, *coming, *self.gradients.passing()]
+
+    def drop(self) -> None:
+        """Mark the gathered weights stale, and free them if the policy says so."""
+        if self._gathering is not None:
+            self.gather("")
+        self.release()
+        self._stale()
+
+    def _stale(self) -> None:
+        self._gathered_is_current = False
+        if self.payload is not None:
+            self.payload.scales.forget()
+
+    def updated(self) -> None:
+        """Call after the optimizer has changed the shards: drops gradients and marks the gathered weights stale."""
+        assert self._gathering is None, "weights that were fetched ahead were not used"
+        self.gradients.updated()
+        self._stale()
+
+    # Gradients: gathered → shards
+
+    def add_mate(self, mate: ZeroUnit) -> None:
+        """Add a unit of the same module, which this one releases together with itself."""
+        self.mates.append(mate)
+        mate.follows = True
+
+    def _grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
+        def collect(gradient: Tensor | Cast | None) -> None:
+            # used first in the forward, so last in the backward: the unit is done
+            if index == 0 and not self.follows and not self.by_entry:
+                for unit in (self, *self.mates):
+                    unit.release()
+            if self.late is not None and self.late.deferring:  # of a norm: it waits for the matrices' gradients
+                self.late.run_or_defer(lambda: self.gradients.add(index, gradient))
+            else:
+                self.gradients.add(index, gradient)
+
+        return collect
+
+
+def _collected(weight: nn.Parameter) -> None:
+    """Move ``weight.grad`` to the unit's buffer. Autograd also calls this hook without a gradient."""
+    gradient, weight.grad = weight.grad, None
+    if gradient is not None:
+        accumulate_grad(weight, gradient)
+
+
+def attach(
+    module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, shared: bool = False, backward: bool = True,
+    onward: str = "forward", by_entry: bool = False,
+) -> None:  # fmt: skip
+    """Gather ``units`` before ``module``'s forward, release after it unless ``keep``, gather before its ``backward``.
+
+    ``shared``: with another module, so that they are kept without a backward too. ``onward``: the key in
+    ``neighbours`` of the unit to prefetch in the forward; "": none. ``by_entry``: the backward ends with the gradient
+    of the input, not with that of the first weight.
+    """
+    for unit in units:
+        unit.by_entry = by_entry and not unit.policy.weights_stay
+
+    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        for unit in units:
+            unit.gather(onward)
+        return entered(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
+
+    def after(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        if all(unit.policy.weights_stay for unit in units):
+            return
+        if not keep or (not shared and not torch.is_grad_enabled()):  # no backward comes
+            for unit in units:
+                unit.release()
+        if backward and output.requires_grad:
+            output.register_hook(re_gather)
+
+    def re_gather(_gradient: Tensor) -> None:
+        for unit in units:
+            unit.gather("backward")
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after)

@@ -1,0 +1,67 @@
+"""Checks that a rank's modules hold the weights that the model's table lists. Training and the dry run both call it.
+
+    before sharding   the parameters of the module tree are exactly the weights of ``model/weights.py``
+    after sharding    every tensor of this rank's stages is on its device, cut as ``layout/sharding.py`` says
+
+A failure is an error of this package, not of the user: the module tree and the table disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+from fivefold.job import Job
+from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.sharding import local_weight
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import stage_layers
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.trainer.model.transformer import Transformer
+from fivefold.trainer.parallel.zero import ZeroUnit
+
+
+def check_parameter_table(module: Transformer, *, model: Model) -> None:
+    """Raise ``RuntimeError`` unless the parameters of ``module`` are exactly the weights of ``model``."""
+    held = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    listed = {weight.name: weight.shape for weight in weights(model)}
+    for name in sorted(held.keys() | listed.keys()):
+        ours, table = held.get(name, "missing"), listed.get(name, "missing")
+        if ours != table:
+            where = f"{ours} in the modules and {table} in model/weights.py"
+            raise RuntimeError(f"{name} of model {model.name!r} is {where}")
+
+
+def check_placement(
+    module: Transformer, units: Iterable[ZeroUnit], *, model: Model, layout: Layout, job: Job, stages: Iterable[int],
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, cut as its table says."""
+    vocab = padded_vocab(model, job, tp=layout.tp)
+    cut = {each.name: local_weight(each, model=model, layout=layout, vocab=vocab).shape for each in weights(model)}
+    shards = {shard.name: shard.weight for unit in units for shard in unit.shards}
+    tensors = {name: module.get_parameter(name) for name in shards} | dict(_stage_tensors(module, layout, stages))
+    for name, tensor in (*tensors.items(), *shards.items()):
+        if tensor.device.type != device.type:
+            where = f"on device {tensor.device} after the build, not {device}"
+            raise RuntimeError(f"{name} of model {model.name!r} is {where}")
+    for name, tensor in tensors.items():
+        if isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != cut[name]:
+            raise RuntimeError(
+                f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {cut[name]} in "
+                "layout/sharding.py"
+            )
+
+
+def _stage_tensors(module: Transformer, layout: Layout, stages: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of each parameter and buffer of the embedding, blocks and head in ``stages``."""
+    layers = stage_layers(len(module.blocks), layout)
+    for stage in stages:
+        parts = [(f"blocks.{layer}", module.blocks[layer]) for layer in layers[stage]]
+        parts += [("embed", module.embed)] * (stage == 0) + [("head", module.head)] * (stage == len(layers) - 1)
+        for name, part in parts:
+            yield from part.named_parameters(name)
+            yield from part.named_buffers(name)

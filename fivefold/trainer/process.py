@@ -1,0 +1,205 @@
+"""Starts processes and joins them: one alone, several by ``launch`` on this machine, or by torchrun on many."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from fivefold.record import Fault, Mistake, StopSignal
+from fivefold.trainer.checkpoint.checkpoint_folder import latest
+from fivefold.trainer.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, resume_hint
+from fivefold.trainer.logs.run_log import note
+from fivefold.units import ceil_div
+
+# Timeout of collectives and of the rendezvous; longer than any step.
+TIMEOUT = timedelta(minutes=10)
+# A death is noticed after up to a second, so a peer's error about it may have an earlier time, by less than this.
+NOTICED_SECONDS = 5.0
+ROLL_SECONDS = 0.02  # poll interval of ``roll_call`` per 64 ranks
+
+
+@dataclass(frozen=True)
+class Process:
+    """Rank of this process. ``joined``: torchrun or ``launch`` started it, with others or alone."""
+
+    rank: int = 0
+    local_rank: int = 0
+    local_ranks: int = 1
+    world: int = 1
+    joined: bool = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Process:
+        """Read the variables that torchrun or ``launch`` set in ``environment``; without them a process alone."""
+        if "RANK" not in environment:
+            return cls()
+        names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
+        return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether ranks of the world are on other hosts."""
+        return self.world > self.local_ranks
+
+    def start(self) -> torch.device:
+        """Initialise the process group (NCCL on GPUs, else gloo); return the device. On CPU also share the cores."""
+        if torch.cuda.is_available():
+            device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(device)
+        else:
+            device = torch.device("cpu")
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.local_ranks))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if self.joined:
+            store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+            store = PrefixStore(roll_call(store, rank=rank, world=world), store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        else:
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        return device
+
+    @staticmethod
+    def end() -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def roll_call(store: Any, *, rank: int, world: int) -> str:
+    """A store prefix for this start, the same on all its ranks and never used before.
+
+    torchrun restarts processes on the same store, which still holds addresses of dead ones, and a replaced host counts
+    restarts from 0. So each rank writes a random token, rank 0 publishes the list of them, and a list is valid once all
+    its ranks have acknowledged it, which dead ones never do. ``Fault`` after ``TIMEOUT``.
+    """
+    mine, answered, end = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
+    store.set(f"here/{rank}", mine)
+    while time.monotonic() < end:
+        if rank == 0:
+            store.set("roll", b" ".join(store.multi_get([f"here/{peer}" for peer in range(world)])))
+        roll: str = store.get("roll").decode()
+        if mine in roll:
+            name = f"start/{hashlib.sha256(roll.encode()).hexdigest()}"
+            answers = store.add(f"{name}/answers", int(name not in answered))
+            answered.add(name)
+            if answers == world:
+                return name
+        time.sleep(ROLL_SECONDS * ceil_div(world, 64))
+    raise Fault(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
+
+
+def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:
+    """Run ``python -m fivefold ARGUMENTS``, which train in ``folder``, as ``ranks`` local processes, and wait.
+
+    If one is killed, hangs or fails unexpectedly, all are restarted, at most ``restarts`` times in a row without a new
+    checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``Mistake``, ``Fault``, ``StopSignal`` or ``SystemExit``.
+    """
+    left, before = restarts, latest(folder / "checkpoints")
+    while True:
+        try:
+            return _launch(arguments, ranks=ranks, folder=folder)
+        except RetryableExit as again:
+            newest = latest(folder / "checkpoints")
+            left, before = restarts if newest != before else left, newest
+            if not left:
+                raise Fault(str(again)) if str(again) else SystemExit(1) from None
+            left -= 1
+            if str(again):
+                print(f"fivefold: {again}", file=sys.stderr)
+            print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
+            with suppress(Fault):  # of a full disk: the run itself may have room enough
+                note(folder, text=f"{again}; started again" if str(again) else f"started again from {newest}")
+
+
+class RetryableExit(Exception):
+    """Processes have ended, and the same command may succeed; the message is empty if a process has printed it."""
+
+
+def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
+    """Start the processes once, watched by torch's elastic library: if one fails, the others are ended; raises why."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any that is free
+    asked: list[int] = []
+    logging.disable()  # torch's report of a failure; ours is one line
+    # Children inherit blocked signals, until they have handlers for them (``signals.install_signal_handlers``).
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    with TemporaryDirectory() as answers:
+        processes = start_processes(
+            "fivefold",
+            sys.executable,
+            args=dict.fromkeys(range(ranks), ("-m", "fivefold", *arguments)),
+            envs={rank: _environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
+            logs_specs=DefaultLogsSpecs(log_dir=answers),
+        )
+        former = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        passed = False
+        while (result := processes.wait(timeout=0.2, period=0.05)) is None:
+            if asked and not passed:
+                passed = True
+                _forward_signal(asked[0], processes.pids().values())
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    logging.disable(logging.NOTSET)
+    if sys.stderr.isatty():
+        print(end="\x1b[?25h", file=sys.stderr)  # show the cursor, which a killed progress bar may have hidden
+    if result.failures:
+        name = signal.Signals(asked[0]).name if asked else ""
+        _raise_first_cause(list(result.failures.values()), asked=name, folder=folder)
+
+
+def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
+    """The variables of rank ``rank``, as torchrun sets them."""
+    values = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, LAUNCHER: os.getpid(),
+    }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
+
+
+def _forward_signal(number: int, pids: Iterable[int]) -> None:
+    """Send signal ``number`` to those of ``pids`` that still run."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _raise_first_cause(failures: list[Any], *, asked: str, folder: Path) -> None:
+    """Raise for the first cause among torch's ``ProcessFailure``s: a killed process, else the first error by time.
+
+    Errors of the others, such as a peer that does not answer or the SIGTERM that ends them, follow from it.
+    """
+    spoke = sorted((f for f in failures if TIME in f.error_file_data), key=lambda f: f.error_file_data[TIME])
+    killed = [f for f in failures if f.exitcode < 0 and -f.exitcode not in STOP_SIGNALS]
+    if spoke and killed and killed[0].timestamp > spoke[0].timestamp + NOTICED_SECONDS:
+        killed = []  # killed later, because it did not end after the other's failure
+    first = (killed or spoke or failures)[0]
+    if first.exitcode == EXIT_RETRY and not asked:
+        raise RetryableExit(first.message if first in spoke else "")
+    if first.exitcode >= 0:
+        if first in spoke:
+            raise (Mistake if first.exitcode == 2 else Fault)(first.message)
+        raise SystemExit(first.exitcode)  # it stopped in the loop, and has printed why
+    if asked:
+        raise StopSignal(asked)
+    name = first.signal_name()
+    why = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    raise RetryableExit(f"rank {first.local_rank} was ended by {name}{why}; {resume_hint(folder)}")

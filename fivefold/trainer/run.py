@@ -1,0 +1,136 @@
+"""The run file that ``train RUN.toml`` reads. Imports no torch, so that a bad file is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from fivefold.job import Job
+from fivefold.layout.schedule.csv_file import read_table
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import locate_machine
+from fivefold.model.catalog import locate_model
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record, locate, read_file
+from fivefold.trainer.data.loader import Loader
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.faults.spikes import Faults
+
+KEYWORDS = ("stdlib", "bytes")  # of data: a corpus and a tokenizer that are no files
+
+
+class Data(Record):
+    """[data]: the text to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
+
+    corpus: str = "stdlib"
+    tokenizer: str = "bytes"  # bytes, bpe:SIZE, or a tokenizer.json
+    key: str = "text"  # field of .jsonl, column of .parquet
+    heldout: float = Field(0.02, gt=0, lt=1)  # share of the documents
+
+
+class Checkpoints(Record):
+    """[checkpoints]: how often the run is saved; the newest ``keep`` are kept."""
+
+    every_steps: NonNegativeInt = 100  # 0: none, unless a signal ends the run
+    keep: PositiveInt = 2
+    asynchronous: bool = True  # copy to host memory, and write that while training goes on
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether a run saves after ``step`` steps, of which this may be the ``last``."""
+        return self.every_steps > 0 and (last or step % self.every_steps == 0)
+
+
+class Start(Record):
+    """[start]: initial weights of a run that has no checkpoint yet; None: random."""
+
+    weights: Path | None = None  # a Hugging Face folder
+
+
+class Boards(Record):
+    """[logs]: where a run logs besides its folder. ``wandb``: a project of Weights & Biases; empty: none."""
+
+    wandb: str = ""
+
+
+class Run(Record):
+    """One training run: names of model, machine and layout (``auto``: the fastest that fits), the job, settings."""
+
+    model: str = "tiny"
+    machine: str = "local"
+    layout: str = "auto"
+    measure: NonNegativeInt = 0  # with layout = "auto": train so many of the best for a few steps, and take the fastest
+    schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
+    folder: Path = Path("runs/tiny")
+    job: Job = Job()
+    start: Start = Start()
+    data: Data = Data()
+    checkpoints: Checkpoints = Checkpoints()
+    faults: Faults = Faults()
+    logs: Boards = Boards()
+    evaluate_every: PositiveInt = 50
+    evaluate_sequences: PositiveInt = 64
+    trace_steps: NonNegativeInt = (
+        0  # steps whose trace is written to ``folder``/trace; 0: a few are traced, none written
+    )
+    noise_scale: bool = False  # measure the gradient noise scale, in every step but the one that is metered
+    sample: str = "def "  # prompt of the sample; empty: none
+    sample_tokens: NonNegativeInt = 200
+    sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Read a run file; files that it names are next to it or where the command runs, as ``folder`` is."""
+        run = cls.read(read_file(path), origin=str(path))
+        data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
+        for name, word in data.items():  # here first: a run's own folder has a ``data`` too
+            data[name] = word if word in KEYWORDS or Path(word).exists() else locate(word, beside=path)
+        weights, schedule = (
+            Path(locate(str(file), beside=path)) if file else None for file in (run.start.weights, run.schedule)
+        )
+        return run.replace(
+            model=locate_model(run.model, beside=path), machine=locate_machine(run.machine, beside=path),
+            schedule=schedule, start=run.start.replace(weights=weights), data=run.data.replace(**data),
+        )  # fmt: skip
+
+    def check(self, layout: Layout) -> None:
+        """A ``Mistake`` if the custom schedule does not fit ``layout``, or what it is to measure cannot be."""
+        self.check_noise(layout)
+        self.table(layout)
+
+    def check_noise(self, layout: Layout) -> None:
+        """A ``Mistake`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
+        if not self.noise_scale:
+            return
+        if layout.cp > 1:
+            raise Mistake(f"noise_scale: under cp{layout.cp} no rank has the gradient of whole sequences; take cp1")
+        if layout.dp == 1:
+            raise Mistake("noise_scale: with dp1 no gradient is of less than the whole batch; take dp2 or more")
+
+    def table(self, layout: Layout) -> Table | None:
+        """Read the custom schedule, if any; a ``Mistake`` unless it fits ``layout`` and the job's micro-batches."""
+        if self.schedule is None:
+            return None
+        if self.job.ramp is not None:
+            raise Mistake(f"{self.schedule}: is of one number of micro-batches, but a ramp has many; drop either")
+        table = read_table(self.schedule)
+        sizes = (table.pp, table.stages, table.micro_batches)
+        if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):
+            has, needs = ("{} ranks, {} stages and {} micro-batches".format(*each) for each in (sizes, wanted))
+            raise Mistake(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
+        return table
+
+    def shards(self, model: Model) -> Shards:
+        """Open the prepared corpus; a ``Mistake`` if a split is too small or ``model`` has a smaller vocabulary."""
+        shards, job = Shards.open(self.folder / "data"), self.job
+        train = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
+        train.check(global_batch=job.global_batch)
+        Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # raises if it holds no sequence
+        if (needed := shards.tokenizer.vocab) > model.vocab:
+            raise Mistake(
+                f"tokenizer {self.data.tokenizer!r} has {needed} tokens, but {model.name} only vocab={model.vocab}; "
+                "take a smaller tokenizer or a model of a larger vocabulary"
+            )
+        return shards

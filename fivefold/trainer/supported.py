@@ -1,0 +1,137 @@
+"""Which planned jobs the engine can run; others are refused in one line before a process starts."""
+
+from __future__ import annotations
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.trainer.model.kernels.activations import ACTIVATIONS
+from fivefold.trainer.model.precision import check_trainable
+
+# Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
+OURS = {
+    "joint": False, "weight_gradients": "apart",
+    "received": "let_go", "joined": (), "shards": "within", "fetch": "units", "reduce_bucket": 0,
+    "unit_buffers": "let_go", "deferred": "operands", "dispatcher": "all_to_all", "scatter_hops": False,
+    "rope": "fused", "narrow_kept": (), "further_kernels": (0, 0),
+}  # fmt: skip
+
+KERNELS = ("fused", "triton", "compiled", "eager")
+LOSSES = ("fused", "chunked")
+ATTENTIONS = ("flash", "unfused")
+# Fields of a model that may have any value; all others must have the default.
+FREE = frozenset({
+    "layers", "position", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
+    "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
+    "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
+    "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
+    "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
+    "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
+})  # fmt: skip
+
+
+def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` of one line for an axis, a kernel or an operation that the engine does not have."""
+    if layout.tp_inner > 1:
+        flat = layout.replace(tp_inner=1)
+        raise Mistake(
+            f"layout {str(layout)!r}: the engine cuts tensors over one axis, as a second saves 10 to 13 % of tp's "
+            f"messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
+        )
+    if job.stack.name != "fivefold":
+        raise Mistake(
+            f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
+            "(--stack fivefold); `predict` plans it as it is"
+        )
+    for field, ours in OURS.items():
+        if getattr(job.stack, field) != ours:
+            raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both")
+    if job.stack.kernels not in KERNELS:
+        raise Mistake(
+            f"job: the engine has kernels={', '.join(KERNELS)}, not {job.stack.kernels}; `predict` plans all of them"
+        )
+    if offloaded := layout.offloads(job):
+        raise Mistake(
+            f"offload={'+'.join(sorted(offloaded, reverse=True))}: the engine keeps everything on the device; drop it, "
+            "or train with DeepSpeed or Megatron; `predict` plans both"
+        )
+    if job.stack.loss not in LOSSES:
+        raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
+    _check_attention(layout, job, model=model)
+    if job.stack.pairs and not layout.pipeline.pairs_passes:
+        raise Mistake(
+            f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
+        )
+    check_trainable(job.precision)
+    _check_moments(job)
+    _check_model(model)
+
+
+def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` for an attention kernel that the engine does not have, or not for this model or layout."""
+    kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
+    if kind not in ATTENTIONS:
+        raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
+    _check_chunks(layout, job, model=model)
+    if kind != "unfused":
+        return
+    if ring:
+        raise Mistake(f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses")
+    for field in ("attention_softcap", "attention_sinks"):
+        if getattr(model, field):
+            raise Mistake(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
+
+
+def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` where attention in chunks, shorter than the sequences, cannot be computed."""
+    chunk = model.window or job.sequence
+    slides = any(model.slides(layer) for layer in range(model.layers + model.predicted))
+    if model.window_kind != "chunks" or not slides or chunk >= job.sequence:
+        return
+    if job.sequence % chunk:
+        raise Mistake(
+            f"job: sequences of {job.sequence} tokens are no multiple of the chunks of {chunk} in which model "
+            f"{model.name!r} attends; take --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
+        )
+    if layout.cp > 1 and layout.cp_kind == "ring":
+        raise Mistake(f"layout {str(layout)!r}: a ring does not know of chunks of {chunk} tokens; take cp=ulysses")
+    if job.stack.attention == "unfused":
+        raise Mistake(f"model {model.name!r}: unfused attention has no chunks; take attention='flash'")
+
+
+def _check_moments(job: Job) -> None:
+    """Raise a ``Mistake`` for an optimizer that keeps its states in fp32 under a recipe with narrower moments."""
+    sizes = job.precision.moments_bytes
+    if sizes != (4, 4) and job.optimizer.kind in ("muon", "sgd"):
+        raise Mistake(
+            f"precision {job.precision.name!r}: its moments of {sizes[0]} + {sizes[1]} bytes are AdamW's, and "
+            f"{job.optimizer.kind} keeps fp32; take optimizer adamw, or another recipe"
+        )
+
+
+def _check_model(model: Model) -> None:
+    """Raise a ``Mistake`` for a model with an operation that the trainer does not have."""
+    moe = model.moe
+    every = all(map(model.is_moe, range(model.layers + model.predicted)))
+    routed = moe is not None and every and not moe.shared_experts and model.activation == "clamped_swiglu"
+    free = FREE | {"activation"} if routed else FREE  # no layer has another MLP than the experts
+    for field, declared in type(model).model_fields.items():
+        value = getattr(model, field)
+        computed = declared.is_required() or field in free or (field == "activation" and value in ACTIVATIONS)
+        if not computed and value != declared.default:
+            raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+    if routed and moe and moe.weighs == "inputs":
+        raise Mistake(f"model {model.name!r}: the trainer cannot weigh the inputs of clamped experts yet")
+    if moe and not routed and (model.mlp, model.activation) != ("gated", "silu"):
+        raise Mistake(
+            f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
+        )
+
+
+def idle_window(model: Model, job: Job) -> str | None:
+    """One line that says that no sequence is longer than the model's window; None if one is, or without a window."""
+    slides = any(model.slides(layer) for layer in range(model.layers))
+    if not slides or model.window is None or model.window < job.sequence:
+        return None
+    return f"model {model.name!r}: its window of {model.window} tokens does nothing in sequences of {job.sequence}"

@@ -1,0 +1,180 @@
+import subprocess
+import sys
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fivefold.calibration import calibrate, fit_line, fit_machine
+from fivefold.calibration.kernels import KERNELS
+from fivefold.calibration.points import AttentionShape, Facts, Points, default_points, matmul_shapes
+from fivefold.calibration.worker import WorkerContext, best_of
+from fivefold.machine import toml
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Calibration, KernelPoint
+from fivefold.record import Fault, Mistake
+from fivefold.rendering import table
+from fivefold.units import KIB, MIB
+
+TINY = Points(
+    dtypes=("fp32", "bf16"),
+    matmuls=((64, 64, 64), (256, 256, 256)),
+    attentions=(AttentionShape(sequences=2, tokens=64, heads=2, head_dim=32),),
+    kernel_bytes=(64 * KIB,),
+    collective_bytes=(KIB, 32 * MIB),
+    rounds=2,
+    budget_seconds=1,
+    seconds_per_point=0.005,
+)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    heard = []
+    machine = calibrate(ranks=(2, 1), quick=True, points=TINY, progress=lambda *told: heard.append(told))
+    return machine, heard
+
+
+def test_every_point_is_measured_once_for_each_number_of_ranks(measured):
+    calibration = measured[0].calibration
+    assert len(calibration.matmuls) == 2 * 2 * 2
+    assert len(calibration.attentions) == 2 * 2
+    assert len(calibration.kernels) == 2 * 2 * len(KERNELS)
+    assert len(calibration.collectives) == 5 * 2
+    assert {point.ranks for point in calibration.matmuls} == {1, 2}
+    assert {point.ranks for point in calibration.collectives} == {2}
+    assert {point.bytes for point in calibration.collectives} == {KIB, 32 * MIB}
+
+
+def test_more_work_takes_longer(measured):
+    calibration = measured[0].calibration
+    for small, large in zip(calibration.collectives[::2], calibration.collectives[1::2], strict=True):
+        assert small.collective == large.collective
+        assert large.seconds > small.seconds  # 32 MiB against 1 KiB: the noise is not that large
+    # Of one thread each: two threads on a busy computer wait for one another longer than a small product takes.
+    alone = [point for point in calibration.matmuls if point.ranks == 2]
+    for small, large in zip(alone[::2], alone[1::2], strict=True):
+        assert large.seconds > small.seconds
+
+
+def test_the_machine_is_what_was_measured(measured):
+    machine = measured[0]
+    assert (machine.name, machine.ranks, machine.ranks_per_node, machine.backend) == ("local", 2, 2, "gloo")
+    assert {"fp32", "bf16"} == set(machine.chip.peak_flops)
+    best = max(
+        2 * point.m * point.n * point.k / point.seconds
+        for point in machine.calibration.matmuls
+        if point.ranks == 2 and point.dtype == "fp32"
+    )
+    assert machine.chip.peak("fp32") == best
+    assert machine.chip.memory_bandwidth > 1e8
+    assert machine.link(2).bandwidth > 1e7
+
+
+def test_it_reads_back_as_local(measured, tmp_path):
+    path = tmp_path / "local.toml"
+    toml.write(measured[0], path)
+    assert resolve("local", local=path) == measured[0]
+    assert resolve("local:1", local=path).chip.memory_bytes == 2 * measured[0].chip.memory_bytes
+
+
+def test_progress_grows_to_its_total(measured):
+    heard = measured[1]
+    done = [step for _, step, _ in heard]
+    assert done == sorted(done)
+    assert {total for *_, total in heard} == {2000}
+    assert done[-1] >= 1500  # all of the first round at least, also on two ranks
+    assert heard[0][0] == "matmuls on 1 rank"
+
+
+def test_a_worker_that_raises_is_one_line():
+    broken = TINY.replace(attentions=[{"sequences": 1, "tokens": 2**45, "heads": 1, "head_dim": 2**10}], matmuls=[])
+    with pytest.raises(Fault, match=r"worker 0 of 1 ended with code 1: .*Error") as fault:
+        calibrate(ranks=(1,), quick=True, points=broken)
+    assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1), (-1,)])
+def test_no_ranks_are_refused(ranks):
+    with pytest.raises(Mistake, match="1 to 1024"):
+        calibrate(ranks=ranks, quick=True)
+
+
+def test_a_line_is_found_through_messages():
+    sizes = [2**power for power in range(10, 26, 3)]
+    latency, bandwidth = fit_line(sizes, [2e-5 + size / 3e9 for size in sizes])
+    assert latency == pytest.approx(2e-5)
+    assert bandwidth == pytest.approx(3e9)
+    assert fit_line([1000, 2000], [1e-3, 3e-3]) == (0.0, pytest.approx(2000 / 3e-3))
+
+
+@pytest.mark.parametrize(("backend", "each"), [("gloo", 8), ("nccl", 16)])
+def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
+    calibration = Calibration.model_validate(
+        {
+            "date": "2026-01-01",
+            "torch": "2.13.0",
+            "cores": 2,
+            "matmuls": [{"dtype": "fp32", "ranks": 2, "m": 10, "n": 10, "k": 5, "seconds": 1e-6}],
+            "kernels": [{"kernel": "copy", "dtype": "fp32", "ranks": 2, "moved_bytes": 4000, "seconds": 2e-6}],
+            "collectives": [
+                {"collective": "p2p", "ranks": 2, "bytes": size, "seconds": 1e-5 + size / 1e9} for size in (10, 10**6)
+            ],
+        }
+    )
+    facts = Facts(device="here", backend=backend, memory_bytes=16, torch="2.13.0")
+    machine = fit_machine(calibration, facts=facts, ranks=2)
+    assert machine.chip.memory_bytes == each
+    assert machine.chip.peak("fp32") == pytest.approx(1e9)
+    assert machine.chip.memory_bandwidth == pytest.approx(2e9)
+    assert machine.link(2).latency_seconds == pytest.approx(1e-5)
+    assert machine.backend == backend
+
+
+def test_the_grids_hold_what_a_planner_asks_for():
+    assert matmul_shapes((1, 2), most_flops=8) == (
+        (1, 1, 1),
+        (1, 1, 2),
+        (1, 2, 1),
+        (1, 2, 2),
+        (2, 1, 1),
+        (2, 1, 2),
+        (2, 2, 1),
+    )
+    for backend, quick in product(("gloo", "nccl"), (True, False)):
+        points = default_points(backend, quick=quick)
+        assert set(points.dtypes) == {"fp32", "bf16"}
+        assert min(points.collective_bytes) == KIB
+        assert max(points.collective_bytes) >= 32 * MIB
+
+
+def test_the_parent_needs_no_torch():
+    code = "import sys, fivefold.calibration; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_points_that_do_not_agree_are_measured_again():
+    """Played points: the second is noisy in its first two rounds; the spread is that of the best two."""
+    context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
+    played = [iter((1.0, 1.05)), iter((2.0, 1.0, 1.1))]
+
+    def measure(place):
+        return lambda: KernelPoint(kernel="copy", dtype="fp32", ranks=1, moved_bytes=8, seconds=next(played[place]))
+
+    with worker_alone():
+        found = best_of([measure(0), measure(1)], context=context, points=TINY)
+    assert [(point.seconds, round(spread, 3)) for point, spread in found] == [(1.0, 0.05), (1.0, 0.1)]
+
+
+@contextmanager
+def worker_alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_calibration_says_how_well_its_rounds_agree(measured):
+    machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
+    assert table.machine(machine).endswith("; nine tenths of the points agree to 12%")

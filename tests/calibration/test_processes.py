@@ -1,0 +1,77 @@
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fivefold.calibration.processes import side_by_side
+from fivefold.record import Fault
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def python(*programs: str) -> list[list[str]]:
+    return [[sys.executable, "-S", "-c", program] for program in programs]
+
+
+def ended(path: Path) -> bool:
+    """Whether the process that wrote its id to ``path`` is gone (not even a zombie)."""
+    return not Path(f"/proc/{path.read_text()}").exists()
+
+
+def test_the_first_worker_is_heard_to_its_end():
+    heard = []
+    talk = "print('one'); print('two')"
+    side_by_side(python(talk, "print('not me')"), silence_seconds=20, on_line=heard.append)
+    assert [line.strip() for line in heard] == ["one", "two"]
+
+
+def test_a_death_is_one_line_and_ends_the_others(tmp_path):
+    pid = tmp_path / "pid"
+    sleeper = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); {SLEEP}"
+    failing = (
+        f"import os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)\nraise OSError('disk on fire')"
+    )
+    with pytest.raises(Fault, match=r"^worker 1 of 2 ended with code 1: OSError: disk on fire$"):
+        side_by_side(python(sleeper, failing), silence_seconds=20, on_line=print)
+    assert ended(pid)
+
+
+def test_a_worker_killed_from_outside_is_named_with_its_signal():
+    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(Fault, match=r"^worker 1 of 2 was killed by SIGKILL$"):
+        side_by_side(python(SLEEP, suicide), silence_seconds=20, on_line=print)
+
+
+def test_the_one_that_began_it_is_blamed(tmp_path):
+    said = tmp_path / "said"
+    first = f"import sys; print('the cause', file=sys.stderr, flush=True); open({str(said)!r}, 'w'); sys.exit(3)"
+    wait = f"import os, time\nwhile not os.path.exists({str(said)!r}): time.sleep(0.05)\ntime.sleep(0.1)\n"
+    lost = wait + "raise OSError('lost it')"
+    with pytest.raises(Fault, match=r"^worker 1 of 2 ended with code 3: the cause$"):
+        side_by_side(python(lost, first), silence_seconds=20, on_line=print)
+
+
+def test_last_words_are_heard_after_the_end():
+    heard = []
+    side_by_side(python("print('x\\n' * 100_000)"), silence_seconds=20, on_line=heard.append)
+    assert len(heard) == 100_001
+
+
+def test_silence_has_an_end():
+    start = time.monotonic()
+    with pytest.raises(Fault, match=r"2 workers have said nothing for 0\.3 s"):
+        side_by_side(python(SLEEP, SLEEP), silence_seconds=0.3, on_line=print)
+    assert time.monotonic() - start < 10
+
+
+def test_ctrl_c_leaves_no_worker(tmp_path):
+    pid = tmp_path / "pid"
+    talker = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); print('here', flush=True); {SLEEP}"
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(python(talker), silence_seconds=20, on_line=interrupt)
+    assert ended(pid)

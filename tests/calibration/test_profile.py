@@ -1,0 +1,337 @@
+"""The units of a run, measured in the trainer's own step, and what predictions make of them."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from math import exp, log
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fivefold.calibration import rising
+from fivefold.calibration.messages import (
+    MessageOrder,
+    Timed,
+    all_gather,
+    distinct_messages,
+    heard,
+    reduce_scatter,
+)
+from fivefold.calibration.null_process_group import SilentGroup, silent_world
+from fivefold.calibration.profile import add, measured, profile, shortened
+from fivefold.calibration.unit_clock import UnitClock
+from fivefold.calibration.unit_worker import RankProfile
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine import toml
+from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine
+from fivefold.model.catalog import resolve
+from fivefold.model.shape import MoE
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.traffic import messages, step_messages
+from fivefold.planner.predict import Planner, planner
+from fivefold.planner.time.network import Network
+from fivefold.planner.time.small_messages import small_messages
+from fivefold.record import Mistake
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+
+NANO = resolve("nano")
+JOB = Job(sequence=32, global_batch=8, precision="fp32")
+EXPERTS = NANO.replace(moe=MoE(experts=4, topk=2, ffn=32, balance="free"))
+
+
+def machine(*collectives):
+    link = Link(name="local", span=4, bandwidth=1e9, latency_seconds=1e-4)
+    chip = Chip(name="a core", peak_flops={"fp32": 5e10}, memory_bytes=2**33, memory_bandwidth=1e10)
+    return Machine(
+        name="local", chip=chip, ranks=4, ranks_per_node=4, links=(link,), backend="gloo",
+        calibration=Calibration(date="2026-11-22", torch="2.13", cores=2, collectives=tuple(collectives)),
+    )  # fmt: skip
+
+
+def clocked_step(layout, model=NANO, rank=0, aside=None):
+    """One real step of ``rank`` in a world that sends nothing: seconds by unit, and of the whole.
+
+    ``aside``: gets the seconds, of each step, in which made-up messages were filled.
+    """
+    with silent_world(rank=rank, world=layout.world):
+        built = build(model=model, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
+        engine = Engine(built, model=model, layout=layout, job=JOB)
+        clock = UnitClock(engine)
+        filled = [0.0]
+
+        @contextmanager
+        def timed_aside():
+            with clock.aside():
+                begin = time.perf_counter()
+                yield
+                filled[0] += time.perf_counter() - begin
+
+        SilentGroup.aside[0] = timed_aside
+        tokens = torch.randint(0, model.vocab, (layout.micro_batches(JOB), layout.mbs, JOB.sequence + 1))
+        for _ in range(2):
+            filled[0] = 0.0
+            clock.start()
+            begin = time.perf_counter()
+            engine.step(tokens)
+            seconds = time.perf_counter() - begin
+            found = clock.stop()
+            if aside is not None:
+                aside.append(filled[0])
+            engine.zero_grad()
+    return found, seconds
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp1 mbs2", "dp1 mbs2 ac=full", "dp2 zero3 mbs1", "tp2 mbs2", "cp2 mbs2", "pp2 zb1p mbs1",
+               "pp2 gpipe mbs2", "pp2 v2 dualpipev mbs1", "pp2 dualpipe mbs1"],
+)  # fmt: skip
+def test_every_second_of_a_step_is_some_units(layout):
+    layout = Layout.parse(layout)
+    model = NANO.replace(layers=4)
+    aside = []
+    found, seconds = clocked_step(layout, model, aside=aside)
+    assert found.seconds.total() == pytest.approx(seconds - aside[-1], rel=0.03, abs=3e-4)
+    held = {name for _, name in found.times if name.startswith("block")}
+    assert len(held) == (model.layers if layout.pp == 1 or layout.schedule == "dualpipe" else model.layers // 2)
+    passes = layout.micro_batches(JOB) // (2 if layout.schedule == "dualpipe" else 1)
+    for name in held:
+        assert found.times["F", name] == passes
+        assert found.times["B", name] + found.times["BW", name] == passes
+    assert any(way == "W" for way, _ in found.times) == any(way == "B" for way, _ in found.times)
+
+
+@pytest.mark.parametrize("layout", ["dp2 zero1 ep2 mbs2", "tp2 etp2 mbs2", "dp2 tp2 ep2 etp2 mbs2"])
+def test_an_expert_layer_needs_no_messages_to_run(layout):
+    found, _ = clocked_step(Layout.parse(layout), EXPERTS)
+    assert found.seconds["F", "block 0"] > 0
+
+
+def test_a_silent_world_makes_up_what_it_brings():
+    with silent_world(rank=1, world=2):
+        tensor = torch.arange(4.0)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [0, 1, 2, 3]
+        whole, part = torch.full((8,), float("nan")), torch.empty(2)
+        all_gather(whole, tensor)
+        assert whole.tolist() == [0, 1, 2, 3] * 2
+        reduce_scatter(part, tensor)
+        assert part.tolist() == [2, 3]
+        dist.recv(whole, 0)
+        assert 0 < whole.abs().max() < 0.2
+
+
+def test_tokens_go_to_many_experts_though_no_message_arrives():
+    """With buffers as they are, a later stage's tokens are NaN or equal, and all choose the same experts."""
+    layout = Layout.parse("pp2 mbs2")
+    with silent_world(rank=1, world=2):
+        built = build(model=EXPERTS, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
+        engine = Engine(built, model=EXPERTS, layout=layout, job=JOB)
+        engine.step(torch.randint(0, 256, (layout.micro_batches(JOB), 2, JOB.sequence + 1)))
+        loads = next(iter(engine.expert_loads().values()))
+    assert min(loads) > 0.3 * max(loads)
+
+
+def given(layout, *, forward=2.0, backward=5.0, weight=0.0, update=0.5, model=NANO, job=JOB):
+    """A machine that holds made-up seconds of every unit of ``layout``."""
+    counts = Counts(model, job)
+    timed = {"update": update}
+    for name in ("embed", *(f"block {layer}" for layer in range(model.layers)), "head"):
+        timed |= {f"F {name}": forward, (f"B {name}" if weight else f"BW {name}"): backward}
+    for stage in range(layout.pp * layout.v):
+        timed[f"W {stage}"] = weight * len(counts.stage_work(layout))
+    told = {name: Timed(seconds=seconds, spread=0.0) for name, seconds in timed.items()}
+    profiles = [RankProfile(place=0, rank=rank, torch="", device="cpu", timed=told) for rank in range(layout.pp)]
+    return add(machine(), profiles, model=model, layout=layout, job=job)
+
+
+def test_a_prediction_is_the_sum_of_the_measured_units():
+    layout = Layout.parse("dp1 mbs2")
+    step = planner(NANO, given(layout), JOB).estimate(layout).step_time
+    units = NANO.layers + 2
+    assert step.compute == pytest.approx(layout.micro_batches(JOB) * units * (2.0 + 5.0))
+    assert step.optimizer == pytest.approx(0.5)
+
+
+def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
+    measured_as, layout = Layout.parse("dp2 zero1 mbs2"), Layout.parse("dp2 zero3 mbs2")
+    store = given(measured_as)
+    assert measured(store, model=NANO, layout=measured_as, job=JOB)
+    assert not measured(store, model=NANO, layout=layout, job=JOB)
+    step = planner(NANO, store, JOB).estimate(layout).step_time
+    assert step.compute == pytest.approx(layout.micro_batches(JOB) * (NANO.layers + 2) * 7.0)
+    unknown = Layout.parse("dp2 zero3 mbs1")  # other shapes: the curves, as much slower as those of the measured blocks
+    slower = planner(NANO, store, JOB).estimate(unknown).step_time.compute
+    curves = planner(NANO, machine(), JOB).estimate(unknown).step_time.compute
+    block = next(point for point in store.calibration.units if point.label.startswith("block"))
+    assert slower == pytest.approx(block.over_curves * curves)
+
+
+def test_keys_are_the_same_in_every_process():
+    program = """
+from fivefold.layout.spec import Layout
+from tests.calibration.test_profile import EXPERTS, JOB, machine
+from fivefold.planner.predict import Planner, planner
+from fivefold.planner.time.profiled import Profiled
+layout = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp")
+counts = planner(EXPERTS, machine(), JOB).counts
+print([Profiled(counts, machine()).unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
+"""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": str(seed)}, capture_output=True,
+            text=True, check=True,
+        ).stdout
+        for seed in (1, 2)
+    }  # fmt: skip
+    assert len(said) == 1
+
+
+def test_w_is_shared_by_the_units_of_its_stage():
+    layout = Layout.parse("pp2 zb1p mbs1")
+    store = given(layout, weight=1.0)
+    points = {point.label.split()[0]: point for point in store.calibration.units}
+    assert points["block"].backward_seconds == 5.0
+    assert 0 < points["head"].weight_seconds < points["block"].weight_seconds
+
+
+def test_a_thousand_ranks_are_priced_by_what_one_was_measured():
+    big = machine().replace(ranks=1000, ranks_per_node=4)
+    layout = Layout.parse("dp4 zero1 mbs2")
+    store = given(layout).calibration
+    wide = Layout.parse("dp1000 zero1 mbs2")
+    job = JOB.replace(global_batch=4000)
+    step = planner(NANO, big.replace(calibration=store), job).estimate(wide).step_time
+    assert step.compute == pytest.approx(wide.micro_batches(job) * (NANO.layers + 2) * 7.0)
+
+
+def test_a_deep_model_is_measured_on_fewer_layers_of_every_kind():
+    layout = Layout.parse("pp2 mbs1")
+    deep = NANO.replace(layers=96)
+    assert shortened(deep, layout, JOB).layers == 12
+    late = deep.replace(moe=MoE(experts=4, topk=1, ffn=32, dense_layers=40))
+    assert shortened(late, layout, JOB).layers == 41  # the first with an expert layer
+    assert shortened(NANO, layout, JOB) == NANO
+
+
+def test_messages_seconds_never_fall_as_they_grow():
+    chance = random.Random(3)
+    for _ in range(50):
+        seconds = [exp(chance.uniform(-8, -2)) for _ in range(chance.randint(1, 7))]
+        points = [{"collective": "p2p", "ranks": 2, "bytes": 4**at, "seconds": each} for at, each in enumerate(seconds)]
+        chance.shuffle(points)
+        made = [point["seconds"] for point in sorted(rising(points), key=lambda point: point["bytes"])]
+        # min-max formula of isotonic regression (Barlow et al. 1972), by enumeration
+        logs, many = [log(each) for each in seconds], range(len(seconds))
+        best = [
+            max(min(sum(logs[i : j + 1]) / (j + 1 - i) for j in many if j >= at) for i in many if i <= at)
+            for at in many
+        ]  # fmt: skip
+        assert made == pytest.approx([exp(each) for each in best])
+
+
+def test_every_message_of_this_computer_is_timed_once():
+    layout = Layout.parse("dp2 zero3 tp2 mbs1")
+    found = distinct_messages(Counts(NANO, JOB), layout, beside=4)
+    sent = {(m.collective, m.ranks, m.payload) for m in messages(Counts(NANO, JOB), layout)}
+    assert {(order.collective, order.ranks, order.bytes) for order in found} == sent
+    assert not distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), beside=2)
+    hops = [order for order in distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), beside=2)
+            if order.collective == "p2p"]  # fmt: skip
+    assert [order.both_ways for order in hops] == [False]
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp2 zero3 mbs2", "dp2 zero0 mbs2", "tp2 mbs2", "tp2 nosp mbs2", "cp2 mbs2", "cp2 cp=ulysses mbs2",
+               "dp2 zero1 ep2 mbs2", "pp2 zb1p mbs2", "dp2 tp2 ep2 etp2 mbs1", "cp4 mbs2", "dp2 pp2 zero1 mbs1"],
+)  # fmt: skip
+def test_predictions_ask_for_no_message_that_is_not_sent(layout, monkeypatch):
+    """So that every message of a profiled run is priced at its own size."""
+    layout, asked = Layout.parse(layout), set()
+    price = Network.seconds
+
+    def seconds(network, collective, payload, group, **options):
+        if group.ranks > 1:
+            asked.add((collective, group.ranks, payload))
+        return price(network, collective, payload, group, **options)
+
+    monkeypatch.setattr(Network, "seconds", seconds)
+    model = EXPERTS if layout.sp else NANO  # ranks that hold the same tokens would send them to the experts twice
+    plan = Planner(model=model, machine=machine(), job=JOB)  # one that has no answers yet
+    plan.estimate(layout)
+    timed = distinct_messages(plan.counts, layout, beside=layout.world)
+    assert asked == {(order.collective, order.ranks, order.bytes) for order in timed}
+
+
+def test_a_message_in_the_step_is_taken_for_one_of_its_size():
+    order = MessageOrder(collective="all_to_all", ranks=2, bytes=1000)
+    timed = {f"message all_to_all 2 {size}": Timed(seconds=size, spread=0.0) for size in (100, 900, 1300, 5000)}
+    assert heard(order, timed | {"message all_reduce 2 1000": Timed(seconds=7, spread=0.0)}) == [900, 1300]
+    assert heard(order, timed | {"message all_to_all 2 1000": Timed(seconds=8, spread=0.0)}) == [8]
+    assert heard(order.replace(ranks=4), timed) == []
+
+
+def test_small_messages_are_priced_as_often_as_they_are_sent():
+    points = [
+        CollectivePoint(collective=name, ranks=2, bytes=2**12, seconds=1e-3) for name in ("all_reduce", "all_to_all")
+    ]
+    network, counts = Network(machine(*points)), Counts(EXPERTS, JOB)
+    layout = Layout.parse("dp2 zero0 ep2 mbs2")
+    passes = layout.micro_batches(JOB) * EXPERTS.layers
+    found = small_messages(counts, network, layout, chunks=(0,))
+    # in each pass: counts of tokens, routing weights forward and back
+    assert found["ep"] == pytest.approx(3 * passes * 1e-3)
+    assert found["world"] == pytest.approx(1e-3)
+    assert found["dp"] + found["world"] == pytest.approx(len(list(step_messages(counts, layout, chunks=(0,)))) * 1e-3)
+    assert small_messages(counts, network, Layout.parse("dp1 mbs2"), chunks=(0,)) == {}
+
+
+def test_a_run_is_profiled_in_processes_of_its_own():
+    layout = Layout.parse("dp2 zero2 mbs2")
+    store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
+    assert measured(store, model=NANO, layout=layout, job=JOB)
+    assert {point.collective for point in store.calibration.collectives} == {
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+    }
+    again = profile(model=NANO, layout=layout, job=JOB, machine=store, cores=2)
+    assert len(again.calibration.units) == len(store.calibration.units)  # replaced, not added
+
+
+def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
+    """All ranks are here, so the messages are sent: the profile holds every second of the step but a bubble's."""
+    layout = Layout.parse("cp2 mbs2")
+    store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
+    (hop,) = (point for point in store.calibration.collectives if point.collective == "p2p")
+    assert hop.busy_seconds is None  # what it takes beside attention, which is not to be hidden once more
+    step = planner(NANO, store, JOB).estimate(layout).step_time
+    assert step.exposed["cp"] == pytest.approx(3 * NANO.layers * layout.micro_batches(JOB) * hop.seconds)
+
+
+def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
+    layout = Layout.parse("dp1 mbs2")
+    apart = JOB.replace(documents="apart")
+    store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
+    assert measured(store, model=NANO, layout=layout, job=apart)
+    with pytest.raises(Mistake, match="two micro-batches alternate"):
+        profile(model=NANO, layout=layout, job=Job(pairs=True), machine=machine(), cores=1)
+
+
+def test_the_command_adds_to_a_machine_file(tmp_path):
+    path = tmp_path / "here.toml"
+    toml.write(machine(), path)
+    command = [sys.executable, "-m", "fivefold", "calibrate", "--for", "nano", "dp1 mbs2", "--seq", "32", "--gbs", "8"]
+    done = subprocess.run([*command, "--out", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {p.label.split()[0] for p in toml.read(path).calibration.units} == {"embed", "block", "head"}
+    lost = subprocess.run([*command[:4], "dp1 mbs2"], capture_output=True, text=True)
+    assert (lost.returncode, lost.stderr) == (
+        2,
+        "fivefold: calibrate 'dp1 mbs2': a layout is measured for a model; add --for MODEL\n",
+    )

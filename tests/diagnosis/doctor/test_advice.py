@@ -1,0 +1,135 @@
+"""The advice against the real run with the advised modules wrapped, and against every other choice."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fivefold.diagnosis.doctor import examine, recompute
+from fivefold.trainer.measure.meter import Meter
+
+WIDTH, LAYERS, ROWS = 16, 3, 256
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def loss(model: nn.Module) -> Tensor:
+    return functional.cross_entropy(model(torch.randn(ROWS, WIDTH)), torch.randint(8, (ROWS,)))
+
+
+def with_these(modules: tuple[str, ...]) -> nn.Module:
+    model = Net()
+    recompute(model, modules)
+    return model
+
+
+@pytest.mark.parametrize("share", [0.8, 0.65])
+def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
+    plain = examine(Net, loss)
+    budget = int(share * plain.peak_bytes)
+    found = examine(Net, loss, budget_bytes=budget).advice
+    assert found is not None
+    assert found.fits
+    assert found.modules
+    assert found.predicted_peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
+    proved = examine(lambda: with_these(found.modules), loss)
+    assert proved.peak_bytes == found.peak_bytes <= budget
+    assert proved.recomputed_flops == found.extra_flops > 0
+    # no choice of whole blocks and of their mlps does it with fewer FLOPs
+    for count in range(len(found.modules)):
+        for blocks in combinations(range(LAYERS), count):
+            for inside in ("", ".mlp"):
+                tried = examine(lambda b=blocks, i=inside: with_these(tuple(f"blocks.{n}{i}" for n in b)), loss)
+                assert tried.peak_bytes > budget or tried.recomputed_flops >= found.extra_flops
+
+
+def test_the_proof_is_the_real_run() -> None:
+    budget = int(0.7 * examine(Net, loss).peak_bytes)
+    found = examine(Net, loss, budget_bytes=budget).advice
+    assert found is not None
+    model = with_these(found.modules)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    peaks = []
+    for _ in range(2):
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        with Meter([*model.parameters(), *states], axis=str) as meter:
+            value = loss(model)
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del value
+        peaks.append(meter.peak_bytes)
+    assert max(peaks) == found.peak_bytes
+
+
+def test_nothing_to_do_and_nothing_that_helps() -> None:
+    plain = examine(Net, loss)
+    enough = examine(Net, loss, budget_bytes=plain.peak_bytes).advice
+    assert enough is not None
+    assert (enough.fits, enough.modules, enough.extra_flops) == (True, (), 0)
+    never = examine(Net, loss, budget_bytes=plain.peak_bytes // 10).advice
+    assert never is not None
+    assert not never.fits
+    assert never.peak_bytes < 0.6 * plain.peak_bytes  # the least, not the first
+    assert "is the least that recomputation reaches" in never.reason
+
+
+def test_a_peak_in_the_update_is_no_matter_of_activations() -> None:
+    def little(model: nn.Module) -> Tensor:
+        return model(torch.randn(2, WIDTH)).square().mean()
+
+    found = examine(Net, little, budget_bytes=1000).advice
+    assert found is not None
+    assert "it peaks in the update" in found.reason
+    assert "AdamW(fused=True) needs none" in found.reason
+
+
+class Counting(Block):
+    """Each call is wider than the one before: it cannot be run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x.repeat(self.calls, 1))[:ROWS]
+
+
+def test_what_cannot_run_twice_is_said() -> None:
+    def make() -> nn.Module:
+        model = Net()
+        model.blocks = nn.ModuleList(Counting() for _ in range(LAYERS))
+        return model
+
+    found = examine(make, loss, budget_bytes=1000).advice  # the least is asked for: whole blocks are tried first
+    assert found is not None
+    assert len(found.refused) == 1
+    assert found.refused[0].startswith("blocks.* cannot be run twice: ")
+    assert found.modules
+    assert all(path.endswith((".mlp", ".norm")) for path in found.modules)
+    assert found.peak_bytes < examine(make, loss).peak_bytes

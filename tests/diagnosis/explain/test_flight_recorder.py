@@ -1,0 +1,227 @@
+"""Flight recorders of two real processes, and of drawn jobs played by hand; torch's own analysis judges, too."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fivefold.diagnosis.explain import explain as explain_files  # noqa: E402
+from fivefold.diagnosis.explain.flight_recorder import explain  # noqa: E402
+from fivefold.record import Mistake  # noqa: E402
+
+GROUPS = {"0": ("default_pg", (0, 1, 2, 3)), "1": ("dp", (0, 2)), "2": ("dp", (1, 3)), "3": ("tp", (0, 1))}
+OPERATIONS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast")
+
+
+def rank_of_a_hang(rank: int, folder: str) -> None:
+    """Rank 1 leaves out an all-reduce, and both write what their recorders hold."""
+    import torch.distributed as dist
+
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
+    torch.set_num_threads(1)
+    file = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=file, timeout=timedelta(seconds=1))
+    x = torch.ones(4, 3)
+    dist.all_reduce(x)
+    try:
+        if rank == 0:
+            dist.all_reduce(x)
+    except RuntimeError:
+        pass
+    from torch._C import _distributed_c10d as c10d
+
+    Path(f"{folder}/trace_{rank}").write_bytes(c10d._dump_fr_trace())
+    Path(f"{folder}/dump_rank{rank}.json").write_bytes(c10d._dump_fr_trace_json())
+    file.set(f"done{rank}", "1")
+    file.wait([f"done{1 - rank}"])
+    os._exit(0)
+
+
+def test_two_real_processes(tmp_path: Path) -> None:
+    call = f"from tests.diagnosis.explain.test_flight_recorder import rank_of_a_hang as run; run(%d, {str(tmp_path)!r})"
+    root = Path(__file__).parents[3]  # processes of their own: a fork would have what this one has recorded before
+    children = [subprocess.Popen([sys.executable, "-c", call % rank], cwd=root) for rank in range(2)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    (found,) = explain_files([tmp_path / "trace_0", tmp_path / "trace_1"])
+    assert found.verdict.startswith("rank 1 did not come to collective 2, all_reduce [4, 3] float, of default_pg, ")
+    assert "in which rank 0 waits, at " in found.verdict
+    assert "test_flight_recorder.py:" in found.verdict
+    assert found.verdict.endswith(" rank_of_a_hang")
+    assert [at.rank for at in found.ranks] == ["0", "1"]
+    assert found.ranks[1].state.endswith(" collective 1, all_reduce [4, 3] float, of default_pg")
+    (bare,) = explain_files(sorted(tmp_path.glob("*.json")))  # the JSON has no stacks
+    assert bare.verdict.startswith("rank 1 did not come to collective 2, all_reduce")
+    with pytest.raises(Mistake, match="rank 1 has another dump"):
+        explain_files([tmp_path / "trace_1", tmp_path / "dump_rank1.json"])
+
+
+def dump(calls: list[tuple[str, int, str, int, bool]], rank: int) -> dict[str, Any]:
+    """A dump in the recorder's format; calls: group, number, operation, size, whether it has ended."""
+    entries = [
+        {"record_id": at, "pg_id": int(group), "process_group": [group, GROUPS[group][0]], "collective_seq_id": number,
+         "p2p_seq_id": 0, "op_id": number, "profiling_name": f"nccl:{name}", "time_created_ns": 1000 * at + rank,
+         "input_sizes": [[size]], "input_dtypes": ["BFloat16"], "output_sizes": [[_out(name, size, group)]],
+         "output_dtypes": ["BFloat16"], "state": "completed" if done else "started", "retired": done, "is_p2p": False,
+         "frames": [{"name": "step", "filename": "/job/train.py", "line": at + 1}]}
+        for at, (group, number, name, size, done) in enumerate(calls)
+    ]  # fmt: skip
+    config = {name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for name, (desc, ranks) in GROUPS.items()
+              if rank in ranks}  # fmt: skip
+    return {"version": "2.10", "pg_config": config, "entries": entries}
+
+
+def _out(name: str, size: int, group: str) -> int:
+    ranks = len(GROUPS[group][1])
+    return {"_all_gather_base": size * ranks, "_reduce_scatter_base": size // ranks}.get(name, size)
+
+
+def played(programs: dict[int, list[tuple[str, str, int]]]) -> dict[int, dict[str, Any]]:
+    """Run the ranks' programs by hand: a collective ends once all of its group call it, alike."""
+    places, numbers = dict.fromkeys(programs, 0), {(r, g): 0 for r in programs for g in GROUPS}
+    calls: dict[int, list[tuple[str, int, str, int, bool]]] = {rank: [] for rank in programs}
+    for rank, program in programs.items():
+        if program:
+            _call(rank, program[0], calls, numbers)
+    moved = True
+    while moved:
+        moved = False
+        for group, (_, ranks) in GROUPS.items():
+            at = [programs[r][places[r]] if places[r] < len(programs[r]) else None for r in ranks]
+            if at[0] is None or at[0][0] != group or any(each != at[0] for each in at):
+                continue
+            moved = True
+            for rank in ranks:
+                calls[rank][-1] = (*calls[rank][-1][:4], True)
+                places[rank] += 1
+                if places[rank] < len(programs[rank]):
+                    _call(rank, programs[rank][places[rank]], calls, numbers)
+    return {rank: dump(of, rank) for rank, of in calls.items()}
+
+
+def _call(rank: int, step: tuple[str, str, int], calls: Any, numbers: Any) -> None:
+    group, name, size = step
+    numbers[rank, group] += 1
+    calls[rank].append((group, numbers[rank, group], name, size, False))
+
+
+def programs(draw: random.Random) -> dict[int, list[tuple[str, str, int]]]:
+    found: dict[int, list[tuple[str, str, int]]] = {rank: [] for rank in range(4)}
+    for _ in range(draw.randint(3, 12)):
+        group = draw.choice(list(GROUPS))
+        step = (group, draw.choice(OPERATIONS), 8 * draw.randint(1, 9))
+        for rank in GROUPS[group][1]:
+            found[rank].append(step)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_jobs_in_which_one_rank_stops(seed: int) -> None:
+    """A rank leaves its program: whoever waits, it is the one that is named."""
+    draw = random.Random(seed)
+    job = programs(draw)
+    rank = draw.choice([r for r, of in job.items() if of])
+    place = draw.randrange(len(job[rank]))
+    group = job[rank][place][0]
+    number = sum(step[0] == group for step in job[rank][: place + 1])
+    broken = job | {rank: job[rank][:place]}
+    found = explain(played(broken), files=("x",))
+    assert found.verdict.startswith(f"rank {rank} did not come to collective "), found.verdict
+    assert f"rank {rank} waits meanwhile" not in " ".join(found.findings)
+    if all(step[0] == group for step in job[rank][place:]):
+        assert f"collective {number}, " in found.verdict
+    whole = explain(played(job), files=("x",))
+    assert "has ended on every rank" in whole.verdict
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_jobs_in_which_one_rank_calls_another_collective(seed: int) -> None:
+    draw = random.Random(seed)
+    job = programs(draw)
+    rank = draw.choice([r for r, of in job.items() if of])
+    place = draw.randrange(len(job[rank]))
+    group, name, size = job[rank][place]
+    other = draw.choice([each for each in OPERATIONS if each != name])
+    job[rank][place] = (group, other, size) if seed % 2 else (group, name, size + 8)
+    number = sum(step[0] == group for step in job[rank][: place + 1])
+    found = explain(played(job), files=("x",))
+    assert found.verdict.startswith(f"collective {number} of {GROUPS[group][0]} ")
+    assert f"rank {rank} calls {job[rank][place][1]}" in found.verdict
+    assert f"at train.py:{place + 1}" in found.verdict.replace("/job/", "")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one group, so that it needs no order between groups; it looks at the first collective that does not match."""
+    builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
+    draw = random.Random(seed)
+    steps = [("0", draw.choice(OPERATIONS), 8 * draw.randint(1, 9)) for _ in range(draw.randint(2, 9))]
+    job = {rank: list(steps) for rank in range(4)}
+    rank, place = draw.randrange(4), draw.randrange(len(steps))
+    del job[rank][place:]
+    dumps = played(job)
+    details = {str(r): {"rank": r, "host_name": "x", **copy.deepcopy(each)} for r, each in dumps.items()}
+    for each in details.values():
+        each["pg_config"] = {"0": each["pg_config"]["0"]}
+        for entry in each["entries"]:
+            entry["process_group"] = tuple(entry["process_group"])
+    options = argparse.Namespace(verbose=False, just_print_entries=False, allow_incomplete_ranks=False, mismatch_cap=10)
+    found = builder.build_db(details, options, "2.10").collectives
+    missing = [each for each in found if each.missing_ranks]
+    ours = explain(dumps, files=("x",)).verdict
+    assert missing[0].missing_ranks == {rank}
+    assert ours.startswith(f"rank {rank} did not come to collective {missing[0].collective_seq_id}, ")
+
+
+def test_groups_in_another_order_are_a_circle() -> None:
+    job = {0: [("1", "all_reduce", 8), ("0", "all_reduce", 8)], 2: [("0", "all_reduce", 8), ("1", "all_reduce", 8)]}
+    found = explain(played({1: [("0", "all_reduce", 8)], 3: [("0", "all_reduce", 8)], **job}), files=("x",))
+    assert any("in a different order" in line for line in found.findings)
+
+
+def test_all_came_and_it_did_not_end() -> None:
+    calls = [("0", 1, "all_reduce", 8, True), ("0", 2, "all_reduce", 8, False)]
+    dumps = {rank: dump(calls, rank) for rank in range(3)}
+    found = explain(dumps, files=("x",))
+    assert found.verdict.startswith("all 3 ranks came to collective 2")
+    assert "no dump of rank 3: it may have ended, or never come to write one" in found.findings
+
+
+def test_it_ended_on_some_ranks_only() -> None:
+    """A late report is no cause where another collective was not come to."""
+    calls = [("0", 1, "all_reduce", 8, True), ("0", 2, "all_reduce", 8, False)]
+    late = [("0", 1, "all_reduce", 8, False)]
+    dumps = {0: dump(calls, 0), 1: dump(late, 1), 2: dump(calls, 2), 3: dump(calls, 3)}
+    assert explain(dumps, files=("x",)).verdict.startswith("rank 1 did not come to collective 2")
+    alone = explain({rank: dump(late if rank == 1 else calls[:1], rank) for rank in range(4)}, files=("x",))
+    assert "it has ended on the others but not on rank 1: look at that rank's GPU and links" in alone.findings
+
+
+def test_rings_of_different_length_are_compared_where_both_remember() -> None:
+    steps = [("0", number, "all_reduce", 8 * number, number < 9) for number in range(1, 10)]
+    dumps = {0: dump(steps, 0), 1: dump(steps[6:], 1), 2: dump(steps[2:8], 2), 3: dump(steps, 3)}
+    assert explain(dumps, files=("x",)).verdict.startswith("rank 2 did not come to collective 9")
+
+
+@pytest.mark.parametrize(
+    "data", [{"entries": 3, "version": "2"}, {"entries": [], "pg_config": 3}, {"entries": [3, {}], "version": 1}]
+)
+def test_odd_dumps_are_no_traceback(tmp_path: Path, data: Any) -> None:
+    path = tmp_path / "trace_0"
+    for text in (pickle.dumps(data), json.dumps(data).encode()):
+        path.write_bytes(text)
+        with suppress(Mistake):
+            explain_files([path])

@@ -1,0 +1,34 @@
+"""Which line of a stack is the user's; a folder's other files are passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.diagnosis.explain import explain
+from fivefold.diagnosis.explain.frames import Frame, user_line
+from fivefold.record import Mistake
+
+PACKAGES = "/venv/lib/python3.11/site-packages"
+
+
+def test_a_line_is_the_users_beneath_torch_and_what_wraps_it() -> None:
+    """torch 2.13 calls ``all_gather_into_tensor`` through ``typing_extensions.deprecated``."""
+    stack = [Frame(f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4500, "all_gather_into_tensor"),
+             Frame(f"{PACKAGES}/typing_extensions.py", 3140, "wrapper"), Frame("train.py", 17, "step")]  # fmt: skip
+    assert user_line(stack) == "train.py:17 step"
+    assert user_line(stack[:2]) == "torch/distributed/distributed_c10d.py:4500 all_gather_into_tensor"
+
+
+def test_a_folder_is_explained_beside_its_other_files(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('a script')\n")
+    with pytest.raises(Mistake, match=r"train\.py: neither a memory snapshot"):
+        explain([tmp_path])
+    (tmp_path / "log.csv").write_text(
+        "step,loss\n" + "".join(f"{at},{3 - at / 100}\n" for at in range(40)) + "40,nan\n"
+    )
+    (found,) = explain([tmp_path])
+    assert found.kind == "losses"
+    with pytest.raises(Mistake, match=r"train\.py: neither"):
+        explain([tmp_path / "train.py", tmp_path / "log.csv"])

@@ -1,0 +1,148 @@
+"""Known answers of the numerics report: nothing lost in fp32, planted underflow and overflow found, rounding's size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from fivefold.diagnosis.numerics import ErrorStats, examine
+from fivefold.job import Job, recipe
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.rendering.numerics import error_map, headline, page
+from fivefold.results.numerics import Compared, Numerics
+from fivefold.trainer.build import initial
+
+SIZES = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": 64}
+DENSE = Model(name="dense", layers=2, **SIZES)
+EXPERTS = Model(
+    name="experts", layers=2, mla=MLA(q_rank=12, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8),
+    moe=MoE(experts=4, topk=2, ffn=16, shared_experts=1, dense_layers=1), **SIZES | {"kv_heads": 4, "head_dim": 12},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Drawn weights, some of them multiplied."""
+
+    model: Model
+    factors: dict[str, float]
+    path: Path = Path("planted")
+
+    def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
+        drawn = {w.name: initial(w, model=self.model, seed=1).to(dtype) for w in weights(self.model)}
+        assert not self.factors.keys() - drawn.keys()
+        layers = [layer for layer in range(self.model.layers) if self.model.is_moe(layer)]
+        found = {name: weight * self.factors.get(name, 1.0) for name, weight in drawn.items()}
+        return found | {
+            f"blocks.{layer}.moe.bias": torch.zeros(self.model.moe.experts) for layer in layers if self.model.moe
+        }
+
+
+def compared(model: Model, name: str, factors: dict[str, float] | None = None) -> Numerics:
+    job = Job(sequence=32, global_batch=8, precision=recipe(name), emulate=True)
+    tokens = np.random.default_rng(0).integers(0, model.vocab, (2, 33))
+    source: Any = None if factors is None else Planted(model, factors)
+    return examine(
+        model=model, job=job, source=source, tokens=tokens, end=0, device=torch.device("cpu"),
+        report=lambda what, done, of: None,
+    )  # fmt: skip
+
+
+def rows(found: Numerics, kind: str, name: str) -> dict[int | None, Compared]:
+    return {row.layer: row for row in found.rows if (row.kind, row.name) == (kind, name)}
+
+
+Fork = Callable[..., list[Any]]
+
+
+def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
+    (found,) = forked(1, compared, DENSE, "fp32")
+    names = {(row.kind, row.name) for row in found.rows}
+    assert {("activation", "attention.core"), ("gradient", "mlp.act"), ("weight", "attention.q"),
+            ("gradient", "head.out"), ("weight", "head.norm"), ("activation", "stream")} <= names  # fmt: skip
+    assert {row.error for row in found.rows} == {row.underflow for row in found.rows} == {0.0}
+    assert min(row.cosine for row in found.rows) == pytest.approx(1, abs=1e-12)
+    assert found.loss == found.reference_loss
+    assert found.reference_loss == pytest.approx(4.16, abs=0.05)  # log 64
+    assert all(row.largest > 0 for row in found.rows)
+    assert len(rows(found, "weight", "attention.q")) == DENSE.layers
+    assert sum(row.elements for row in found.rows if row.kind == "weight") == DENSE.parameters
+
+
+def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
+    (found,) = forked(1, compared, DENSE, "bf16")
+    first = rows(found, "activation", "embed")[None]
+    # uniform over a step of 2^-7 of the power of two below: a relative rms of 2^-9 · sqrt(1/3) to twice that
+    assert 2**-10 * 3**-0.5 < first.error < 2**-8 * 3**-0.5
+    assert max(row.overflow for row in found.rows) == 0
+    assert max(row.underflow for row in found.rows) < 0.01  # differences that are 0 by chance
+    assert 1e-4 < max(row.error for row in found.rows if row.kind == "weight") < 0.05
+
+
+def test_what_is_planted_is_found(forked: Fork) -> None:
+    small = {"blocks.1.attention.v.weight": 1e-9, "blocks.0.mlp.up.weight": 1.0}
+    (found,) = forked(1, compared, DENSE, "fp16", small)
+    core = rows(found, "activation", "attention.core")
+    assert (core[0].underflow, core[1].underflow) == (0, 1)
+    assert core[1].error == 1
+    assert found.loss_scale == 2**16
+    (found,) = forked(1, compared, DENSE, "fp16", {"blocks.0.mlp.up.weight": 1e7})
+    assert rows(found, "activation", "mlp.gate_up")[0].overflow > 0
+    assert "fp16 overflows in" in headline(found)
+    assert "first in mlp.gate_up of layer 0" in headline(found)
+
+
+def test_experts_are_those_of_fp32(forked: Fork) -> None:
+    assert EXPERTS.moe is not None
+    many = EXPERTS.replace(moe=EXPERTS.moe.replace(experts=64, topk=8))
+    (found,) = forked(1, compared, many, "fp8-tiles")
+    assert found.rerouted is not None
+    assert 0 < found.rerouted < 0.2  # of rows that are a few percent off
+    assert 0 < rows(found, "activation", "moe.experts.down")[1].error < 0.2  # were they others, it would be above 1
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-tiles"])
+def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
+    (found,) = forked(1, compared, EXPERTS, name)
+    operands = [row for row in found.rows if row.kind == "operand"]
+    assert {"attention.out x", "attention.out weight", "attention.out gradient", "moe.experts x"} <= {
+        row.name for row in operands
+    }
+    for row in operands:  # e4m3 has three bits, e5m2 two: half a step is 2^-4 or 2^-3 of the power of two
+        assert row.overflow == 0
+        assert 2**-8 < row.error < (2**-3 if name == "fp8" else 2**-4), row
+
+
+def test_a_tally_against_figures_by_hand() -> None:
+    tally = ErrorStats()
+    tally.add(torch.tensor([0.0, 2.0, 0.0, 8.0, torch.inf]), torch.tensor([0.5, 1.0, 0.0, 3.0, 9.0]), top=8, scale=2)
+    row = tally.compared(("gradient", 3, "mlp.act"))
+    assert (row.elements, row.underflow, row.overflow, row.largest) == (5, 0.2, 0.4, 1.0)
+    assert row.error == pytest.approx((0.25 / 1.25) ** 0.5)  # of 0, 1, 0 against 0.5, 1, 0
+    assert row.cosine == pytest.approx(1 / 1.25**0.5)
+
+
+def test_it_can_be_read_and_seen(forked: Fork) -> None:
+    (found,) = forked(1, compared, DENSE, "bf16")
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(page(found))
+    text = console.export_text()
+    assert "bf16: gradients of weights are within" in text
+    assert "Gradients of those results" in text
+    assert "attention.core" in text
+    assert Numerics.model_validate(json.loads(found.model_dump_json())) == found
+    pytest.importorskip("altair")
+    spec = error_map(found).to_dict()
+    assert len(spec["vconcat"]) == 3

@@ -1,0 +1,33 @@
+"""Rehearsed tapes of small layouts, made once for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.record.tape import Tape
+from fivefold.dry_run.rehearse import rehearse_rank
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+
+TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+
+
+@cache
+def _rehearsed(layout: str, model: Model = TINY, *, job: Job | None = None, all_ranks: bool = True) -> list[Tape]:
+    found = Layout.parse(layout)
+    if job is None:
+        job = Job(sequence=36 if found.cp == 3 else 32, global_batch=4 * (found.dp if found.pp > 1 else 1))
+    ranks = range(found.world) if all_ranks else representatives(found)
+    return [rehearse_rank(model=model, layout=found, job=job, rank=rank, streams=True).steady for rank in ranks]
+
+
+@pytest.fixture(scope="session")
+def rehearsed() -> Callable[..., list[Tape]]:
+    """``rehearsed(layout, model, job=, all_ranks=)``: the steady step of all ranks, or of the representatives."""
+    return _rehearsed

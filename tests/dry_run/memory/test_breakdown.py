@@ -1,0 +1,118 @@
+"""Memory from a tape: worked by hand on a small one, and on a large one in time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from fivefold.dry_run.memory.breakdown import LiveStorage, largest, levels, stage_memory
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Message, Scope, Site, Tape
+
+FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
+MM = Site("blocks.2.mlp.down", "trainer/model/linear.py:7 fused_linears", "aten::mm")
+LOGITS = Site("head.out", "trainer/model/linear.py:7 fused_linears", "aten::mm")
+
+
+def named(category: str) -> Site:
+    return Site("", "train/zero.py:1 f", "aten::empty", category)
+
+
+def hop(*, receives: bool) -> Message:
+    return Message("pp", "pp_down", (0, 1), "p2p", "bfloat16", 4, 8, 0, receives, 0)
+
+
+def step() -> Tape:
+    """Parameters 1000, moments 2000, inputs 40; an entry of 64 that comes from a neighbour and is kept; logits 500."""
+    tape = Tape()
+    site = tape.site
+    tape.add(SCOPE, tape.scope(Scope("start")))
+    for key, (size, category) in enumerate([(1000, "parameters"), (2000, "optimizer"), (40, "inputs")]):
+        tape.add(ALLOC, key, size, site(named(category)))
+    tape.add(KERNEL, 0)
+    tape.add(ALLOC, 9, 64, site(named("pipeline")))
+    tape.add(START, 0, tape.message(hop(receives=True)), 9)
+    tape.add(SCOPE, tape.scope(FORWARD))
+    tape.add(WAIT, 0)
+    tape.add(ALLOC, 3, 300, site(MM))  # kept
+    tape.add(ALLOC, 4, 70, site(MM))  # scratch
+    tape.add(FREE, 4)
+    tape.add(ALLOC, 5, 500, site(LOGITS))
+    tape.add(SCOPE, tape.scope(BACKWARD))
+    tape.add(ALLOC, 6, 400, site(named("gradients")))
+    tape.add(ALLOC, 7, 90, site(named("gathers")))
+    tape.add(ALLOC, 8, 64, site(MM))  # goes back to the neighbour, after the step's last action
+    for key in (5, 3, 9, 7):
+        tape.add(FREE, key)
+    tape.add(START, 1, tape.message(hop(receives=False)), 8)
+    tape.add(SCOPE, tape.scope(UPDATE))
+    tape.add(ALLOC, 10, 33, site(named("widened")))
+    tape.add(FREE, 8)
+    tape.add(FREE, 10)
+    return tape
+
+
+def test_a_small_tape_by_hand() -> None:
+    tape = step()
+    found = levels(tape)
+    top = max(found, key=lambda level: level.live_bytes)
+    assert top.live_bytes == 3040 + 64 + 300 + 500 + 400 + 90 + 64
+    assert top[1:7] == (3040, 400, 64 + 300, 90, 500, 64)
+    assert (
+        top.cause
+        == "backward of micro-batch 0, stage 1, blocks.2.mlp.down mm (trainer/model/linear.py:7 fused_linears)"
+    )
+    assert tape.events[4 * int(top.seconds) : 4 * int(top.seconds) + 2].tolist() == [ALLOC, 8]
+    before = next(level for level in found if level.live_bytes == 3104)  # the buffer of what has not come yet
+    assert (before.activations_bytes, before.temporary_bytes) == (0, 64)
+    assert found[0].live_bytes == 3040  # not what the tape lists before it begins
+    assert found[-1][1:7] == (3040, 400, 0, 0, 0, 0)
+
+
+def test_the_parts_of_a_stage() -> None:
+    memory = stage_memory(step(), 1)
+    assert (memory.stage, memory.parameters_bytes, memory.optimizer_bytes, memory.gradients_bytes) == (
+        1,
+        1000,
+        2000,
+        400,
+    )
+    assert memory.activations_bytes == 64 + 300 + 500  # at the end of the forward, logits among them
+    assert memory.peak_bytes == 4458
+    assert memory.temporary_bytes == 4458 - 3400 - 864
+    assert memory.peak_cause.startswith("backward of micro-batch 0, stage 1, blocks.2.mlp.down")
+
+
+def test_the_largest_that_live_at_the_peak() -> None:
+    tape = step()
+    found = largest(tape, 4)
+    assert [(one.bytes, one.category) for one in found] == [
+        (2000, "optimizer"), (1000, "parameters"), (500, "logits"), (400, "gradients"),
+    ]  # fmt: skip
+    assert found[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
+    assert sum(one.bytes for one in largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
+
+
+def test_seconds_of_each_event_may_be_given() -> None:
+    tape = step()
+    clock = np.arange(len(tape)) / 4
+    plain, timed = levels(tape), levels(tape, clock)
+    assert [level.seconds / 4 for level in plain] == [level.seconds for level in timed]
+    assert [level[1:] for level in plain] == [level[1:] for level in timed]
+
+
+def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
+    tape = Tape()
+    tape.add(SCOPE, tape.scope(Scope("start")))
+    tape.add(ALLOC, 0, 7, tape.site(named("parameters")))
+    tape.add(SCOPE, tape.scope(FORWARD))
+    place = tape.site(MM)
+    sizes = np.random.default_rng(1).integers(1, 10**6, 500_000)
+    for key, size in enumerate(sizes.tolist(), start=1):
+        tape.add(ALLOC, key, size, place)
+        tape.add(FREE, key)
+    begin = time.perf_counter()
+    found, memory = levels(tape), stage_memory(tape, 0)
+    assert time.perf_counter() - begin < 10  # about 1 s on a core of its own
+    assert len(found) <= 20_002
+    assert memory.peak_bytes == max(level.live_bytes for level in found) == 7 + sizes.max()

@@ -1,0 +1,142 @@
+"""Blocks that play a recording against blocks that run: event for event the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.record.recording import NotReplayable, recording_of
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Tape
+from fivefold.dry_run.rehearse import rehearse_rank
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
+
+DENSE = Model(name="dense", layers=5, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=301)
+MODELS = {
+    "dense": DENSE,
+    "tied": DENSE.replace(tied_embeddings=True, qkv_bias=True),
+    "moe": DENSE.replace(
+        moe=MoE(experts=4, topk=2, ffn=32, shared_experts=1, shared_ffn=32, dense_layers=1, balance="free",
+                score="sigmoid"),
+        kv_heads=4, mla=MLA(q_rank=32, kv_rank=16, nope_dim=16, rope_dim=8, v_dim=16),
+    ),
+}  # fmt: skip
+CASES = [
+    ("dense", "dp2 zero3", True),
+    ("dense", "dp2 zero2 mbs2 ac=full", False),
+    ("dense", "dp2 zero3 ac=full/2", True),
+    ("dense", "tp2 nosp ac=norm+act", True),
+    ("dense", "pp2 tp2 cp2", True),
+    ("dense", "tp2 cp2 cp=ulysses ac=selective", True),
+    ("dense", "pp2 v2 interleaved dp2 zero3", True),
+    ("dense", "pp2 zb1p dp2 zero2", True),
+    ("tied", "pp2 zbv tp2", True),
+    ("tied", "dp2 zero3", True),
+    ("moe", "dp2 ep2 zbv pp2 zero1", True),
+    ("moe", "dp2 tp2 ep2 etp2 zero1 ac=selective", True),
+    ("moe", "dp2 tp2 ep4 zero3 ac=full", True),
+    ("moe", "pp2 dualpipe", True),
+]
+
+
+def told(tape: Tape) -> list[Any]:
+    """What a tape says, its storages and handles named in order. When an elementwise kernel is written down depends on
+    what follows it, so kernels stand apart, among the messages."""
+    names: dict[tuple[str, int], int] = {}
+
+    def name(kind: str, number: int) -> int:
+        return names.setdefault((kind, number), len(names))
+
+    def events() -> Iterator[Any]:
+        for kind, first, second, third in tape:
+            if kind == ALLOC:
+                yield kind, name("storage", first), second, tape.sites[third]
+            elif kind == FREE:
+                yield kind, name("storage", first)
+            elif kind == KERNEL:
+                kernel = tape.kernels[first]
+                yield kind, kernel._replace(site=0), tape.sites[kernel.site]
+            elif kind == START:
+                message = tape.messages[second]
+                carried = names.get(("storage", third), -1)
+                yield kind, name("handle", first), message._replace(site=0), tape.sites[message.site], carried
+            elif kind == WAIT:
+                yield kind, name("handle", first)
+            else:
+                assert kind == SCOPE
+                yield kind, tape.scopes[first]
+
+    found = list(events())
+    kernels = [event for event in found if event[0] in (KERNEL, START, WAIT)]
+    return [event for event in found if event[0] != KERNEL] + kernels
+
+
+def job_for(layout: Layout) -> Job:
+    micro_batches = 4 if layout.pp > 1 else 2
+    return Job(sequence=64, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("bf16"))
+
+
+@pytest.mark.parametrize(("name", "text", "streams"), CASES, ids=[f"{name} {text}" for name, text, _ in CASES])
+def test_played_blocks_do_what_blocks_do(
+    name: str, text: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    layout, model = Layout.parse(text), MODELS[name]
+    job = job_for(layout)
+    recorded = []
+
+    def spied(*arguments: Any, **options: Any) -> Any:
+        recorded.append(recording_of(*arguments, **options))
+        return recorded[-1]
+
+    monkeypatch.setattr("fivefold.dry_run.record.replay.recording_of", spied)
+    for rank in representatives(layout):
+        recorded.clear()
+        played = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
+        assert recorded, "nothing was played"
+        ran = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams, replay=False)
+        assert told(played.first) == told(ran.first)
+        assert told(played.steady) == told(ran.steady)
+
+
+def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotReplayable
+
+    layout = Layout.parse("dp2 zero3")
+    ran = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
+    monkeypatch.setattr("fivefold.dry_run.record.replay.recording_of", refuse)
+    fallen_back = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True)
+    assert told(fallen_back.steady) == told(ran.steady)
+
+
+def test_every_rank_of_a_stage_does_as_its_first_or_holds_less() -> None:
+    layout = Layout.parse("dp2 tp2 pp2 zero2")
+    job = job_for(layout)
+    tapes = {rank: rehearse_rank(model=DENSE, layout=layout, job=job, rank=rank, streams=True).steady
+             for rank in range(layout.world)}  # fmt: skip
+    for first in representatives(layout):
+        for rank in range(first, first + layout.world // layout.pp):
+            mine, its = _counts(tapes[rank]), _counts(tapes[first])
+            assert mine[1:] == its[1:]
+            assert mine[0] <= its[0]
+
+
+def _counts(tape: Tape) -> tuple[int, int, list[tuple[str, str, int, int]]]:
+    """Most bytes that live, FLOPs, and what is sent."""
+    live, most, sizes, sent = 0, 0, dict[int, int](), list[tuple[str, str, int, int]]()
+    for kind, first, second, _ in tape:
+        if kind == ALLOC:
+            sizes[first] = second
+            live += second
+        elif kind == FREE:
+            live -= sizes[first]
+        elif kind == START:
+            message = tape.messages[second]
+            sent.append((message.axis, message.collective, message.payload, message.numel))
+        most = max(most, live)
+    return most, sum(tape.kernels[first].flops for kind, first, *_ in tape if kind == KERNEL), sent

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fivefold import dry_run as page
+from fivefold.dry_run import Rehearsal, dryrun
+from fivefold.dry_run.record.tape import START, WAIT, Tape
+from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
+from fivefold.dry_run.report import moment
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.planner.predict import predict
+from fivefold.record import Fault, Mistake
+from fivefold.rendering.compare import compare
+from fivefold.trainer.model import mlp
+
+H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)
+TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+QWEN = named("qwen3-30b-a3b")
+assert QWEN.moe is not None
+MOE = QWEN.replace(
+    layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256,
+    moe=QWEN.moe.replace(experts=8, topk=2, ffn=32),
+)  # fmt: skip
+
+
+def rehearse(layout: str, *, model: Model = TINY, machine: Machine = H100, job: Job = JOB, **also: Any) -> Rehearsal:
+    return dryrun(model=model, machine=machine, layout=Layout.parse(layout), job=job, **also)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(TINY, "dp2 tp2 pp2 zero1"), (TINY, "dp2 cp2 zero3 ac=full"), (TINY, "pp2 v2 zbv"), (MOE, "dp4 tp2 ep4 zero2")],
+    ids=["tp-pp", "cp-zero3", "zbv", "moe"],
+)
+def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None:
+    found = rehearse(layout, model=model).step
+    assert found is not None
+    predicted = predict(model=model, machine=H100, layout=Layout.parse(layout), job=JOB)
+    assert [row for row in compare(predicted, found) if row.wrong] == []
+    assert found.memory.fits
+    assert found.time.step_seconds == pytest.approx(
+        found.time.compute_seconds + found.time.bubble_seconds + sum(found.time.exposed_seconds.values())
+        + found.time.optimizer_seconds
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "layout"), [(TINY, "dp2 tp2 pp2 zero1"), (MOE, "dp2 pp2 ep2 zero3")])
+def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
+    some, every = (rehearse(layout, model=model, every_rank=each) for each in (False, True))
+    assert [share.rank for share in every.rank_summaries] == list(range(Layout.parse(layout).world))
+    assert some.step == every.step
+    assert not every.findings
+
+
+def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
+    """257 rows of the vocabulary in eight shards: the first rank's are larger than the others'."""
+    model = TINY.replace(vocab=257, tied_embeddings=False)
+    found = rehearse("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
+    assert found is not None
+    assert found.work.parameters == model.parameters
+
+
+def test_what_lives_at_the_peak_adds_up() -> None:
+    found = rehearse("dp2 mbs2")
+    full = found.fullest
+    told = moment(found.tapes[full.rank], rows=10**6)
+    assert sum(told.parts.values()) == sum(each.bytes for each in told.largest) == full.steady.peak_bytes
+    assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
+    (gates,) = [each for each in told.largest if each.category == "activations" and "_Gated" in each.line]
+    assert (gates.module, gates.since) == ("blocks.*.mlp", "forward of micro-batch 0")
+
+
+def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
+    small = H100.replace(chip=H100.chip.replace(memory_bytes=5 * 2**30))
+    job, large = (
+        JOB.replace(sequence=1024, global_batch=8),
+        TINY.replace(width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192),
+    )
+    found = rehearse("dp8 zero0", model=large, machine=small, job=job)
+    (line,) = found.findings
+    assert found.step is not None
+    assert found.step.memory.fits is False
+    has = r"but h100 has 5.00 GiB, of which the driver takes \S+ GiB; try 'dp8 .*'"
+    assert re.match(rf"rank 0 needs \S+ GiB at its peak, \w+.*, {has}", line)
+    better = Layout.parse(line.split("'")[1])
+    assert predict(model=large, machine=small, layout=better, job=job).memory.fits
+
+
+def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
+    found = rehearse("tp2 pp2")
+    (line,) = found.findings
+    assert found.step is None
+    assert line.startswith("rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm: a and b must have same reduction")
+    assert re.search(r"; mend .*test_dryrun.py:\d+ test_a_shape", line)
+
+
+def test_what_cannot_be_faked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x[x > 0])
+    with pytest.raises(Fault, match=r"rank 0 cannot be rehearsed at .*test_dryrun.py:\d+ .*aten.nonzero"):
+        rehearse("dp1")
+
+
+@pytest.mark.parametrize("every_rank", [False, True])
+def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch, every_rank: bool) -> None:
+    def forgetful(*, rank: int, **also: Any) -> RankTapes:
+        found = rehearse_rank(rank=rank, **also)
+        return found._replace(steady=without_last_hop(found.steady)) if rank == 0 else found
+
+    monkeypatch.setattr(page, "rehearse_rank", forgetful)
+    found = rehearse("pp2 dp2 zero1", every_rank=every_rank)
+    assert found.step is None
+    assert any(re.match(r"rank \d sends p2p of \d+ bfloat16 over pp .* never receives it", line)
+               or re.match(r"rank \d receives p2p .* never sends it", line) for line in found.findings)  # fmt: skip
+
+
+def without_last_hop(tape: Tape) -> Tape:
+    hops = [first for kind, first, place, _ in tape if kind == START and tape.messages[place].axis == "pp"]
+    less = Tape(tape.rank)
+    less.sites, less.scopes, less.kernels, less.messages = tape.sites, tape.scopes, tape.kernels, tape.messages
+    for event in tape:
+        if not (event[0] in (START, WAIT) and event[1] == hops[-1]):
+            less.add(*event)
+    return less
+
+
+def test_a_computer_without_gpus_has_one_stream() -> None:
+    here = H100.replace(backend="gloo")
+    step = rehearse("dp2 zero1", machine=here).step
+    assert step is not None
+    assert step.memory.reserved_bytes is None
+    assert step.time.exposed_seconds["dp"] > 0
+    gpu = rehearse("dp2 zero1").step
+    assert gpu is not None
+    assert gpu.memory.reserved_bytes is not None
+    assert gpu.memory.reserved_bytes > gpu.memory.peak_bytes
+
+
+def test_what_is_refused_is_not_built() -> None:
+    for layout, also, words in (
+        ("dp2", {"ranks": (0, 2)}, "no rank 2 in layout .*; its ranks are 0 to 1"),
+        ("tp3", {}, "not divisible by tp=3"),
+        ("dp2", {"job": JOB.replace(loss="plain")}, "the engine has loss=fused"),
+    ):
+        with pytest.raises(Mistake, match=words):
+            rehearse(layout, **also)

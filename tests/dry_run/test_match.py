@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fivefold.dry_run.match import findings
+from fivefold.dry_run.record.tape import START, WAIT, Event, Message, Scope, Site, Tape
+from fivefold.model.catalog import resolve
+
+Rehearsed = Callable[..., list[Tape]]
+MIXTURE = resolve(str(Path(__file__).parents[2] / "examples" / "models" / "mixture.toml")).replace(layers=3)
+DENSE = (
+    "dp2 tp2 zero3", "tp2 nosp mbs2", "dp2 cp2 zero2", "cp3", "cp2 cp=ulysses", "tp2 pp2", "pp2 gpipe", "pp2 v2",
+    "pp2 zb1p", "pp2 zb2p", "pp2 zbv", "pp2 dualpipe", "pp2 dualpipev", "pp4",
+)  # fmt: skip
+EXPERTS = ("dp2 ep2", "dp2 tp2 ep2 etp2 zero1", "dp2 pp2 ep2 dualpipe zero2")
+
+
+def copied(tape: Tape, events: list[Event], messages: list[Message] | None = None) -> Tape:
+    found = Tape(tape.rank)
+    found.sites, found.scopes, found.kernels = tape.sites, tape.scopes, tape.kernels
+    found.messages = tape.messages if messages is None else messages
+    for event in events:
+        found.add(*event)
+    return found
+
+
+def starts(tape: Tape) -> list[int]:
+    return [at for at, event in enumerate(tape) if event[0] == START]
+
+
+@pytest.mark.parametrize("layout", DENSE)
+def test_what_is_trained_meets(layout: str, rehearsed: Rehearsed) -> None:
+    tapes = rehearsed(layout)
+    assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
+    for streams in (True, False):  # the planner's second order holds with each other's rules too
+        assert findings(tapes, streams=streams) == []
+    assert findings(tapes[:1], streams=True) == []  # a rank whose twins are not told does not wait for them
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_experts_meet(layout: str, rehearsed: Rehearsed) -> None:
+    assert findings(rehearsed(layout, MIXTURE), streams=True) == []
+
+
+@pytest.mark.parametrize("layout", ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"])
+def test_every_message_that_is_dropped_is_found(layout: str, rehearsed: Rehearsed) -> None:
+    tapes = rehearsed(layout)
+    tape = tapes[1]
+    events = list(tape)
+    for at in starts(tape):
+        handle, message = events[at][1], tape.messages[events[at][2]]
+        left = [e for i, e in enumerate(events) if i != at and (e[0], e[1]) != (WAIT, handle)]
+        found = findings([copied(tape, left) if each is tape else each for each in tapes], streams=True)
+        assert found, message
+        assert any(f"over {message.axis}" in line and "rank 1" in line for line in found), (message, found)
+
+
+@pytest.mark.parametrize("layout", ["dp2 tp2", "tp2 pp2", "cp2"])
+def test_every_size_that_differs_is_found_and_named(layout: str, rehearsed: Rehearsed) -> None:
+    tapes = rehearsed(layout)
+    tape = tapes[0]
+    events = list(tape)
+    for at in starts(tape):
+        message = tape.messages[events[at][2]]
+        other = message._replace(numel=message.numel + 8)
+        changed = [(START, e[1], len(tape.messages), e[3]) if i == at else e for i, e in enumerate(events)]
+        found = findings([copied(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
+        assert len(found) == 1
+        assert f"of {other.numel} {other.dtype}" in found[0]
+        assert f"of {message.numel} {message.dtype}" in found[0]
+        assert tape.sites[message.site].line in found[0]
+
+
+def test_swapped_messages_are_found(rehearsed: Rehearsed) -> None:
+    tapes = rehearsed("dp2 tp2")
+    tape = tapes[0]
+    events = list(tape)
+    at = starts(tape)
+    swapped = 0
+    for one, two in pairwise(at):
+        first, second = (tape.messages[events[i][2]] for i in (one, two))
+        if first.group != second.group or first[3:6] == second[3:6]:
+            continue
+        mixed = list(events)
+        mixed[one], mixed[two] = ((START, events[i][1], events[j][2], 0) for i, j in ((one, two), (two, one)))
+        (found,) = findings([copied(tape, mixed), *tapes[1:]], streams=True)
+        assert first.collective in found
+        assert second.collective in found
+        swapped += 1
+    assert swapped > 5
+
+
+# Small tapes by hand
+
+
+def message(collective: str = "all_reduce", *, peer: int = -1, receives: bool = False, group: str = "g") -> Message:
+    return Message("pp", group, (0, 1), collective, "bfloat16", 4, 8, peer, receives, 0)
+
+
+def written(rank: int, write: Callable[[Tape], None]) -> Tape:
+    tape = Tape(rank)
+    tape.site(Site("blocks.0", "own.py:7 speak", "c10d::send"))
+    tape.add(5, tape.scope(Scope("forward", 0, rank)))
+    write(tape)
+    return tape
+
+
+def say(*steps: tuple[str, int, Message | None]) -> Callable[[Tape], None]:
+    """("start" or "wait", handle, message)."""
+
+    def write(tape: Tape) -> None:
+        for step, handle, said in steps:
+            if said is not None:
+                tape.add(START, handle, tape.message(said), -1)
+            else:
+                assert step == "wait"
+                tape.add(WAIT, handle)
+
+    return write
+
+
+def test_two_who_wait_for_what_the_other_starts_later() -> None:
+    one, two = message(), message(group="h")
+    tapes = [
+        written(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("wait", 1, None))),
+        written(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("wait", 1, None))),
+    ]
+    for streams in (True, False):
+        (found,) = findings(tapes, streams=streams)
+        assert found == (
+            "deadlock of ranks 0, 1: rank 0 waits in forward of micro-batch 0 for all_reduce of 4 bfloat16 over pp in "
+            "forward of micro-batch 0 (blocks.0 send (own.py:7 speak)); rank 1 waits in forward of micro-batch 1 for "
+            "all_reduce of 4 bfloat16 over pp in forward of micro-batch 1 (blocks.0 send (own.py:7 speak)); start what "
+            "the other waits for before waiting"
+        )
+
+
+def test_exchanged_waits_of_a_rehearsal_are_a_circle(rehearsed: Rehearsed) -> None:
+    tapes = rehearsed("pp2 zbv")
+    tape = tapes[0]
+    events = list(tape)
+    sends = {e[1] for e in events if e[0] == START and not tape.messages[e[2]].receives}
+    (send,) = [at for at, e in enumerate(events) if e[0] == WAIT and e[1] in sends][:1]
+    receives = {e[1]: tape.messages[e[2]] for e in events if e[0] == START and tape.messages[e[2]].receives}
+    last = max(at for at, e in enumerate(events) if e[0] == WAIT and e[1] in receives)
+    begun = next(at for at, e in enumerate(events) if e[0] == START and e[1] == events[last][1])
+    # what comes last from the other is received at once, and waited for before anything is sent
+    early = [events[begun], events[last]]
+    rest = [e for at, e in enumerate(events) if at not in (begun, last)]
+    found = findings([copied(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
+    assert found
+    assert found[0].startswith("deadlock of ranks 0, 1: ")
+    assert send
+
+
+def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
+    tapes = [
+        written(
+            rank,
+            say(
+                ("start", 0, message("p2p", peer=1 - rank)), ("start", 1, message("p2p", peer=1 - rank, receives=True)),
+                ("wait", 0, None), ("wait", 1, None),
+            ),
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert findings(tapes, streams=False) == []
+    (found,) = findings(tapes, streams=True)
+    assert "rank 1 has its part of that on one stream behind what it waits for" in found
+    assert "as one batch" in found
+    for tape in tapes:  # so it is with batch_isend_irecv
+        tape.messages[1] = tape.messages[1]._replace(joins=True)
+    assert findings(tapes, streams=True) == []
+
+
+def test_who_waits_behind_a_deadlock_is_named() -> None:
+    end = message("barrier", group="all")._replace(members=(0, 1, 2), axis="world")
+    one, two = message(), message(group="h")
+    tapes = [
+        written(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("start", 2, end))),
+        written(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("start", 2, end))),
+        written(2, say(("start", 0, end), ("wait", 0, None))),
+    ]
+    first, second = findings(tapes, streams=True)
+    assert first.startswith("deadlock of ranks 0, 1: ")
+    assert second.startswith("behind a deadlock, rank 2 waits in forward of micro-batch 2 for barrier")
+
+
+def test_a_rank_is_given_once() -> None:
+    tape = written(0, say())
+    with pytest.raises(ValueError, match="each must be given once"):
+        findings([tape, tape], streams=True)

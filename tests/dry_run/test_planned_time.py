@@ -1,0 +1,63 @@
+"""The planner's seconds beside the rehearsal's: it prices the kernels that the engine runs, and finds the same step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fivefold.dry_run import Rehearsal, dryrun
+from fivefold.dry_run.record.tape import KERNEL
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.counts.counts import run_part
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.predict import Planner
+
+CASES = {
+    "experts": ("qwen3-30b-a3b", "h200:8", 8, "dp8 zero3 mbs1 ac=full", 512),
+    "narrow": ("llama3.2-1b", "h200:8", 16, "dp8 zero3 mbs1 ac=full", 512),
+    "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 8192),
+    "wide": ("llama3-8b", "h100:8", 4, "dp8 zero3 mbs1", 8192),
+}
+
+
+@cache
+def both(case: str) -> tuple[Planner, Layout, Rehearsal]:
+    name, text, layers, words, sequence = CASES[case]
+    model, machine = named(name).replace(layers=layers), resolve(text, local=Path())
+    job, layout = Job(sequence=sequence, global_batch=8), Layout.parse(words)
+    planner = Planner(model=model, machine=machine, job=job)
+    return planner, layout, dryrun(model=model, machine=machine, layout=layout, job=job)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
+    planner, layout, rehearsal = both(case)
+    assert rehearsal.step is not None
+    assert rehearsal.step.time is not None
+    planned = planner.estimate(layout).step_time.seconds
+    assert planned == pytest.approx(rehearsal.step.time.step_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_many_kernels_are_planned_as_run(case: str) -> None:
+    """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""
+    planner, layout, rehearsal = both(case)
+    tape, ran = rehearsal.tapes[0].steady, Counter[str]()
+    for kind, place, _, _ in tape:
+        if kind == KERNEL:
+            kernel = tape.kernels[place]
+            ran["matmul" if kernel.kind == "matmul" else tape.sites[kernel.site].line.rpartition(" ")[2]] += 1
+    sums = products = 0
+    for run, times in planner.counts.stage_work(layout)[0]:
+        for op in planner.counts.unit(run_part(part_of(layout), run), run.name).ops:
+            sums += times * len(op.gradient_widths)
+            if op.kind == "matmul":
+                time = planner.units.prices(layout).operation(op, heads=1)
+                products += times * (time.kernels * (1 + op.recomputed) + time.backward_kernels - 1)  # less the sum
+    assert (sums, products) == (ran["Gradients._add"], ran["matmul"])

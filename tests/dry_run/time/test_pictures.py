@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fivefold.dry_run import dryrun
+from fivefold.dry_run.time.pictures import LEVELS, levels, spans
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+
+TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+
+
+@pytest.mark.parametrize("layout", ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
+def test_a_picture_shows_the_whole_step(layout: str) -> None:
+    found = dryrun(
+        model=TINY, machine=resolve("h100:4", local=Path()), layout=Layout.parse(layout),
+        job=Job(sequence=64, global_batch=8),
+    )  # fmt: skip
+    assert found.played is not None
+    assert found.table is not None
+    for rank, row in zip(found.ranks, found.table.rows, strict=True):
+        tape = found.steady[rank]
+        drawn = spans(found.played, tape, row)
+        assert [span.name for span in drawn] == [*map(str, row), "update"]
+        assert all(0 <= one.start <= one.end <= two.start + 1e-12 for one, two in pairwise(drawn))
+        assert drawn[-1].end <= found.played.step_seconds
+        assert all(0 <= span.messages <= span.end - span.start for span in drawn)
+        lives = levels(found.played, tape)
+        share = next(each for each in found.rank_summaries if each.rank == rank)
+        assert max(level.live_bytes for level in lives) == share.steady.peak_bytes
+        assert len(lives) <= 3 * (LEVELS + 1)
+        assert all(one.seconds <= two.seconds for one, two in pairwise(lives))

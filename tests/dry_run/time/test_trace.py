@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
+from fivefold.dry_run.time import trace
+from fivefold.dry_run.time.play import Played, play
+from fivefold.job import Job
+from fivefold.machine.catalog import resolve
+from fivefold.record import Fault
+
+H100 = resolve("h100:8", local=Path())
+
+
+@pytest.fixture(scope="module")
+def played(rehearsed: Callable[..., list[Tape]]) -> Played:
+    return play(rehearsed("tp2 pp2"), machine=H100, job=Job(), world=4)
+
+
+def saved(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
+    trace.save(played, path, ranks=ranks, about={"model": "tiny"})
+    found = json.loads(path.read_text())
+    assert found["otherData"] == {"model": "tiny"}
+    events: list[dict[str, Any]] = found["traceEvents"]
+    return events
+
+
+def test_kernels_messages_scopes_and_memory(played: Played, tmp_path: Path) -> None:
+    events = saved(played, tmp_path / "t.json", 0, 3)
+    assert {event["pid"] for event in events} == {0, 3}
+    for rank in (0, 3):
+        tape = played.tapes[rank]
+        mine = [event for event in events if event["pid"] == rank]
+        lines = {e["args"]["name"]: e["tid"] for e in mine if e["name"] == "thread_name"}
+        assert list(lines)[:3] == ["scopes", "modules", "compute"]
+        assert {"tp", "world"} < set(lines)
+        assert {"pp 1", "pp 2"} < set(lines)  # onward and back
+        on = {line: [e for e in mine if e["ph"] == "X" and e["tid"] == tid] for line, tid in lines.items()}
+        assert len(on["compute"]) == sum(kind == KERNEL for kind, *_ in tape)
+        assert sum(len(on[line]) for line in list(lines)[3:]) == sum(kind == START for kind, *_ in tape)
+        for line in on.values():  # nothing runs beside itself
+            assert all(one["ts"] + one["dur"] <= two["ts"] + 2e-3 for one, two in pairwise(line))
+        names = [event["name"] for event in on["scopes"]]
+        assert names[-1] == "update"
+        assert any(name.startswith("forward of micro-batch 0") for name in names)
+        assert any(event["name"].startswith("blocks.") for event in on["modules"])
+        assert on["tp"][0]["args"]["at"].endswith(")")
+
+
+def test_the_peak_is_told(played: Played, tmp_path: Path) -> None:
+    tape = played.tapes[0]
+    live = peak = 0
+    sizes: dict[int, int] = {}
+    for kind, storage, size, _ in tape:
+        if kind == ALLOC:
+            sizes[storage] = size
+            live += size
+        elif kind == FREE:
+            live -= sizes[storage]
+        peak = max(peak, live)
+    told = [e["args"]["bytes"] for e in saved(played, tmp_path / "t.json", 0) if e["ph"] == "C"]
+    assert max(told) == peak
+    assert len(told) < len(tape)
+
+
+def test_of_many_kernels_the_longest_stay(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [e["dur"] for e in saved(played, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
+    monkeypatch.setattr(trace, "MOST_SPANS", 40)
+    few = [e["dur"] for e in saved(played, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]
+    assert sorted(few) == sorted(whole)[-40:]
+
+
+def test_a_folder_that_is_not_there_is_one_line(played: Played, tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="the trace cannot be written: No such file or directory"):
+        trace.save(played, tmp_path / "none" / "t.json", ranks=[0], about={})

@@ -1,0 +1,128 @@
+"""Random legal plans for a stack, from one seed: what ``write`` takes or refuses, and must read back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fivefold.interop.alike import fitted, resolve_rate
+from fivefold.interop.format import Asked, Plan
+from fivefold.interop.read import named, read
+from fivefold.interop.write import plain, write
+from fivefold.job import Job, recipe
+from fivefold.layout.legal import reasons
+from fivefold.layout.names import V_SHAPED
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named as model_named
+from fivefold.model.huggingface.export import differs
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, difference
+from fivefold.stack.catalog import named as stack_named
+from fivefold.stack.spec import Stack
+from fivefold.update import LearningRate, Optimizer
+
+MODELS = ("llama3-8b", "llama3-70b", "llama3.2-1b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "tiny")
+RECIPES = ("bf16", "bf16", "fp32", "fp8", "fp8-rowwise", "bf16-grad16", "fp16")
+
+
+class Range(NamedTuple):
+    """What is drawn of."""
+
+    models: Sequence[str] = MODELS
+    recipes: Sequence[str] = RECIPES
+    acs: Sequence[str] = ("none", "none", "full", "selective", "full/2")
+    axes: Sequence[str] = ("dp", "tp", "cp", "pp", "ep")
+
+
+def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Layout:
+    """A layout; often one that the stack runs."""
+    pick, acs = some.choice, among.acs
+    runs = stack.runs.replace(axes=tuple(axis for axis in stack.runs.axes if axis in among.axes))
+    pp = pick((1, 1, 2, 4)) if "pp" in runs.axes else 1
+    schedule = pick(runs.schedules) if pp > 1 else "1f1b"
+    v = 2 if schedule in V_SHAPED else pick((2, 3)) if schedule == "interleaved" else 1
+    dp, cp = pick((1, 2, 4, 8)), pick((1, 1, 2)) if "cp" in runs.axes else 1
+    tp = pick((1, 2, 4, 8)) if "tp" in runs.axes else 1
+    zero = pick(runs.zero_with(pp)) if dp * cp > 1 else 0
+    values: dict[str, Any] = {
+        "dp": dp, "cp": cp, "tp": tp, "pp": pp, "v": v, "zero": zero, "schedule": schedule, "mbs": pick((1, 2)),
+        "ac": pick(acs),
+    }  # fmt: skip
+    if zero and runs.shard_groups and dp > 2 and some.random() < 0.3:
+        values["shard_group"] = cp * 2
+    if cp > 1:
+        values["cp_kind"] = pick(runs.cp_kinds)
+    if model.moe and "ep" in runs.axes:
+        values |= {"ep": pick((1, 2, 4)), "etp": pick((1, tp))}
+    if pp > 1 and some.random() < 0.3:
+        sizes = [model.layers // (pp * v)] * (pp * v)
+        sizes[-1] += model.layers - sum(sizes) - 1
+        sizes[0] += 1
+        values["stages"] = tuple(sizes)
+    return Layout(**values)
+
+
+def plan(some: random.Random, stack: Stack, among: Range) -> Plan | None:
+    """A plan that is legal for ``stack``, or None."""
+    model = model_named(some.choice(among.models))
+    try:
+        chosen = layout(some, stack, model, among)
+        steps, warmup = some.choice((100, 1000)), some.choice((0, 10))
+        rate = LearningRate(
+            kind=some.choice(("cosine", "constant", "wsd")), peak=3e-4, floor=0.1, warmup_steps=warmup, decay_steps=20
+        )
+        job = Job(
+            sequence=some.choice((2048, 4096)), global_batch=chosen.dp * chosen.mbs * some.choice((1, 2, 8)),
+            precision=recipe(some.choice(among.recipes)), steps=steps, seed=some.choice((0, 7)), stack=stack,
+            learning_rate=rate, optimizer=Optimizer(betas=(0.9, 0.98), clip=0.5, weight_decay=0.01),
+        )  # fmt: skip
+    except ValueError:
+        return None
+    legal = next(reasons(chosen, model=model, job=job, machine=None), None) is None
+    return Plan(model, chosen, job) if legal else None
+
+
+def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> Iterator[Plan]:  # noqa: B008
+    """``count`` legal plans."""
+    some, found = random.Random(seed), 0
+    while found < count:
+        if (drawn := plan(some, stack_named(stack), among)) is not None:
+            found += 1
+            yield drawn
+
+
+def written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan]:
+    """The first ``count`` of 400 drawn plans that ``to`` can be told; fewer if it can be told fewer."""
+    found: list[Plan] = []
+    for drawn in plans(stack, count=400, among=among):
+        try:
+            write(drawn, to=to)
+        except Mistake:
+            continue
+        found.append(drawn)
+        if len(found) == count:
+            break
+    return found
+
+
+def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
+    """Why the plan was refused; None if it was written and read back. Raises if it was read back otherwise."""
+    try:
+        written = write(plan, to=to)
+    except Mistake as refusal:
+        return str(refusal)
+    for name, text in written.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    back = read([str(folder / next(iter(written.files)))], Asked(ranks=plan.layout.world))
+    assert back.model is not None
+    assert back.job is not None
+    assert back.layout == plain(plan.layout, plan.model)
+    assert differs(back.model, fitted(plan.model, back.model)) is None
+    assert difference(back.job, plan.job, skip=("stack", "documents", "learning_rate")) is None
+    rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
+    assert difference(rates[0], rates[1]) is None
+    assert back.job.stack.name == named(to).stack
+    assert back.not_understood == ()
+    assert back.missing == ()
+    return None

@@ -1,0 +1,173 @@
+"""Configs that Megatron-Bridge and NeMo 2 save: fields by Megatron-Core's names, in sections with a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.interop.format import Asked
+from fivefold.interop.read import read
+from tests.interop.draws import Range, plans, returns
+
+# As ConfigContainer.to_yaml writes (megatron-bridge 0.3.1 training/utils/config_utils.py, utils/yaml_utils.py); sizes,
+# degrees and batch of recipes/llama/llama3.py, llama3_70b_pretrain_config
+BRIDGE = """
+_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.llama.llama_provider.Llama3ModelProvider70B
+  num_layers: 80
+  hidden_size: 8192
+  ffn_hidden_size: 28672
+  num_attention_heads: 64
+  num_query_groups: 8
+  kv_channels: null
+  normalization: RMSNorm
+  gated_linear_unit: true
+  activation_func:
+    _target_: torch.nn.functional.silu
+    _call_: false
+  add_bias_linear: false
+  position_embedding_type: rope
+  rotary_base: 500000
+  share_embeddings_and_output_weights: false
+  vocab_size: 128256
+  seq_length: 8192
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 4
+  virtual_pipeline_model_parallel_size: 5
+  context_parallel_size: 2
+  sequence_parallel: true
+  cross_entropy_loss_fusion: true
+  bf16: true
+  params_dtype:
+    _target_: torch.bfloat16
+    _call_: false
+  init_method:
+    _target_: torch.nn.init.normal_
+    _partial_: true
+    std: 0.01
+  tp_comm_overlap_rs: true
+  fp8_dot_product_attention: false
+train:
+  _target_: megatron.bridge.training.config.TrainingConfig
+  micro_batch_size: 1
+  global_batch_size: 512
+  train_iters: 1000
+optimizer:
+  _target_: megatron.bridge.training.config.OptimizerConfig
+  optimizer: adam
+  lr: 0.0003
+  adam_beta2: 0.95
+  weight_decay: 0.1
+  use_distributed_optimizer: true
+ddp:
+  _target_: megatron.bridge.training.config.DistributedDataParallelConfig
+  grad_reduce_in_fp32: true
+  overlap_grad_reduce: true
+  overlap_param_gather: true
+comm_overlap:
+  _target_: megatron.bridge.training.comm_overlap.CommOverlapConfig
+  tp_comm_overlap: true
+logger:
+  _target_: megatron.bridge.training.config.LoggerConfig
+  log_interval: 10
+"""
+# As nemo_run saves a recipe; names of NVIDIA/NeMo:nemo/collections/llm/recipes/llama3_8b.py
+NEMO = """
+_target_: nemo.collections.llm.api.pretrain
+model:
+  _target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+  config:
+    _target_: nemo.collections.llm.gpt.model.llama.Llama3Config8B
+    seq_length: 8192
+trainer:
+  _target_: nemo.lightning.pytorch.trainer.Trainer
+  devices: 8
+  num_nodes: 2
+  max_steps: 100
+  plugins:
+    _target_: nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision
+    precision: bf16-mixed
+    grad_reduce_in_fp32: false
+  strategy:
+    _target_: nemo.lightning.pytorch.strategies.megatron_strategy.MegatronStrategy
+    tensor_model_parallel_size: 2
+    context_parallel_size: 2
+    sequence_parallel: true
+    ddp:
+      _target_: megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
+      overlap_grad_reduce: true
+      overlap_param_gather: true
+data:
+  _target_: nemo.collections.llm.gpt.data.mock.MockDataModule
+  seq_length: 8192
+  micro_batch_size: 1
+  global_batch_size: 512
+optim:
+  _target_: nemo.lightning.pytorch.optim.megatron.MegatronOptimizerModule
+  config:
+    _target_: megatron.core.optimizer.optimizer_config.OptimizerConfig
+    optimizer: adam
+    lr: 0.0003
+    use_distributed_optimizer: true
+"""
+
+
+def put(folder: Path, text: str) -> str:
+    (folder / "run_config.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "run_config.yaml")
+
+
+def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
+    found = read([put(tmp_path, BRIDGE)], Asked(ranks=64))
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.name == "llama3-70b"
+    assert str(found.layout) == "dp2 tp4 cp2 pp4 v5 zero1 interleaved mbs1"
+    job = found.job
+    assert (job.sequence, job.global_batch, job.precision.name, job.stack.name) == (
+        8192,
+        512,
+        "bf16",
+        "megatron-bridge",
+    )
+    assert (job.stack.loss, job.stack.overlap) == ("fused", ("dp", "cp", "pp", "tp"))
+    assert (found.not_understood, found.missing, found.refused) == ((), (), ())
+
+
+def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
+    found = read([put(tmp_path, NEMO)])
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.name == "llama3-8b"
+    assert str(found.layout) == "dp4 tp2 cp2 zero1 mbs1"
+    assert (found.job.global_batch, found.job.precision.name, found.job.stack.name) == (512, "bf16-grad16", "nemo")
+    assert (found.not_understood, found.missing, found.refused) == ((), (), ())
+
+
+def test_what_costs_something_else_is_named(tmp_path: Path) -> None:
+    changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
+    lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
+    found = read([put(tmp_path, lora)], Asked(ranks=64))
+    assert {said.key for said in found.not_understood} == {"fp8_dot_product_attention", "new_kernel", "peft"}
+
+
+CORES = Range(
+    models=("llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"),
+    recipes=("bf16", "bf16-grad16", "fp8", "mxfp8"),
+    acs=("none", "none", "full", "selective", "norm+act"),
+)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    refused = [returns(each, to="bridge", folder=tmp_path) for each in plans("megatron-bridge", count=40, among=CORES)]
+    assert refused.count(None) >= 25, [why for why in refused if why]
+
+
+@pytest.mark.parametrize("text", ["model: {}\ntrain: {}\nddp: {}\n", "_target_: megatron.bridge.x\nmodel: 3\n"])
+def test_an_empty_config_says_what_is_missing(text: str, tmp_path: Path) -> None:
+    found = read([put(tmp_path, text)])
+    assert found.missing[0].startswith("the model")

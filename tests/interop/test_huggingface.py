@@ -1,0 +1,294 @@
+"""Trainers on transformers: published configs are read as they are meant, and what is written is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fivefold.interop.format import Asked, Plan
+from fivefold.interop.read import read
+from fivefold.interop.write import write
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from fivefold.results.reading import Reading
+from tests.interop.draws import Range, plans, returns
+
+# huggingface/alignment-handbook@19f0345:recipes/zephyr-7b-beta/sft/config_full.yaml
+ZEPHYR = """
+model_name_or_path: mistralai/Mistral-7B-v0.1
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_mixture:
+  datasets:
+    - id: HuggingFaceH4/ultrachat_200k
+bf16: true
+gradient_accumulation_steps: 1
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: False
+learning_rate: 2.0e-05
+lr_scheduler_type: cosine
+max_seq_length: 2048
+max_steps: -1
+per_device_train_batch_size: 16
+report_to:
+- wandb
+warmup_ratio: 0.1
+"""
+# huggingface/trl@7d75884:examples/accelerate_configs/deepspeed_zero3.yaml
+ZERO3 = """
+compute_environment: LOCAL_MACHINE
+debug: false
+deepspeed_config:
+  deepspeed_multinode_launcher: standard
+  gradient_accumulation_steps: 1
+  offload_optimizer_device: none
+  offload_param_device: none
+  zero3_init_flag: true
+  zero_stage: 3
+distributed_type: DEEPSPEED
+mixed_precision: 'fp16'
+num_machines: 1
+num_processes: 8
+use_cpu: false
+"""
+# huggingface/trl@a91c73c:examples/accelerate_configs/fsdp2.yaml
+FSDP2 = """
+distributed_type: FSDP
+fsdp_config:
+  fsdp_activation_checkpointing: false
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: true
+  fsdp_version: 2
+mixed_precision: bf16
+num_processes: 8
+"""
+# hiyouga/LLaMA-Factory@03da9a7:examples/train_full/llama3_full_sft.yaml
+FACTORY = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+stage: sft
+do_train: true
+finetuning_type: full
+deepspeed: examples/deepspeed/ds_z3_config.json
+dataset: identity,alpaca_en_demo
+template: llama3
+cutoff_len: 2048
+output_dir: saves/llama3-8b/full/sft
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+lr_scheduler_type: cosine
+bf16: true
+"""
+# hiyouga/LLaMA-Factory@1d6e8b2:examples/deepspeed/ds_z3_config.json
+DS_Z3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 3, "overlap_comm": False, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+        "stage3_max_live_parameters": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}  # fmt: skip
+# axolotl-ai-cloud/axolotl@15f7910:examples/llama-3/fft-8b.yaml
+AXOLOTL = """
+base_model: meta-llama/Meta-Llama-3-8B
+load_in_8bit: false
+datasets:
+  - path: tatsu-lab/alpaca
+sequence_len: 8192
+sample_packing: true
+pad_to_sequence_len: true
+wandb_project:
+gradient_accumulation_steps: 8
+micro_batch_size: 1
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+learning_rate: 2e-5
+bf16: auto
+fp16:
+gradient_checkpointing: true
+flash_attention: true
+deepspeed:
+fsdp:
+fsdp_config:
+special_tokens:
+  pad_token: <|end_of_text|>
+"""
+# axolotl-ai-cloud/axolotl@015d9de:examples/llama-3/3b-fp8-fsdp2.yaml
+AXOLOTL_FSDP = """
+base_model: meta-llama/Llama-3.2-3B
+liger_fused_linear_cross_entropy: true
+datasets:
+  - path: yahma/alpaca-cleaned
+sample_packing: true
+sequence_len: 512
+torch_compile: true
+gradient_accumulation_steps: 1
+micro_batch_size: 16
+optimizer: adamw_torch_fused
+bf16: true
+fsdp_config:
+  fsdp_version: 2
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: true
+  fsdp_activation_checkpointing: true
+"""
+
+
+def of(files: dict[str, str], folder: Path, *words: str, ranks: int | None = 8) -> Reading:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    first = str(folder / next(iter(files)))
+    return read(words or [first], Asked(ranks=ranks))
+
+
+@pytest.mark.parametrize(
+    ("files", "layout", "job", "stack", "strange"),
+    [
+        (
+            {"run.sh": "accelerate launch --config_file zero3.yaml scripts/sft.py --config config_full.yaml\n",
+             "zero3.yaml": ZERO3, "config_full.yaml": ZEPHYR},
+            "dp8 zero3 mbs16 ac=full", ("mistral-7b", 2048, 128, "bf16-grad16", "adamw"), "deepspeed", [],
+        ),
+        (
+            {"run.sh": "accelerate launch --config_file f.yaml scripts/sft.py --config c.yaml --max_seq_length 4096\n",
+             "f.yaml": FSDP2, "c.yaml": ZEPHYR},
+            "dp8 zero3 mbs16 ac=full", ("mistral-7b", 4096, 128, "bf16-grad16", "adamw"), "fsdp2", [],
+        ),
+        (
+            {"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(DS_Z3)},
+            "dp8 zero3 mbs1 ac=full", ("llama3-8b", 2048, 16, "bf16-grad16", "adamw"), "deepspeed", [],
+        ),
+        (
+            {"fft.yaml": AXOLOTL},
+            "dp8 zero0 mbs1 ac=full", ("llama3-8b", 8192, 64, "bf16-autocast", "adamw8bit"), "ddp", [],
+        ),
+        (
+            {"fsdp.yaml": AXOLOTL_FSDP},
+            "dp8 zero3 mbs16 ac=full", ("llama3.2-3b", 512, 128, "bf16-grad16", "adamw"), "fsdp2", [],
+        ),
+    ],
+    ids=["handbook-zero3", "handbook-fsdp2", "llama-factory", "axolotl-ddp", "axolotl-fsdp2"],
+)  # fmt: skip
+def test_published_configs(
+    files: dict[str, str], layout: str, job: tuple[str, int, int, str, str], stack: str, strange: list[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    found = of(files, tmp_path)
+    assert found.job is not None, found.missing
+    assert found.model is not None
+    assert str(found.layout) == layout
+    said = found.job
+    assert (found.model.name, said.sequence, said.global_batch, said.precision.name, said.optimizer.kind) == job
+    assert said.stack.name == stack
+    assert [each.key for each in found.not_understood] == strange
+    assert found.refused == ()
+
+
+def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
+    files = {"run.sh": "accelerate launch --config_file f.yaml t.py c.yaml\n", "f.yaml": FSDP2, "c.yaml": ZEPHYR}
+    of(files, tmp_path)
+    assert str(read([str(tmp_path)]).layout) == "dp8 zero3 mbs16 ac=full"
+    (tmp_path / "run.sh").unlink()
+    with pytest.raises(Mistake, match=r"is a folder without run\.sh"):
+        read([str(tmp_path)])
+
+
+def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
+    alone = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    found = of({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)
+    assert [line.partition(":")[0] for line in found.missing] == [
+        "the model", "the length of a sequence", "on how many GPUs it runs",
+    ]  # fmt: skip
+    whole = read([str(tmp_path / "ds.json"), "max_length=4096"], Asked(ranks=4, model=named("llama3-8b")))
+    assert whole.job is not None
+    assert (str(whole.layout), whole.job.sequence, whole.job.global_batch) == ("dp4 zero2 mbs2", 4096, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train_batch_size": 100}, r"train_batch_size=100 is not micro-batch·accumulation·dp=1·2·8=16"),
+        ({"train_micro_batch_size_per_gpu": 4}, "per_device_train_batch_size=1, but .*=4; let DeepSpeed's be"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both on"),
+    ],
+)
+def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=reason):
+        of({"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(DS_Z3 | changes)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [1", r"not valid YAML: line 1: "),
+        ("- 1\n- 2", "holds a list, not a table of keys"),
+        ("learning_rate: 1\nbf16: true\n!!python/object/apply:os.system ['x']: 1", "could not determine a constructor"),
+    ],
+)  # fmt: skip
+def test_broken_yaml_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=reason) as refused:
+        of({"x.yaml": text}, tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
+    lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    with pytest.raises(Mistake, match="holds more than 100000 values"):
+        of({"x.yaml": "\n".join(lines)}, tmp_path)
+
+
+def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
+    lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace(
+        "deepspeed: examples/deepspeed/ds_z3_config.json", ""
+    )
+    found = of({"train.yaml": lora}, tmp_path)
+    assert [said.key for said in found.not_understood] == ["finetuning_type"]
+    with pytest.raises(Mistake, match=r"names examples/deepspeed/ds_z3_config.json, which is not there"):
+        of({"other.yaml": FACTORY}, tmp_path)
+
+
+TRAINED = Range(
+    models=("llama3-8b", "llama3.2-1b", "qwen3-8b", "mixtral-8x7b", "tiny"),
+    recipes=("bf16", "bf16-grad16", "bf16-grad16", "fp32", "fp16"),
+    acs=("none", "full", "full", "selective"),
+    axes=("dp",),
+)
+
+
+@pytest.mark.parametrize(("to", "stack", "least"), [("accelerate", "fsdp2", 6), ("deepspeed", "deepspeed", 20)])
+def test_what_is_written_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
+    refused = [returns(each, to=to, folder=tmp_path) for each in plans(stack, count=60, among=TRAINED)]
+    assert refused.count(None) >= least, refused
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "to", "reason"),
+    [
+        ("dp4 tp2 zero1 mbs1", "bf16", "deepspeed", "DeepSpeed has dp, and cp=ulysses"),
+        (
+            "dp4 zero3 mbs1 ac=selective",
+            "bf16-grad16",
+            "accelerate",
+            "recomputes whole blocks, all of them; take ac=full",
+        ),
+        ("dp4 zero3 mbs1", "bf16", "accelerate", "reduces in 16 bits; take bf16-grad16 or fp32"),
+        ("dp4 zero2 mbs1", "bf16-grad16", "accelerate", "take zero3, with --set reshard=backward"),
+        ("dp4 zero3 mbs1", "fp8", "deepspeed", "DeepSpeed has bf16, bf16-grad16, fp16 and fp32"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, precision: str, to: str, reason: str) -> None:
+    plan = Plan(named("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    with pytest.raises(Mistake, match=reason):
+        write(plan, to=to)

@@ -1,0 +1,86 @@
+"""Our run file and what starts it elsewhere: a Kubeflow Trainer job, a SkyPilot task."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fivefold.interop.format import Plan
+from fivefold.interop.read import for_stack, read
+from fivefold.interop.write import write
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from fivefold.trainer.run import Run
+from tests.interop.draws import Range, plans
+
+PLAN = Plan(
+    named("llama3-8b"), Layout.parse("dp4 tp2 pp2 zero1 mbs1 ac=selective"),
+    Job(sequence=8192, global_batch=128, precision="fp8", loss="chunked"), machine="h100",
+)  # fmt: skip
+
+
+def test_a_run_file_is_one_that_train_takes(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(write(PLAN, to="fivefold").files["run.toml"])
+    run = Run.load(tmp_path / "run.toml")
+    assert (run.model, run.machine, run.layout, run.job) == ("llama3-8b", "h100:16", str(PLAN.layout), PLAN.job)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_plans_come_back(seed: int, tmp_path: Path) -> None:
+    for each in plans("fivefold", count=8, seed=seed, among=Range(models=("llama3-8b", "tiny"))):
+        files = write(each._replace(machine="h100:8"), to="fivefold").files
+        (tmp_path / "run.toml").write_text(files["run.toml"])
+        back = read([str(tmp_path / "run.toml")])
+        assert (back.layout, back.job, back.model) == (each.layout, each.job, each.model)
+
+
+def test_a_model_of_ones_own_lies_beside(tmp_path: Path) -> None:
+    plan = PLAN._replace(model=PLAN.model.replace(name="mine", layers=8))
+    for name, text in write(plan, to="fivefold").files.items():
+        (tmp_path / name).write_text(text)
+    assert read([str(tmp_path / "run.toml")]).model == plan.model
+
+
+def test_a_machine_is_needed() -> None:
+    with pytest.raises(Mistake, match="on what machine"):
+        write(PLAN._replace(machine=""), to="kubernetes")
+
+
+def test_kubernetes_ends_at_a_mistake_and_goes_on_after_a_fault() -> None:
+    volume, config, runtime, job = yaml.safe_load_all(write(PLAN, to="kubernetes").files["trainjob.yaml"])
+    assert [each["kind"] for each in (volume, config, runtime, job)] == [
+        "PersistentVolumeClaim", "ConfigMap", "TrainingRuntime", "TrainJob",
+    ]  # fmt: skip
+    assert tomllib.loads(config["data"]["run.toml"])["layout"] == str(PLAN.layout)
+    assert (job["spec"]["trainer"]["numNodes"], job["spec"]["trainer"]["numProcPerNode"]) == (2, 8)
+    jobset = runtime["spec"]["template"]["spec"]
+    inner = jobset["replicatedJobs"][0]["template"]["spec"]
+    assert inner["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2]
+    assert jobset["failurePolicy"]["maxRestarts"] == Run().faults.max_restarts
+    pod = inner["template"]["spec"]
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    folder = tomllib.loads(config["data"]["run.toml"])["folder"]
+    assert any(f"/work/{folder}".startswith(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"])
+
+
+def test_skypilot_starts_as_many_ranks_as_the_layout_has() -> None:
+    files = write(PLAN, to="skypilot").files
+    task = yaml.safe_load(files["task.yaml"])
+    assert task["num_nodes"] * int(task["resources"]["accelerators"].rpartition(":")[2]) == PLAN.layout.world
+    assert "run.toml" in task["run"]
+    assert "run.toml" in files
+
+
+def test_every_stack_that_is_written_is_found() -> None:
+    assert (for_stack("torchtitan"), for_stack("megatron-core"), for_stack("fsdp2")) == (
+        "torchtitan", "megatron", "accelerate",
+    )  # fmt: skip
+    with pytest.raises(Mistake, match="no config is written for stack internevo"):
+        for_stack("internevo")

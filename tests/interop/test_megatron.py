@@ -1,0 +1,269 @@
+"""Megatron's arguments: published scripts are read as their authors say, and what is written is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.interop.format import Asked, Plan
+from fivefold.interop.megatron.read import spelled
+from fivefold.interop.read import read
+from fivefold.interop.write import write
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from tests.interop.draws import Range, plans, returns
+
+# NVIDIA/Megatron-LM@157006d:examples/gpt3/train_gpt3_175b_distributed.sh, "the 175B parameter model"; 16 nodes
+GPT3 = """
+GPUS_PER_NODE=8
+NUM_NODES=16
+CHECKPOINT_PATH=$1 #<Specify path>
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --master_addr $MASTER_ADDR
+)
+GPT_MODEL_ARGS=(
+    --num-layers 96
+    --hidden-size 12288
+    --num-attention-heads 96
+    --seq-length 2048
+    --max-position-embeddings 2048
+    --attention-backend auto # Can use (flash/fused/unfused/local)
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 1536
+    --rampup-batch-size 16 16 5859375
+    --train-iters 500000
+    --weight-decay 0.1
+    --adam-beta2 0.95
+    --fp16
+    --lr 6.0e-5
+    --lr-decay-style cosine
+    --min-lr 6.0e-6
+    --lr-warmup-fraction .001
+)
+MODEL_PARALLEL_ARGS=(
+	--tensor-model-parallel-size 8
+	--pipeline-model-parallel-size 16
+)
+DATA_ARGS=(
+    --vocab-file $VOCAB_FILE
+    --tokenizer-type GPT2BPETokenizer
+    --save $CHECKPOINT_PATH
+)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
+    ${GPT_MODEL_ARGS[@]} \\
+    ${TRAINING_ARGS[@]} \\
+    ${MODEL_PARALLEL_ARGS[@]} \\
+    ${DATA_ARGS[@]}
+"""
+# NVIDIA/Megatron-LM@157006d:examples/llama/train_llama3_8b_h100_fp8.sh
+LLAMA3 = """
+DTYPE="fp8"
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192
+    --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 1000000
+    --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu --attention-backend fused --apply-layernorm-1p
+    --untie-embeddings-and-output-weights --disable-bias-linear
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1 --global-batch-size 128 --train-samples 1953125000 --lr 0.00015 --bf16
+    --grad-reduce-in-bf16 --cross-entropy-loss-fusion
+)
+DTYPE_ARGS=( "--fp8-format hybrid" "--fp8-amax-history-len 1024" "--fp8-param-gather" )
+if [[ "$DTYPE" == "bf16" ]]; then
+    DTYPE_ARGS=()
+fi
+DDP_ARGS=(
+    --use-distributed-optimizer
+    --overlap-grad-reduce
+    --overlap-param-gather
+)
+TRAINING_ARGS+=("${DDP_ARGS[@]}")
+torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py ${MODEL_ARGS[@]} ${TRAINING_ARGS[@]} ${DTYPE_ARGS[@]} \\
+    --sequence-parallel --vocab-size 128256
+"""
+# yanring/Megatron-MoE-ModelZoo@31942f0:model_configs/benchmarking/DeepSeek-V3.yaml
+DEEPSEEK = """
+ENV_VARS:
+  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True
+MODEL_ARGS:
+  --tensor-model-parallel-size: ${TP}
+  --pipeline-model-parallel-size: ${PP}
+  --expert-model-parallel-size: ${EP}
+  --expert-tensor-parallel-size: 1
+  --use-distributed-optimizer: true
+  --overlap-grad-reduce: true
+  --overlap-param-gather: true
+  --sequence-parallel: true
+  --disable-bias-linear: true
+  --micro-batch-size: 1
+  --global-batch-size: 8192
+  --cross-entropy-loss-fusion: true
+  --pipeline-model-parallel-layout: Et*3|(tt|)*29m|L
+  --seq-length: 4096
+  --num-layers: 61
+  --hidden-size: 7168
+  --ffn-hidden-size: 18432
+  --num-attention-heads: 128
+  --kv-channels: 128
+  --max-position-embeddings: 4096
+  --position-embedding-type: rope
+  --make-vocab-size-divisible-by: 3232
+  --normalization: RMSNorm
+  --norm-epsilon: 1e-6
+  --swiglu: true
+  --untie-embeddings-and-output-weights: true
+  --multi-latent-attention: true
+  --attention-dropout: 0.0
+  --hidden-dropout: 0.0
+  --qk-layernorm: true
+  --tokenizer-model: deepseek-ai/DeepSeek-V3
+  --num-experts: 256
+  --moe-layer-freq: ([0]*3+[1]*58)
+  --moe-ffn-hidden-size: 2048
+  --moe-shared-expert-intermediate-size: 2048
+  --moe-router-topk: 8
+  --moe-grouped-gemm: true
+  --moe-token-dispatcher-type: flex
+  --moe-router-group-topk: 4
+  --moe-router-num-groups: 8
+  --moe-router-topk-scaling-factor: 2.5
+  --moe-router-score-function: sigmoid
+  --moe-router-enable-expert-bias: true
+  --q-lora-rank: 1536
+  --kv-lora-rank: 512
+  --qk-head-dim: 128
+  --qk-pos-emb-head-dim: 64
+  --v-head-dim: 128
+  --bf16: true
+"""
+
+
+def put(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def test_gpt3(tmp_path: Path) -> None:
+    found = read([put(tmp_path, "train.sh", GPT3)])
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.parameters == pytest.approx(175e9, rel=5e-3)
+    assert str(found.layout) == "dp1 tp8 pp16 zero0 1f1b mbs1 nosp"
+    job = found.job
+    assert (job.sequence, job.global_batch, job.precision.name, job.stack.name) == (2048, 1536, "fp16", "megatron-core")
+    assert job.ramp is not None
+    assert (job.ramp.first, job.ramp.step, job.ramp.samples) == (16, 16, 5_859_375)
+    assert (found.missing, found.not_understood, found.refused) == ((), (), ())
+    left = {said.key: said.value for said in found.defaulted}
+    assert (left["recompute_modules"], left["hidden_dropout"]) == ("['core_attn']", "0.1")
+
+
+def test_llama3_in_fp8(tmp_path: Path) -> None:
+    found = read([put(tmp_path, "train.sh", LLAMA3)])
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.parameters == pytest.approx(8.03e9, rel=1e-3)
+    assert str(found.layout) == "dp8 zero1 mbs1"
+    recipe = found.job.precision
+    assert (recipe.compute, recipe.weights_bytes, recipe.gathers, recipe.accumulated_bytes) == ("fp8", 1, "fp8", 0)
+    assert (found.job.stack.loss, found.job.stack.overlap) == ("fused", ("dp", "cp", "pp"))
+    assert found.not_understood == ()
+
+
+def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
+    path = put(tmp_path, "args.yaml", DEEPSEEK)
+    with pytest.raises(Mistake, match=r"--tensor-model-parallel-size is \$\{TP\}, which is not set; add TP=VALUE"):
+        read([path], Asked(ranks=1024))
+    found = read([path, "TP=2", "PP=16", "EP=64"], Asked(ranks=2048))
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.parameters == pytest.approx(671e9, rel=1e-3)
+    assert found.model.moe is not None
+    assert found.model.moe.dense_layers == 3
+    assert str(found.layout) == "dp64 tp2 pp16 ep64 v2 zero1 interleaved mbs1"
+    assert [said.key for said in found.not_understood] == ["pipeline_model_parallel_layout"]
+    assert (found.job.stack.dispatcher, found.job.stack.vocab_multiple) == ("fused", 3232)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("--tensor-model-parallel-size 8", "--tensor-model-parallel-size 6"), "128 ranks are not a multiple of .*=96"),
+        (("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $TP"), r"is \$TP, which is not set; add TP="),
+        (
+            ("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $(cat tp)"),
+            r"what a command prints, \$\(cat",
+        ),
+        (("--num-layers 96", "--num-layers 95"), "num_layers=95 does not spread over pp=16"),
+        (("--num-layers 96", "--num-layers many"), "num_layers must be a whole number of 1 or more, not 'many'"),
+        (("--rampup-batch-size 16 16 5859375", "--rampup-batch-size 16"), "rampup_batch_size is three numbers"),
+        ((GPT3, "cd here"), "holds no command"),
+    ],
+)
+def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=reason) as refused:
+        read([put(tmp_path, "train.sh", GPT3.replace(*change))])
+    assert "\n" not in str(refused.value)
+
+
+def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="is started on 128 ranks, and --gpus says 64"):
+        read([put(tmp_path, "train.sh", GPT3)], Asked(ranks=64))
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    found = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
+    assert found.missing == ("the vocabulary, which its tokenizer has: say --vocab 128256",)
+    given = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))], Asked(vocab=51200))
+    assert given.model is not None
+    assert given.model.vocab == 51_200
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("Et*3|(tt|)*29m|L", (3, *(2,) * 29, 0, 0)),
+        ("Et|t|t|tL", (1, 1, 1, 1)),
+        ("E,t*2|t,t,L", (2, 2)),
+        ("Ett|(t|t|)*2tL", (2, 1, 1, 1, 1, 1)),
+    ],
+)
+def test_layouts_of_a_pipeline_are_spelled(text: str, sizes: tuple[int, ...]) -> None:
+    assert spelled(text, origin="here") == sizes
+
+
+CORES = Range(
+    models=("llama3-8b", "llama3-70b", "gpt3-175b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"),
+    recipes=("bf16", "bf16", "bf16-grad16", "fp32", "fp16", "fp8", "fp8-tiles", "mxfp8"),
+    acs=("none", "none", "full", "selective", "norm+act", "up+rope", "core+moe"),
+)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    refused = [returns(each, to="megatron", folder=tmp_path) for each in plans("megatron-core", count=40, among=CORES)]
+    assert refused.count(None) >= 25, [why for why in refused if why]
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "precision", "reason"),
+    [
+        ("dp2 pp2 zero1 mbs1 ac=full@1", "llama3-8b", "bf16", "recomputes on all pipeline ranks alike; take ac=full"),
+        ("dp4 zero1 mbs1 ac=qkv", "llama3-8b", "bf16", "recomputes full, selective, or any of norm, act, mlp, moe"),
+        ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core has no zero3; take zero0 or zero1"),
+        ("dp4 zero1 mbs1", "llama3-8b", "fp8-rowwise", "precision fp8-rowwise: Megatron has fp32, fp16, bf16"),
+        ("dp4 zero1 mbs1", "gemma2-9b", "bf16", "of model 'gemma2-9b' it can only say"),
+        ("dp2 pp2 zero1 mbs1 zb1p", "llama3-8b", "bf16", "megatron-core has no zb1p; take 1f1b or interleaved"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, precision: str, reason: str) -> None:
+    plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    with pytest.raises(Mistake, match=reason):
+        write(plan, to="megatron")

@@ -1,0 +1,143 @@
+"""nanotron's YAML: a published one is read as its file says, and what is written is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.interop.format import Asked, Plan
+from fivefold.interop.read import read
+from fivefold.interop.write import write
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from tests.interop.draws import Range, plans, returns
+
+# huggingface/nanotron@09fd0ec:examples/config_tiny_llama.yaml
+TINY = """
+checkpoints:
+  checkpoint_interval: 10
+  checkpoints_path: checkpoints
+data_stages:
+- data:
+    dataset:
+      hf_dataset_or_datasets: stas/openwebtext-10k
+    seed: 42
+  name: Stable Training Stage
+  start_training_step: 1
+general:
+  project: debug
+  seed: 42
+model:
+  ddp_bucket_cap_mb: 25
+  dtype: bfloat16
+  init_method:
+    std: 0.025
+  make_vocab_size_divisible_by: 1
+  model_config:
+    bos_token_id: 1
+    hidden_act: silu
+    hidden_size: 16
+    intermediate_size: 64
+    is_llama_config: true
+    max_position_embeddings: 256
+    num_attention_heads: 4
+    num_hidden_layers: 2
+    num_key_value_heads: 4
+    rms_norm_eps: 1.0e-05
+    rope_scaling: null
+    tie_word_embeddings: true
+    use_cache: true
+    vocab_size: 256
+optimizer:
+  accumulate_grad_in_fp32: true
+  clip_grad: 1.0
+  learning_rate_scheduler:
+    learning_rate: 0.0003
+    lr_decay_style: cosine
+    lr_warmup_steps: 2
+    min_decay_lr: 1.0e-05
+  optimizer_factory:
+    adam_beta1: 0.9
+    adam_beta2: 0.95
+    adam_eps: 1.0e-08
+    name: adamW
+    torch_adam_is_fused: true
+  weight_decay: 0.01
+  zero_stage: 0
+parallelism:
+  dp: 2
+  expert_parallel_size: 1
+  pp: 2
+  pp_engine: 1f1b
+  tp: 2
+  tp_linear_async_communication: true
+  tp_mode: REDUCE_SCATTER
+tokenizer:
+  tokenizer_name_or_path: robot-test/dummy-tokenizer-wordlevel
+tokens:
+  batch_accumulation_per_replica: 1
+  micro_batch_size: 2
+  sequence_length: 256
+  train_steps: 15
+"""
+
+
+def put(folder: Path, text: str) -> str:
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "config.yaml")
+
+
+def test_the_published_tiny_llama(tmp_path: Path) -> None:
+    found = read([put(tmp_path, TINY)])
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.parameters == 256 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 64 + 2 * 16) + 16
+    assert str(found.layout) == "dp2 tp2 pp2 zero0 1f1b mbs2"
+    job = found.job
+    assert (job.sequence, job.global_batch, job.precision.name, job.steps) == (256, 4, "bf16", 15)
+    assert (job.stack.name, job.stack.async_tp) == ("nanotron", True)
+    assert (found.not_understood, found.missing, found.refused) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks", "reason"),
+    [
+        (("  dp: 2", "  dp: 4"), 8, r"dp·cp·tp·pp=4·1·2·2=16, but there are 8 ranks"),
+        (("dtype: bfloat16", "dtype: int8"), None, "model.dtype is 'int8'"),
+        (("  dp: 2", "  dp: two"), None, "parallelism.dp must be a whole number"),
+    ],
+)
+def test_contradictions_are_one_line(change: tuple[str, str], ranks: int | None, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=reason):
+        read([put(tmp_path, TINY.replace(*change))], Asked(ranks=ranks))
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    found = read([put(tmp_path, TINY.replace("  micro_batch_size: 2\n", ""))])
+    assert found.missing == ("tokens.micro_batch_size",)
+
+
+NANOS = Range(models=("tiny", "llama2-7b", "llama3-8b", "qwen2-7b"), recipes=("bf16", "bf16", "fp32", "bf16-pure"),
+              acs=("none", "none", "full"), axes=("dp", "tp", "cp", "pp"))  # fmt: skip
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    refused = [returns(each, to="nanotron", folder=tmp_path) for each in plans("nanotron", count=40, among=NANOS)]
+    assert refused.count(None) >= 20, refused
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "reason"),
+    [
+        ("dp4 zero1 mbs1 ac=selective", "llama3-8b", "nanotron recomputes whole layers; take ac=full"),
+        ("dp4 zero1 mbs1", "mixtral-8x7b", "experts are not written for nanotron"),
+        ("dp4 zero1 mbs1", "gemma2-9b", "nanotron has Llama and Qwen2, not gemma2"),
+        ("dp4 zero3 mbs1", "llama3-8b", "nanotron has no zero3; take zero0 or zero1"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, reason: str) -> None:
+    with pytest.raises(Mistake, match=reason):
+        write(Plan(named(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")

@@ -1,0 +1,139 @@
+"""Every key of a software's own list is translated, approximated, an error or harmless; the errors name the keys."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.interop.huggingface.keys import TABLE as TRAINER
+from fivefold.interop.huggingface.names import AXOLOTL, LLAMAFACTORY
+from fivefold.interop.keys import Table, Values
+from fivefold.interop.megatron.bridge import BOTH
+from fivefold.interop.megatron.keys import TABLE as MEGATRON
+from fivefold.interop.nanotron.keys import TABLE as NANOTRON
+from fivefold.interop.torchtitan.keys import TOML
+from fivefold.interop.torchtitan.python import TABLE as PYTHON
+from fivefold.record import Mistake
+from fivefold.requests.configs import check_keys
+from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault, own_keys, read_with, translated_names
+
+TABLES: dict[str, Table] = {
+    "axolotl": {**TRAINER, **AXOLOTL.table}, "llamafactory": {**TRAINER, **LLAMAFACTORY.table}, "trainer": TRAINER,
+    "accelerate": TRAINER, "deepspeed": TRAINER, "megatron": MEGATRON, "bridge": BOTH, "torchtitan-0.2": TOML,
+    "torchtitan": PYTHON, "nanotron": NANOTRON,
+}  # fmt: skip
+# Of each software, keys that change memory, FLOPs, messages or time and are not modelled: by hand, not of a table.
+EFFECTS: dict[str, dict[str, Any]] = {
+    "axolotl": {
+        "adapter": "lora", "s2_attention": True, "gptq": True, "relora": True, "relora_steps": 100,
+        "unsloth_lora_mlp": True, "load_in_8bit": True, "layer_offloading": True, "activation_offloading": True,
+        "gradient_checkpointing": "offload", "fp8": True, "rl": "dpo", "qat.weight_dtype": "int8",
+        "fsdp_config.offload_params": True, "tiled_mlp": True, "unfrozen_parameters": ["lm_head"], "batch_flatten": 1,
+    },
+    "llamafactory": {
+        "finetuning_type": "lora", "quantization_bit": 4, "quantization_method": "hqq", "double_quantization": False,
+        "use_galore": True, "use_badam": True, "stage": "dpo", "shift_attn": True, "use_unsloth_gc": True,
+        "mixture_of_depths": "convert", "upcast_layernorm": True, "use_mca": True, "use_llama_pro": True,
+    },
+    "trainer": {
+        "use_peft": True, "load_in_4bit": True, "activation_offloading": True, "label_smoothing_factor": 0.1,
+        "optim": "galore_adamw", "auto_find_batch_size": True, "neftune_noise_alpha": 5, "fsdp": "full_shard offload",
+        "ddp_bucket_cap_mb": 100, "model_init_kwargs.attn": "x", "parallelism_config.tp_size": 2, "dtype": "bfloat16",
+    },
+    "accelerate": {
+        "accelerate.fsdp_config.fsdp_offload_params": True, "accelerate.distributed_type": "MEGATRON_LM",
+        "accelerate.megatron_lm_config.megatron_lm_tp_degree": 2, "accelerate.fsdp_config.fsdp_forward_prefetch": True,
+        "accelerate.fsdp_config.fsdp_ignored_modules": "x",
+    },
+    "deepspeed": {
+        "deepspeed.zero_optimization.offload_param.device": "cpu", "deepspeed.amp.enabled": True,
+        "deepspeed.zero_optimization.allgather_bucket_size": 1000, "deepspeed.curriculum_learning.enabled": True,
+        "deepspeed.zero_optimization.zero_quantized_weights": True, "deepspeed.compile.deepcompile": True,
+        "deepspeed.activation_checkpointing.cpu_checkpointing": True, "deepspeed.torch_autocast.enabled": True,
+        "deepspeed.zero_optimization.zenflow.topk_ratio": 0.1, "deepspeed.progressive_layer_drop.enabled": True,
+        "deepspeed.data_types.param_dtype": "fp32", "deepspeed.zero_optimization.reduce_scatter": False,
+    },
+    "megatron": {
+        "lora_rank": 16, "cpu_offloading_num_layers": 2, "use_torch_fsdp2": True, "ddp_bucket_size": 1000,
+        "no_bias_swiglu_fusion": True, "fp16_lm_cross_entropy": True, "use_checkpoint_args": True, "spec": "mine",
+        "deterministic_mode": True, "muon_num_ns_steps": 3, "hybrid_override_pattern": "M*", "encoder_num_layers": 8,
+        "moe_layer_recompute": True, "no_scatter_gather_tensors_in_pipeline": True, "model_parallel_size": 2,
+    },
+    "bridge": {
+        "peft": "lora", "ddp.bucket_size": 1000, "ddp.fsdp_double_buffer": True, "model.qk_l2_norm": True,
+        "model.deallocate_pipeline_outputs": False, "model.cpu_offloading": True, "model.num_moe_layers": 4,
+        "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True, "model.activation_func": "x.tanh",
+    },
+    "torchtitan-0.2": {
+        "training.enable_cpu_offload": True, "optimizer.name": "Lion", "optimizer.implementation": "for-loop",
+        "parallelism.disable_loss_parallel": True, "experimental.custom_import": "x", "comm.mode": "fake_backend",
+        "parallelism.pipeline_parallel_schedule_csv": "x.csv", "lora.rank": 8,
+        "training.mixed_precision_reduce": "bfloat16", "activation_checkpoint.mode": "memory_budget",
+    },
+    "torchtitan": {
+        "training.enable_cpu_offload": True, "override": "x", "parallelism.enable_fsdp_symm_mem": True,
+        "debug.batch_invariant": True, "comm.mode": "fake_backend", "new_key": 1,
+    },
+    "nanotron": {
+        "parallelism.tp_recompute_allgather": False, "model.ddp_bucket_cap_mb": 50,
+        "model.model_config.sliding_window_size": 128, "model.model_config._use_doc_masking": True, "new.key": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+def test_every_key_of_the_softwares_own_list_is_known(name: str) -> None:
+    values = Values(TABLES[name], {}, origin="", software=name)
+    own = own_keys(name)
+    assert len(own) > 50
+    assert [key for key in own if not any(map(values.find_key, translated_names(key)))] == []
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+def test_a_key_with_an_effect_is_an_error_unless_it_is_ignored(name: str, tmp_path: Path) -> None:
+    base = read_with(name, {}, tmp_path)
+    assert (base.not_understood, base.missing) == ((), ())
+    for key, value in EFFECTS[name].items():
+        reading = read_with(name, {key: value}, tmp_path)
+        names = translated_names(key)
+        with pytest.raises(Mistake, match="--ignore") as error:
+            check_keys(reading)
+        named = [said.key for said in reading.not_understood]
+        assert names & set(named), f"{key}: {named}"
+        assert all(each in str(error.value) for each in named), key
+        assert "\n" not in str(error.value)
+        notes = check_keys(reading, ignore=named)
+        assert [said.key for said in notes.ignored] == named
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+def test_drawn_keys_are_each_in_one_list_of_the_reading(name: str, tmp_path: Path) -> None:
+    some = random.Random(f"{name} 0")
+    for number in range(4):
+        keys = draw_keys(name, some, count=6)
+        assert find_fault(name, keys, tmp_path) is None, (number, keys)
+
+
+def test_keys_that_are_off_are_harmless(tmp_path: Path) -> None:
+    reading = read_with(
+        "axolotl", {"adapter": None, "gptq": False, "load_in_4bit": "false", "output_dir": "x"}, tmp_path
+    )
+    assert reading.not_understood == ()
+    assert {"gptq", "load_in_4bit", "output_dir", "datasets"} <= {said.key for said in reading.harmless}
+
+
+def test_llama_factory_trains_adapters_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    reading = read_with("llamafactory", {"finetuning_type": None}, tmp_path)
+    assert [said.key for said in reading.not_understood] == ["finetuning_type"]
+
+
+def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    found = read_with("torchtitan", {}, tmp_path)
+    assert found.layout is not None
+    assert found.layout.ac == "norm+rope+act"
+    none = read_with("torchtitan", {"activation_checkpoint": None}, tmp_path)
+    assert none.layout is not None
+    assert (none.layout.ac, none.approximated) == ("none", ())

@@ -1,0 +1,61 @@
+"""The commands on the pages of ``docs/configs`` print what the pages show; ``FIVEFOLD_FREEZE=1`` writes it anew."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fivefold import cli
+from tests.interop.test_published import HERE
+
+PAGES = sorted(path for path in HERE.parents[2].glob("docs/configs/*.md") if path.name != "published.md")
+BLOCK = re.compile(r"```sh\n(fivefold [^\n]*)\n```\n\n```text\n(.*?)```", flags=re.DOTALL)
+NUMBER, BARS = re.compile(r"\d+(?:\.\d+)?"), re.compile(r"[█▏▎▍▌▋▊▉ ]+")  # predictions may move by 5 %
+SPREAD = re.compile(r"^step of comparable runs:([^(]*).*\n", flags=re.MULTILINE)  # moves with every run that is scored
+LINES = 14  # of an output that are shown
+
+
+def output(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr("sys.argv", shlex.split(command))
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr()
+    lines = [line.rstrip() for line in (said.out + said.err).strip("\n").splitlines()]
+    return "\n".join([*lines[:LINES], *(["…"] if len(lines) > LINES else [])]) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_what_its_commands_print(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(HERE, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "110")
+    text = page.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) >= 4
+    wanted = BLOCK.sub(
+        lambda found: f"```sh\n{found[1]}\n```\n\n```text\n{output(found[1], monkeypatch, capsys)}```", text
+    )
+    if os.environ.get("FIVEFOLD_FREEZE"):
+        page.write_text(wanted, encoding="utf-8")
+    shown = page.read_text(encoding="utf-8")
+    spreads = ["".join(SPREAD.findall(each)) for each in (shown, wanted)]
+    assert numbers(spreads[0]) == pytest.approx(numbers(spreads[1]), rel=0.3, abs=0.5)
+    shown, wanted = (SPREAD.sub("", each) for each in (shown, wanted))
+    assert NUMBER.sub("0", BARS.sub("", shown)) == NUMBER.sub("0", BARS.sub("", wanted))
+    assert numbers(shown) == pytest.approx(numbers(wanted), rel=0.05, abs=0.5)
+
+
+def numbers(text: str) -> list[float]:
+    return [float(found) for found in NUMBER.findall(text)]
+
+
+def test_each_page_is_listed() -> None:
+    docs = HERE.parents[2] / "docs" / "configs.md"
+    assert [page.name for page in PAGES if f"configs/{page.name}" not in docs.read_text(encoding="utf-8")] == []
+    assert len(PAGES) == 7

@@ -1,0 +1,130 @@
+"""Configs of public repositories are read as their repositories and model cards say, or one line says what is missing.
+
+``published/index.toml`` lists them; the files keep the keys and values that matter, with their source.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.interop.format import Asked
+from fivefold.interop.read import read
+from fivefold.model.catalog import resolve
+from fivefold.record import Mistake
+from fivefold.units import show_count
+
+HERE = Path(__file__).parent / "published"
+PAGE = Path(__file__).parents[2] / "docs" / "configs" / "published.md"
+FROZEN = "<!-- table of tests/interop/test_published.py -->"
+CONFIGS: list[dict[str, Any]] = tomllib.loads((HERE / "index.toml").read_text(encoding="utf-8"))["config"]
+TITLES = {
+    "torchtitan": "torchtitan", "megatron": "Megatron-LM, Megatron-Core, Megatron-DeepSpeed",
+    "bridge": "Megatron-Bridge", "huggingface": "accelerate, DeepSpeed and TrainingArguments", "nanotron": "nanotron",
+    "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory",
+}  # fmt: skip
+
+
+def name_of(config: dict[str, Any]) -> str:
+    words = [word for word in config["words"].split() if "/" in word and "=" not in word]
+    asked = [f"{key}={config[key]}" for key in ("model", "vocab") if key in config]
+    return " ".join([words[-1], *asked, str(config.get("gpus", ""))]).strip()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE)
+    model = resolve(config["model"]) if "model" in config else None
+    asked = Asked(ranks=config.get("gpus"), model=model, vocab=config.get("vocab"))
+    if "mistake" in config:
+        with pytest.raises(Mistake) as refused:
+            read(config["words"].split(), asked)
+        assert str(refused.value) == config["mistake"]
+        return
+    found = read(config["words"].split(), asked)
+    if "parameters" in config:
+        assert found.model is not None
+        assert found.model.parameters == pytest.approx(config["parameters"], rel=4e-3)
+    job = found.job
+    said = [job.sequence, job.global_batch, job.precision.name, job.optimizer.kind, job.stack.name] if job else None
+    assert (str(found.layout) if found.layout else None, said) == (config.get("layout"), config.get("job"))
+    assert [each.key for each in found.not_understood] == config.get("strange", [])
+    assert [each.key for each in found.approximated] == config.get("approximated", [])
+    assert (list(found.missing), list(found.refused)) == (config.get("missing", []), config.get("refused", []))
+    assert found.job or found.missing
+
+
+def test_ten_configs_of_each_format() -> None:
+    files = {(config["format"], tuple(re.findall(r"\S+/\S+", config["words"].partition("=")[0]))) for config in CONFIGS}
+    many = Counter(form for form, _ in files)
+    assert set(many) == set(TITLES)
+    assert all(count >= 10 for form, count in many.items() if form not in ("axolotl", "llamafactory")), many
+    assert many["axolotl"] + many["llamafactory"] >= 10
+
+
+def source(config: dict[str, Any]) -> str:
+    """Of the file that the words name last: its first lines say so."""
+    file, _, function = name_of(config).split()[0].partition(".py:")
+    text = (HERE / (f"{file}.py" if function else file)).read_text(encoding="utf-8")
+    found = re.search(
+        r"^# ([\w.-]+/[\w.-]+@\w+:\S+?),?(?: .*)?$|^# torchtitan 0\.3\.0 \(package index\): (\S+)",
+        text,
+        flags=re.MULTILINE,
+    )
+    assert found, f"{file} does not say where it is from"
+    return (found[1] or f"torchtitan 0.3.0: {found[2]}") + (f":{function}" if function else "")
+
+
+def rows() -> str:
+    """The table: what was read of each config, and what was not understood."""
+    lines = []
+    for form, title in TITLES.items():
+        lines += [
+            f"## {title}",
+            "",
+            "| config | says | read | an error unless ignored, or missing | approximated |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for config in (each for each in CONFIGS if each["format"] == form):
+            more = [
+                f"{word.partition('=')[0]}={word.partition('=')[2]}" for word in config["words"].split() if "=" in word
+            ]
+            more += [f"--gpus {config['gpus']}"] if "gpus" in config else []
+            more += [f"--{key} {config[key]}" for key in ("model", "vocab") if key in config]
+            beside = f"<br>`{' '.join(more)}`" if more else ""
+            job, size = config.get("job"), config.get("parameters")
+            known = [f"`{config['layout']}`", f"{job[1]} × {job[0]} tokens, {', '.join(job[2:])}"] if job else []
+            says = [f"{show_count(round(size))} parameters"] if size else []
+            says += [config["says"]] if "says" in config else []
+            lacks = (
+                [f"`{key}`" for key in config.get("strange", [])]
+                + config.get("missing", [])
+                + config.get("refused", [])
+            )
+            lacks += [config["mistake"]] if "mistake" in config else []
+            near = [f"`{key}`" for key in config.get("approximated", [])]
+            cells = (
+                f"{source(config)}{beside}",
+                ": ".join(says),
+                "<br>".join(known),
+                "<br>".join(lacks),
+                "<br>".join(near),
+            )
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_table() -> None:
+    before, found, _ = PAGE.read_text(encoding="utf-8").partition(FROZEN)
+    assert found
+    wanted = f"{before}{FROZEN}\n\n{rows()}"
+    if os.environ.get("FIVEFOLD_FREEZE"):
+        PAGE.write_text(wanted, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == wanted, "FIVEFOLD_FREEZE=1 … pytest tests/interop/test_published.py"

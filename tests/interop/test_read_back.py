@@ -1,0 +1,116 @@
+"""What writers say of optimizer, learning rate, clipping, seed and steps: exactly what was asked, and read back so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.interop.alike import resolve_rate
+from fivefold.interop.format import Asked, Plan
+from fivefold.interop.read import FORMATS, named, read
+from fivefold.interop.write import write
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named as model_named
+from fivefold.stack.catalog import named as stack_named
+from fivefold.update import LearningRate, Optimizer
+
+LAYOUTS = {
+    "fivefold": "dp8 zero3 mbs2", "torchtitan": "dp8 zero3 mbs2", "torchtitan-0.2": "dp8 zero3 mbs2",
+    "nanotron": "dp8 zero1 mbs2", "megatron": "dp4 tp2 zero1 mbs1", "bridge": "dp4 tp2 zero1 mbs1",
+    "accelerate": "dp8 zero3 mbs2", "deepspeed": "dp8 zero2 mbs2",
+}  # fmt: skip
+OPTIMIZER = Optimizer(betas=(0.8, 0.97), clip=0.7, weight_decay=0.03, epsilon=1e-7)
+RATES = {
+    "cosine": LearningRate(kind="cosine", peak=7e-4, floor=0.2, warmup_steps=13),
+    "cosine-to-zero": LearningRate(kind="cosine", peak=7e-4, floor=0.0, warmup_steps=0),
+    "constant": LearningRate(kind="constant", peak=7e-4, warmup_steps=13),
+    "wsd": LearningRate(kind="wsd", peak=7e-4, floor=0.2, warmup_steps=13, decay_steps=30),
+    "wsd-default": LearningRate(kind="wsd", peak=7e-4, floor=0.0, warmup_steps=13),
+}
+# As each software calls them, of the plan with RATES["wsd"]: not by the tables of which reader and writer are made.
+LINES: dict[str, tuple[str, ...]] = {
+    "fivefold": (
+        "peak = 0.0007", "floor = 0.2", "warmup_steps = 13", "decay_steps = 30", "seed = 9", "steps = 170",
+        "clip = 0.7", "betas = [0.8, 0.97]", "weight_decay = 0.03", "epsilon = 1e-07",
+    ),
+    "torchtitan": (
+        "lr=0.0007", "betas=(0.8, 0.97)", "eps=1e-07", "weight_decay=0.03", "max_norm=0.7", "steps=170",
+        "warmup_steps=13", "decay_type='linear'", "min_lr_factor=0.2", "decay_ratio=0.17647058823529413", "seed=9",
+    ),
+    "torchtitan-0.2": (
+        "lr = 0.0007", "beta1 = 0.8", "beta2 = 0.97", "eps = 1.0e-07", "weight_decay = 0.03", "max_norm = 0.7",
+        "steps = 170", "warmup_steps = 13", 'decay_type = "linear"', "min_lr_factor = 0.2", "seed = 9",
+    ),
+    "nanotron": (
+        "learning_rate: 0.0007", "adam_beta1: 0.8", "adam_beta2: 0.97", "adam_eps: 1.0e-07", "weight_decay: 0.03",
+        "clip_grad: 0.7", "train_steps: 170", "lr_warmup_steps: 13", "lr_decay_steps: 30", "min_decay_lr: 0.00014",
+        "seed: 9", 'lr_decay_style: "linear"', "lr_decay_starting_step: 140",
+    ),
+    "megatron": (
+        "--lr 0.0007", "--adam-beta1 0.8", "--adam-beta2 0.97", "--adam-eps 1e-07", "--weight-decay 0.03",
+        "--clip-grad 0.7", "--train-iters 170", "--lr-warmup-iters 13", "--lr-wsd-decay-iters 30",
+        "--min-lr 0.00014", "--seed 9", "--lr-decay-style WSD", "--lr-wsd-decay-style linear",
+    ),
+    "bridge": (
+        "lr: 0.0007", "adam_beta1: 0.8", "adam_beta2: 0.97", "adam_eps: 1.0e-07", "weight_decay: 0.03",
+        "clip_grad: 0.7", "train_iters: 170", "lr_warmup_iters: 13", "lr_wsd_decay_iters: 30", "min_lr: 0.00014",
+        "rng:\n  _target_: megatron.bridge.training.config.RNGConfig\n  seed: 9", 'lr_decay_style: "WSD"',
+        'lr_wsd_decay_style: "linear"',
+    ),
+    "accelerate": (
+        "learning_rate: 0.0007", "adam_beta1: 0.8", "adam_beta2: 0.97", "adam_epsilon: 1.0e-07", "weight_decay: 0.03",
+        "max_grad_norm: 0.7", "max_steps: 170", "warmup_steps: 13", 'lr_scheduler_type: "warmup_stable_decay"',
+        "num_decay_steps: 30", "min_lr_ratio: 0.2", 'decay_type: "linear"', "seed: 9", 'optim: "adamw_torch_fused"',
+    ),
+}  # fmt: skip
+LINES["deepspeed"] = (*LINES["accelerate"], '"gradient_clipping": 0.7')
+
+
+def plan(name: str, rate: LearningRate) -> Plan:
+    model = model_named("llama2-7b" if name == "nanotron" else "llama3-8b")
+    job = Job(
+        sequence=2048, global_batch=32, precision=recipe("bf16-grad16" if name == "accelerate" else "bf16"), steps=170,
+        seed=9, stack=stack_named(named(name).stack), learning_rate=rate, optimizer=OPTIMIZER,
+    )  # fmt: skip
+    return Plan(model, Layout.parse(LAYOUTS[name]), job, 8, "h100:8")
+
+
+def test_every_format_that_is_written_and_read_is_tested() -> None:
+    assert {form.name for form in FORMATS if form.write and form.read} == set(LAYOUTS) == set(LINES)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_update_is_read_back_exactly(name: str, rate: str, tmp_path: Path) -> None:
+    asked = plan(name, RATES[rate])
+    written = write(asked, to=name)
+    for file, text in written.files.items():
+        (tmp_path / file).write_text(text)
+    back = read([str(tmp_path / next(iter(written.files)))], Asked(ranks=8)).job
+    assert back is not None
+
+    def update(job: Job) -> dict[str, Any]:
+        schedule = resolve_rate(job.learning_rate, steps=job.steps)
+        return {"optimizer": job.optimizer, "rate": schedule, "seed": job.seed, "steps": job.steps}
+
+    assert update(back) == update(asked.job)
+    assert not [remark for remark in written.remarks if "learning rate" in remark or "the job" in remark]
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
+    text = "\n".join(write(plan(name, RATES["wsd"]), to=name).files.values())
+    for line in LINES[name]:
+        assert re.search(rf"(?<![\w-]){re.escape(line)}(?![1-9])", text), line
+
+
+def test_a_learning_rate_that_would_be_another_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fivefold.interop.huggingface import write as writer
+
+    monkeypatch.setattr(writer, "schedule", lambda job: {"lr_scheduler_type": "cosine"})
+    written = write(plan("deepspeed", RATES["wsd"]), to="deepspeed")
+    assert any("the learning rate is written with" in remark for remark in written.remarks)

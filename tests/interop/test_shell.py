@@ -1,0 +1,120 @@
+"""Scripts and launch lines as words: as bash makes them, and what is logic is named and not followed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from fivefold.interop.shell.launch import launched
+from fivefold.interop.shell.script import script
+
+PLAIN = r"""
+export A=1 B="two words"
+LIST=(--x $A
+    --y "$B"   # a comment ( with brackets
+    --z 'a # b')
+LIST+=(--more)
+TEXT="--one 1 \
+  --two 2"
+N=$((A*8+$A))
+show "${LIST[@]}" $TEXT ${UNSET:-default} "q${A}r" $N a\ b '$A' "\$A" x"$B"y; show second && show third | show fourth
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_words_are_those_that_bash_makes() -> None:
+    function = 'show() { printf "%s\\n" "show" "$@" END; }\n'
+    run = subprocess.run(
+        ["bash", "-c", function + PLAIN.replace("| show", "\nshow")], capture_output=True, text=True, check=True
+    )
+    theirs = [tuple(part.strip("\n").split("\n")) for part in run.stdout.split("END\n") if part]
+    assert list(script(PLAIN).commands) == theirs
+
+
+BRANCHES = """
+A=1 B=fp8 E=
+if [[ "$B" == "fp8" ]]; then
+  X=(--fp8 hybrid)
+  if [ -z "$E" ]; then X+=(--empty); else X+=(--full); fi
+elif [ "$B" = bf16 ]; then X=(--bf16)
+else
+  X=(--fp32)
+  for i in 1 2; do X+=(--never); done
+fi
+if [ $A -gt 3 ]; then Y=big
+elif [ ! $A -eq 1 ]; then
+  Y=odd
+else Y=small; fi
+if [[ "$B" == "x" ]] || [[ -z "$E" ]] && [ $A = 1 ]; then X+=(--both); fi
+if [[ -n "$E" || "$B" == "fp8" && $A -lt 1 ]]; then X+=(--neither); fi
+Z=${4:-"MOCK"}
+if [[ "$Z" == "MOCK" ]]; then X+=(--mock ${UNSET:-"a b"}); fi
+show "${X[@]}" $Y
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_branches_are_those_that_bash_takes() -> None:
+    code = BRANCHES.replace('show "', 'printf "%s\\n" show "')
+    run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    found = script(BRANCHES)
+    assert [list(words) for words in found.commands] == [run.stdout.split()]
+    assert found.remarks == ()
+
+
+def test_logic_is_named_and_not_followed() -> None:
+    found = script('A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
+    assert found.commands == (("run", "1", "$B"),)
+    assert [(said.key, said.value) for said in found.remarks] == [
+        ("line 2", 'if [ -z "$C" ]'),
+        ("line 6", "f() { A=9 }"),
+    ]
+
+
+def test_blocks_that_only_print_or_leave_are_no_remark() -> None:
+    text = 'if [ ! -f "$FILE" ]; then\n  echo "none"\n  exit 1\nfi\nif [ -n "$KEY" ]; then\n  ARGS+=(--key)\nfi\n'
+    found = script(text + "run $ARGS\n")
+    assert [said.key for said in found.remarks] == ["line 5"]
+
+
+def test_what_a_command_prints_is_one_word() -> None:
+    found = script(
+        'HEAD=$(scontrol show hostnames "$LIST" | head -n 1)\nL="run --at $HEAD:6000 --tee 3"\nsrun $L `pwd`/t.py\n'
+    )
+    assert found.commands[-1] == ("srun", "run", "--at", "$(scontrol):6000", "--tee", "3", "$(pwd)/t.py")
+
+
+def test_here_documents_are_passed_over() -> None:
+    assert script("cat > x <<EOF\n{ if (a }\nEOF\nrun it\n").commands == (("run", "it"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "ranks"),
+    [
+        ("torchrun --nnodes 4 --nproc-per-node=8 train.py --x 1", ("train.py", "--x", "1"), 32),
+        ("torchrun --standalone --nproc_per_node 8 -m torchtitan.train --y", ("torchtitan.train", "--y"), 8),
+        ("python3 -u -m torch.distributed.launch --nproc_per_node 4 t.py", ("t.py",), 4),
+        ("srun -N 2 torchrun --nnodes 2 --nproc_per_node 4 t.py", ("t.py",), 8),
+        ("accelerate launch --config_file a.yaml --num_processes 16 t.py -a", ("t.py", "-a"), 16),
+        ("deepspeed --num_gpus 8 --num_nodes 2 t.py --deepspeed ds.json", ("t.py", "--deepspeed", "ds.json"), 16),
+        ("A=1 nohup python t.py", ("t.py",), None),
+        ("torchrun --nnodes $N --nproc_per_node 8 t.py", ("t.py",), None),
+    ],
+)
+def test_launchers_are_taken_off(text: str, words: tuple[str, ...], ranks: int | None) -> None:
+    found = launched(text.split())
+    assert (found.words, found.ranks()) == (words, ranks)
+
+
+def test_slurm_says_nodes_and_gpus() -> None:
+    found = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
+    run = launched(found.commands[0])
+    assert run.ranks(found.slurm.nodes, found.slurm.per_node) == 32
+
+
+def test_a_branch_that_is_open_ends_the_following() -> None:
+    found = script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
+    assert found.commands == (("run", "$B"),)
+    assert [said.key for said in found.remarks] == ["line 3"]

@@ -1,0 +1,289 @@
+"""torchtitan's configs: published ones are read as their files say, and what is written is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.interop.format import Asked, Plan
+from fivefold.interop.read import read
+from fivefold.interop.torchtitan.flavors import flavored, flavors
+from fivefold.interop.write import write
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from fivefold.results.reading import Reading
+from tests.interop.draws import Range, plans, returns
+
+# pytorch/torchtitan, shortened to what costs something. ranks: as the file's head, or its name, says.
+LLAMA3_405B = """# @01424cb:torchtitan/models/llama3/train_configs/llama3_405b.toml: a preset for 128 H100 GPUs
+[model]
+name = "llama3"
+flavor = "405B"
+converters = "float8"
+[optimizer]
+lr = 8e-5
+[training]
+batch_size = 2
+seq_len = 8192
+steps = 3000
+compile = true
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+enable_async_tensor_parallel = true
+[activation_checkpoint]
+mode = 'full'
+[float8]
+enable_fsdp_float8_all_gather = true
+filter_fqns = "output"
+"""
+LLAMA3_70B_8XB200 = """# @25079f1:configs/llama3_70b-8xb200-8k.toml
+[model]
+name = "llama3"
+flavor = "70B"
+converters = []
+[training]
+local_batch_size = 6
+seq_len = 8192
+dtype = "bfloat16"
+mixed_precision_reduce = "bfloat16"
+[parallelism]
+data_parallel_shard_degree = 8
+[activation_checkpoint]
+mode = "full"
+[optimizer]
+early_step_in_backward = true
+[compile]
+enable = true
+"""
+DEEPSEEK_671B = """# @0a8d2b0:torchtitan/models/deepseek_v3/train_configs/deepseek_v3_671b.toml
+[model]
+name = "deepseek_v3"
+flavor = "671B"
+[training]
+local_batch_size = 4
+seq_len = 4096
+[parallelism]
+expert_parallel_degree = 32
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = 'op'
+[compile]
+enable = true
+components = ["loss"]
+"""
+QWEN3_06B = """# @51e84ed:torchtitan/models/qwen3/train_configs/qwen3_0.6b.toml
+[model]
+name = "qwen3"
+flavor = "0.6B"
+[training]
+local_batch_size = 4
+seq_len = 4096
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+[checkpoint]
+enable = false
+"""
+
+
+def of(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml") -> Reading:
+    (folder / name).write_text(text, encoding="utf-8")
+    return read([str(folder / name)], Asked(ranks=ranks))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "parameters", "layout", "job", "strange"),
+    [
+        (LLAMA3_405B, 128, 405.9e9, "dp16 tp8 zero3 mbs2 ac=full", (8192, 32, "fp8-wire"), []),
+        (
+            LLAMA3_70B_8XB200, 8, 70.6e9, "dp8 zero3 mbs6 ac=full", (8192, 48, "bf16-full"),
+            ["training.mixed_precision_reduce", "optimizer.early_step_in_backward"],
+        ),
+        (
+            DEEPSEEK_671B, 256, 671e9,
+            "dp64 pp4 ep32 v2 zero2 interleaved mbs1 ac=norm+rope+act stages=7-8x6-6", (4096, 256, "bf16"),
+            ["activation_checkpoint.selective_ac_option"],
+        ),
+        (QWEN3_06B, 8, 0.596e9, "dp8 zero3 mbs4 ac=full/2", (4096, 32, "bf16"), []),
+    ],
+    ids=["llama3-405b", "llama3-70b-8xb200", "deepseek-671b", "qwen3-0.6b"],
+)  # fmt: skip
+def test_published_files(
+    text: str, ranks: int, parameters: float, layout: str, job: tuple[int, int, str], strange: list[str], tmp_path: Path
+) -> None:
+    found = of(text, tmp_path, ranks=ranks)
+    assert found.model is not None
+    assert found.job is not None
+    assert found.model.parameters == pytest.approx(parameters, rel=2e-3)
+    assert str(found.layout) == layout
+    assert (found.job.sequence, found.job.global_batch, found.job.precision.name) == job
+    assert [said.key for said in (*found.not_understood, *found.approximated)] == strange
+    assert (found.job.stack.name, found.missing) == ("torchtitan", ())
+
+
+def test_what_is_left_out_has_the_versions_default(tmp_path: Path) -> None:
+    found = of(QWEN3_06B, tmp_path, ranks=8)
+    left = {said.key: said.value for said in found.defaulted}
+    assert left["training.global_batch_size"] == "-1"
+    assert left["parallelism.fsdp_reshard_after_forward"] == "default"
+    assert left["compile.enable"] == "false"
+    assert found.job is not None
+    assert (found.job.stack.compile, found.job.stack.kernels) == (False, "plain")
+
+
+def test_without_a_number_of_gpus_the_layout_is_missing(tmp_path: Path) -> None:
+    found = of(QWEN3_06B, tmp_path, ranks=None)
+    assert (found.layout, found.job) == (None, None)
+    assert found.model is not None
+    assert "--gpus" in found.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            ("data_parallel_shard_degree = -1", "data_parallel_shard_degree = 4"),
+            r"=1·4·1·8·1=32, but there are 128 ranks",
+        ),
+        (("tensor_parallel_degree = 8", "tensor_parallel_degree = 3"), "128 ranks are not a multiple of .*=3"),
+        (
+            ("tensor_parallel_degree = 8", "tensor_parallel_degree = 'x'"),
+            "must be a number, not 'x'",
+        ),
+        (("batch_size = 2", "batch_size = 2\nglobal_batch_size = 33"), "not a multiple of local_batch_size·dp=2·16"),
+        (('flavor = "405B"', 'flavor = "406B"'), "unknown flavor of torchtitan's llama3 '406B'; did you mean 405B"),
+        (('name = "llama3"', 'name = "flux"'), "unknown model of torchtitan 'flux'"),
+        (("[model]", "[model"), "not valid TOML"),
+    ],
+)
+def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=reason) as refused:
+        of(LLAMA3_405B.replace(*change), tmp_path, ranks=128)
+    assert "\n" not in str(refused.value)
+
+
+def test_unknown_keys_are_named(tmp_path: Path) -> None:
+    found = of(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
+    assert [(said.key, said.means) for said in found.not_understood] == [
+        ("training.secret_kernel", "is no key that is known of torchtitan 0.2.2")
+    ]
+
+
+CONFIG = '''
+from torchtitan.models.llama3 import model_registry
+from torchtitan.trainer import Trainer
+
+def small() -> Trainer.Config:
+    spec = model_registry("1B", attn_backend="varlen")
+    return Trainer.Config(
+        model_spec=spec,
+        training=TrainingConfig(local_batch_size=2, seq_len=4096, disable_cuda_graphs=True),
+        activation_checkpoint=FullAC.Config(),
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()),
+    )
+
+def wide() -> Trainer.Config:
+    """As small, over two."""
+    config = small()
+    config.parallelism = ParallelismConfig(tensor_parallel_degree=2, fsdp_reshard_after_forward="never")
+    config.activation_checkpoint = None
+    if SOMETHING:
+        config.training.seq_len = 1
+    return config
+'''
+
+
+def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CONFIG + "\nraise SystemExit('was run')\n")
+    found = read([f"{tmp_path}/mine.py:wide"], Asked(ranks=8))
+    assert found.job is not None
+    assert (str(found.layout), found.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
+    assert (found.job.stack.loss, found.job.stack.graphs, found.job.documents) == ("chunked", "none", "apart")
+    assert [(said.key, said.value) for said in found.not_understood] == [("line 19", "if SOMETHING:")]
+    with pytest.raises(Mistake, match=r"holds 2 configs; name one, as .*mine.py:small"):
+        read([f"{tmp_path}/mine.py"], Asked(ranks=8))
+    with pytest.raises(Mistake, match="did you mean wide"):
+        read([f"{tmp_path}/mine.py:wyde"], Asked(ranks=8))
+
+
+TITANS = Range(
+    models=("llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-30b-a3b", "deepseek-v3"),
+    recipes=("bf16", "bf16", "bf16", "fp32"),
+    acs=("none", "none", "full", "full", "full/2"),
+)
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "torchtitan-0.2"])
+def test_what_is_written_is_read_back(to: str, tmp_path: Path) -> None:
+    refused = [returns(each, to=to, folder=tmp_path) for each in plans("torchtitan", count=40, among=TITANS)]
+    assert refused.count(None) >= 15
+    assert not any("\n" in why for why in refused if why)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "precision", "to", "reason"),
+    [
+        ("dp2 pp2 zero3 mbs1 ac=full/2@1", "llama3-8b", "bf16", "torchtitan", "on all pipeline ranks .*take ac=full/2"),
+        ("dp4 zero3 mbs1 ac=selective", "llama3-8b", "bf16", "torchtitan", "recomputes no such groups.*take ac=full"),
+        ("dp4 zero2 mbs1", "llama3-8b", "bf16", "torchtitan", "take zero3, with --set reshard=backward"),
+        ("dp4 zero0 mbs1", "llama3-8b", "bf16", "torchtitan-0.2", "take zero3, precision fp32"),
+        ("dp4 zero1 mbs1", "llama3-8b", "bf16", "torchtitan", "torchtitan has no zero1; take zero0 or zero2 or zero3"),
+        ("dp4 zero3 mbs1", "gpt3-175b", "bf16", "torchtitan-0.2", r"the nearest is gpt_oss 120b"),
+        ("dp4 zero3 mbs1", "gpt3-175b", "bf16", "torchtitan", "torchtitan's Llama has"),
+        ("dp4 tp2 etp2 zero3 mbs1", "qwen3-30b-a3b", "fp8", "torchtitan", "experts in fp8 are not written"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_the_nearest(
+    text: str, model: str, precision: str, to: str, reason: str
+) -> None:
+    plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    with pytest.raises(Mistake, match=reason):
+        write(plan, to=to)
+
+
+def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
+    plan = Plan(named("tiny"), Layout.parse("dp2 tp2 zero3 mbs1"), Job(sequence=256, global_batch=8))
+    assert returns(plan, to="torchtitan", folder=tmp_path) is None
+
+
+def test_flavors_have_the_parameters_that_their_names_say() -> None:
+    said = {"8B": 8.03e9, "70B": 70.55e9, "405B": 405.85e9, "1B": 1.236e9, "3B": 3.213e9}
+    assert {name: flavored("llama3", name).parameters for name in said} == {
+        name: pytest.approx(size, rel=1e-3) for name, size in said.items()
+    }
+    assert flavors("deepseek_v3")["671B"].parameters == pytest.approx(671e9, rel=1e-3)
+
+
+def test_what_is_called_understood_is_in_the_nouns(tmp_path: Path) -> None:
+    deep = (
+        "from torchtitan.models.deepseek_v3 import model_registry\ndef deep() -> Trainer.Config:\n"
+        '    return Trainer.Config(model_spec=model_registry("16B", num_mtp_layers=1), '
+        "training=TrainingConfig(disable_cuda_graphs=True))  # torchtitan\n"
+    )
+    found = of(deep, tmp_path, ranks=8, name="deep.py")
+    assert found.model is not None
+    assert found.model.mtp is not None
+    assert found.model.mtp.depth == 1
+    paired = DEEPSEEK_671B.replace("Interleaved1F1B", "DualPipeV").replace("'op'", "'2'")
+    reading = of(paired, tmp_path, ranks=256)
+    assert reading.job is not None
+    assert reading.job.stack.pairs
+
+
+def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "torchtitan" / "models" / "llama3"
+    place.mkdir(parents=True)
+    (place / "config_registry.py").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config small --training.seq_len 1024"
+    found = read(line.split())
+    assert found.job is not None
+    assert (str(found.layout), found.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
+    with pytest.raises(Mistake, match=r"models/qwen3/config_registry\.py is not here"):
+        read(line.replace("llama3", "qwen3").split())

@@ -1,0 +1,138 @@
+"""What must hold of every answer of the planner, whatever was asked: the checks of a drawn ``Case``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fivefold.machine.site import Site
+from fivefold.planner import questions
+from fivefold.planner.counts.memory.rank_memory import memory, over_time
+from fivefold.planner.predict import planner, predict
+from fivefold.planner.ratios import ratios
+from fivefold.planner.search import search
+from fivefold.planner.time.memory_over_time import levels
+from fivefold.planner.time.spans import spans
+from fivefold.planner.whole_run import whole_run
+from fivefold.record import Mistake, Record
+from fivefold.step import FITS_RISK
+from fivefold.trainer.supported import check_supported
+from tests.planner.draws import Case
+
+
+def a_step(case: Case) -> None:
+    """Finite, positive and consistent."""
+    step = predict(**case._asdict())
+    model, machine, layout, job = case
+    assert all(math.isfinite(value) and value >= 0 for value in numbers(step.model_dump()))
+    assert step.world == layout.world
+    for stage in step.memory.stages:
+        assert stage.parameters_bytes > 0
+        assert stage.states_bytes <= stage.peak_bytes, stage
+        assert stage.activations_bytes <= stage.peak_bytes - stage.parameters_bytes - stage.optimizer_bytes, stage
+        assert stage.peak_cause
+    assert len(step.memory.stages) == layout.pp
+    assert step.memory.peak_bytes == max(stage.peak_bytes for stage in step.memory.stages)
+    assert step.memory.risk is not None
+    assert step.memory.fits == planner(model, machine, job).fits(layout) == (step.memory.risk <= FITS_RISK)
+    assert step.memory.fits or step.memory.verdict in ("tight", "does not fit")
+    if machine.backend == "gloo":
+        assert step.memory.risk == (step.memory.peak_bytes > machine.chip.memory_bytes)
+    if step.memory.reserved_bytes is not None and step.memory.driver_bytes is not None:
+        assert step.memory.peak_bytes <= step.memory.reserved_bytes <= step.memory.driver_bytes
+    time, work = step.time, step.work
+    parts = time.compute_seconds + time.bubble_seconds + time.optimizer_seconds + sum(time.exposed_seconds.values())
+    assert math.isclose(parts, time.step_seconds, rel_tol=1e-9)
+    assert min(time.step_seconds, time.compute_seconds) > 0
+    assert time.bound_by
+    if machine.calibration is None:  # else what was measured need not be below the peak
+        assert step.mfu.causal <= 1, "faster than the chip"
+    assert 0 < work.active_parameters <= work.parameters == model.parameters
+    assert 0 < work.model_flops_causal <= work.model_flops_full
+    assert math.isclose(step.tokens_per_second_per_gpu * step.world * time.step_seconds, job.tokens_per_step)
+    assert all(each.messages > 0 for each in step.traffic)
+    assert all(each.times > 0 for each in step.operations)
+
+
+def its_pictures(case: Case) -> None:
+    """The step drawn: it ends when the step does, and its fullest moment is the peak."""
+    model, machine, layout, job = case
+    plan = planner(model, machine, job)
+    ranks, found = memory(plan.counts, layout), plan.estimate(layout)
+    count = layout.micro_batches(job)
+    if count <= 64:  # the timeline plays the first rounds and continues them in a straight line
+        end = max(row[-1].end for row in spans(plan, layout))
+        assert math.isclose(
+            end, found.step_time.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
+        )
+    for rank in {0, layout.pp - 1}:
+        moments = over_time(plan.counts, layout, rank=rank)
+        assert all(min(moment[1:]) >= 0 for moment in moments)
+        assert all(sum(moment[3:]) == moment.live_bytes for moment in moments)
+        assert max(moment.live_bytes for moment in moments) == ranks[rank].peak_bytes
+        drawn = levels(plan, layout, rank=rank, limit=8)
+        assert all(level.seconds >= 0 and min(level[1:7]) >= 0 for level in drawn)
+
+
+def the_questions(case: Case) -> None:
+    """Each of them about a layout is answered, or refused in one line."""
+    for ask in (questions.largest_micro_batch, questions.longest_sequence, questions.changes):
+        answered(lambda ask=ask: ask(**case._asdict()))
+    answered(
+        lambda: [
+            whole_run(
+                step=predict(**case._asdict()),
+                model=case.model,
+                machine=case.machine,
+                job=case.job,
+                tokens=1e9,
+                site=Site(),
+            )
+        ]
+    )
+    answered(lambda: questions.sound_batches(job=case.job, layout=case.layout, tokens=1e12))
+    answered(lambda: [ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
+
+
+def the_engine(case: Case) -> None:
+    """It takes a job, or refuses it in one line."""
+    answered(lambda: check_supported(case.layout, case.job, model=case.model) or [])
+
+
+def a_search(case: Case) -> None:
+    """On as many ranks as the layout has: no slower than the layout itself, where that is among those searched."""
+    model, machine, layout, job = case
+    found = search(model=model, machine=machine, job=job, top=3)
+    for best in found.best:
+        assert best.step.memory.fits
+    estimate = planner(model, machine, job).estimate(layout)
+    searched = layout.world == machine.ranks and not layout.stages and layout.ac in ("none", "selective", "full")
+    if searched and planner(model, machine, job).fits(layout, estimate.ranks):
+        assert found.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
+
+
+def answered(ask: Callable[[], Any]) -> None:
+    """With numbers, or with one line."""
+    try:
+        found = ask()
+    except Mistake as mistake:
+        found, line = [], str(mistake)
+    else:
+        line = "answered"
+    assert line
+    assert "\n" not in line
+    for record in found if isinstance(found, list) else [found]:
+        assert isinstance(record, Record)
+        assert all(math.isfinite(value) for value in numbers(record.model_dump()))
+
+
+def numbers(values: object) -> Iterator[float]:
+    """All in nested containers."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        for value in values:
+            yield from numbers(value)
+    elif isinstance(values, int | float):
+        yield values

@@ -1,0 +1,94 @@
+"""What is reserved beside what lives: the allocator's rules, and a run that printed both."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.allocator import COMMUNICATOR_BYTES, CONTEXT_BYTES, allocator_totals, segment
+from fivefold.planner.counts.memory.rank_memory import memory, over_time
+from fivefold.stack.catalog import named as named_stack
+from fivefold.units import GIB, MIB
+
+STREAMS = 12 + 1 + 8  # inputs of 12 blocks and of the head's norm, cut by tp; the head's input, whole
+LLAMA_70B = named("llama3-70b").replace(layers=12)
+# Megatron-Core with Transformer Engine, 8 B200: MooreThreads/SimuMax@4dcaae5:docs/b200/b200_release_v1.2_summary.json
+MEGATRON = Job(
+    sequence=4096, global_batch=16, overlap=(), vocab_multiple=128, joint=True, weight_gradients="placeholders"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "segment_bytes"),
+    [(0, 0), (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB)],
+)
+def test_segments(size: int, segment_bytes: int) -> None:
+    assert segment(size) == segment_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "allocated", "reserved"),
+    [
+        ("dp4 tp2 zero1 mbs1", 16, 60.68, 62.53),
+        ("dp2 tp4 zero1 mbs1", 8, 39.07, 40.18),
+        ("dp4 pp2 zero1 mbs1", 16, 66.55, 70.88),
+    ],
+)
+def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: float) -> None:
+    """Allocated to 0.3 %, reserved to 3 %."""
+    counts, layout = Counts(LLAMA_70B, MEGATRON.replace(global_batch=batch)), Layout.parse(text)
+    ranks = memory(counts, layout)
+    found = allocator_totals(counts, layout, ranks)
+    assert max(rank.peak_bytes for rank in ranks) == pytest.approx(allocated * GIB, rel=0.003)
+    assert found.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
+
+
+def test_expandable_segments_reserve_what_lives() -> None:
+    counts, layout = Counts(LLAMA_70B, MEGATRON.replace(expandable_segments=True)), Layout(dp=4, tp=2, zero=1)
+    ranks = memory(counts, layout)
+    assert allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
+
+
+def reserved(job: Job, text: str) -> int:
+    counts, layout = Counts(LLAMA_70B, job), Layout.parse(text)
+    return allocator_totals(counts, layout, memory(counts, layout)).reserved_bytes
+
+
+def test_joined_weights_are_a_segment_of_their_own() -> None:
+    job = Job(sequence=4096, global_batch=4, weight_gradients="late")
+    more = reserved(job.replace(joined=("weights",)), "dp4 zero1") - reserved(job, "dp4 zero1")
+    assert 0 <= more - 2 * LLAMA_70B.parameters < 2 * MIB
+
+
+def test_the_host_ahead_reserves_what_was_sent() -> None:
+    """Under sequence parallelism two sums of each layer and one of the embedding, whole: tokens x D in 16 bits."""
+    more = reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - reserved(MEGATRON, "dp4 tp2 zero1")
+    assert more == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
+
+
+@pytest.mark.parametrize(("compiled", "logits"), [(True, 3), (False, 4)])
+def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -> None:
+    """Zeros with a one, softmax, their sum and its product with the gradient: loss.py of PyTorch's tensor parallelism;
+    and none of them is as large as their sum to the allocator."""
+    stack = named_stack("torchtitan").replace(compile_loss=compiled)
+    counts = Counts(LLAMA_70B, Job(sequence=8192, global_batch=16, stack=stack))
+    layout = Layout.parse("tp8 zero3 mbs16 ac=full")
+    ranks, wide = memory(counts, layout), 16 * 8192 * LLAMA_70B.vocab // 8 * 4
+    assert ranks[0].peak_cause == "head backward loss"
+    head = next(moment for moment in over_time(counts, layout) if moment.cause == "head backward loss")
+    assert head.activations_bytes + head.logits_bytes + head.temporary_bytes == pytest.approx(
+        logits * wide + STREAMS * 16 * 8192 * 8192 // 8 * 2, rel=0.01
+    )
+    assert allocator_totals(counts, layout, ranks).reserved_bytes - segment(ranks[0].peak_bytes) == 2 * segment(wide)
+
+
+def test_the_driver_shows_context_and_communicators() -> None:
+    model = Model(name="m", layers=2, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
+    counts = Counts(model, Job(sequence=64, global_batch=8))
+    for layout, groups in ((Layout(), 0), (Layout(dp=2), 2), (Layout(dp=2, tp=2), 3)):
+        found = allocator_totals(counts, layout, memory(counts, layout))
+        assert found.driver_bytes == found.reserved_bytes + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES

@@ -1,0 +1,182 @@
+"""What lives beside each pass: a small pipeline by hand, and that what is left out is never the fullest."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from fivefold.layout.names import SCHEDULES as SCHEDULE_NAMES
+from fivefold.layout.names import V_SHAPED, ScheduleName
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.action import needs
+from fivefold.layout.schedule.p2p import p2p_steps
+from fivefold.planner.counts.memory import in_flight
+from fivefold.planner.counts.memory.in_flight import (
+    Before,
+    Heads,
+    LivePass,
+    Reduced,
+    Rules,
+    alike_passes,
+    in_order,
+    live_passes,
+)
+from fivefold.record import Mistake
+from tests.planner.counts.memory.walk import walked
+
+SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
+    ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved", 2, 3, 6), ("interleaved", 4, 2, 10),
+    ("zb1p", 4, 1, 8), ("zb2p", 4, 1, 8), ("zbv", 2, 2, 6), ("dualpipe", 4, 1, 8), ("dualpipev", 2, 2, 5),
+)  # fmt: skip
+
+
+def test_one_forward_one_backward_by_hand() -> None:
+    """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
+    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
+    assert [live_pass.own[:4] for live_pass in found] == [
+        ("F", 0, True, False), ("F", 0, False, False), ("BW", 0, True, False), ("F", 0, False, False),
+        ("BW", 0, False, False), ("BW", 0, False, True),
+    ]  # fmt: skip
+    # others until B, until W, sums born, those of W, reduced, weights held, and streams that stay here: none in a line
+    assert [live_pass.counts[:7] for live_pass in found] == [
+        (0, 0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0, 0), (1, 0, 1, 1, 0, 0, 0),
+        (1, 0, 1, 1, 0, 0, 0), (0, 0, 1, 1, 0, 0, 0),
+    ]  # fmt: skip
+    backward, end = Before("BW", 0, False), Before("BW", 0, True)
+    assert [live_pass.own.before for live_pass in found] == [None, None, None, backward, None, backward]
+    once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
+    assert [live_pass.own.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
+    assert end not in [live_pass.own.before for live_pass in found]  # nothing comes after the last
+    # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
+    assert [live_pass.counts[7] for live_pass in found][:2] == [0, 2]
+
+
+def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
+    """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: beside the other's."""
+    table = schedule("1f1b", pp=2, v=1, micro_batches=3)
+    assert [live_pass.own.held for live_pass in in_order(table, 0, Rules(keeps=True))] == [
+        False, True, True, False, True, False,
+    ]  # fmt: skip
+    several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
+    assert [(each.own.kind, each.own.stage, each.own.held, each.counts[10:12]) for each in several[:5]] == [
+        ("F", 0, False, (0, 0)), ("F", 0, True, (0, 0)), ("F", 2, False, (1, 0)), ("F", 2, True, (1, 0)),
+        ("BW", 2, True, (1, 0)),
+    ]  # fmt: skip
+    assert not any(live_pass.own.held or any(live_pass.counts[10:12]) for live_pass in in_order(
+        schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules()
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCHEDULES, ids=str)
+def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName, int, int, int]) -> None:
+    """Posted before an action and not its own, or sent and not settled, as ``p2p.py`` has it."""
+    name, pp, v, micro_batches = case
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    if v > 1 or name == "dualpipe":
+        return  # streams that stay on a rank are counted with them
+    for rank in range(pp):
+        coming = gone = 0
+        for (action, post_receives, wait_sends), live_pass in zip(
+            p2p_steps(table, rank=rank), in_order(table, rank, Rules()), strict=True
+        ):
+            coming, gone = coming + len(post_receives), gone - len(wait_sends)
+            coming -= sum(kind != "W" and stage >= 0 for kind, stage, _ in needs(action, stages=pp) if stage != rank)
+            assert live_pass.counts[-1] == coming + gone, action
+            gone += (action.kind == "F" and rank < pp - 1) + (action.kind in ("B", "BW") and rank > 0)
+
+
+@pytest.mark.parametrize("reduced", ["never", "last", "each"])
+@pytest.mark.parametrize("case", SCHEDULES, ids=str)
+def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, int], reduced: Reduced) -> None:
+    """Whatever a micro-batch, the sums, a stream and what is under way weigh, while reduced gradients weigh no more
+    than their sums.
+    """
+    name, pp, v, micro_batches = case
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    rules = Rules(reduced, keeps=reduced == "each")
+    listed = live_passes(name, pp, v, micro_batches, rules)
+    some = np.random.default_rng(3)
+    for rank, held in enumerate(map(len, table.rank_stages)):
+        row, every = list(listed.row(rank)), list(walked(table, rank, rules))
+        assert len(row) <= len(every)
+        for _ in range(20):
+            kept, late, sums, made, left, whole = some.integers(0, 1000, (6, held))
+            weights = [*kept, *late, *sums, *made, *-np.minimum(sums, left), *whole, 0, some.integers(0, 50)]
+            walks: dict[object, int] = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
+            walks |= {each.own[4:]: int(some.integers(0, 500)) for each in every}
+
+            def live(live_pass: LivePass, weights: list[int] = weights, walks: dict[object, int] = walks) -> int:
+                return int(np.dot(live_pass.counts, weights)) + walks[live_pass.own.kind] + walks[live_pass.own[4:]]
+
+            assert max(map(live, row)) == max(map(live, every))
+
+
+def exceeds(one: LivePass, other: LivePass) -> bool:
+    """Alike in what it brings to life, or the plainer; and no count below, of what is reduced none above."""
+    held = len(one.counts) // 6
+    signs = [-1 if 4 * held <= place < 5 * held else 1 for place in range(len(one.counts))]
+    plain = one.own.kind != "F" and not (one.own.first or one.own.last or other.own.last)
+    return (
+        (one.own[2:4] == other.own[2:4] or plain)
+        and one.own[4:] == other.own[4:]
+        and all(s * a >= s * b for s, a, b in zip(signs, one.counts, other.counts, strict=True))
+    )
+
+
+def drawn(some: random.Random) -> tuple[ScheduleName, int, int, int, Rules]:
+    """A schedule that exists, and any rules."""
+    while True:
+        name: ScheduleName = some.choice(SCHEDULE_NAMES)
+        v = 2 if name in V_SHAPED else some.choice((2, 3, 5)) if name == "interleaved" else 1
+        pp, micro_batches = some.choice((2, 3, 4, 6)), some.randint(1, 20)
+        heads: tuple[Heads, ...] = ("", "own", "tied")
+        reduced: tuple[Reduced, ...] = ("never", "last", "each")
+        rules = Rules(some.choice(reduced), some.random() < 0.5, some.random() < 0.3, some.choice(heads))
+        try:
+            schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+        except Mistake:
+            continue
+        return name, pp, v, micro_batches, rules
+
+
+def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drawn schedules and rules, however many ranks are counted at once; those that another exceeds are left out."""
+    some = random.Random(2)
+    for _ in range(40):
+        *case, rules = drawn(some)
+        name, pp, v, micro_batches = case
+        table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+        monkeypatch.setattr(in_flight, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))
+        listed = live_passes.__wrapped__(name, pp, v, micro_batches, rules)
+        for rank in range(pp):
+            every = list(walked(table, rank, rules))
+            assert list(in_order(table, rank, rules)) == every, (case, rules, rank)
+            alike: dict[object, dict[LivePass, None]] = {}
+            for each in every:
+                alike.setdefault((each.own.stage, each.own.kind), {})[each] = None
+            wanted = [
+                one for _, some_of in sorted(alike.items()) for one in some_of
+                if not any(other is not one and exceeds(other, one) for other in some_of)
+            ]  # fmt: skip
+            assert list(listed.row(rank)) == wanted, (case, rules, rank)
+
+
+def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
+    """Of 1F1B over five ranks, the three in the middle equal: as many kinds as if there were one of them, and every
+    pass has the kind of one of an equal stage.
+    """
+    asked = ("1f1b", 5, 1, 20, Rules("each"))
+    kinds, found = (0, 1, 1, 1, 4), live_passes(*asked)
+    some, place = alike_passes(*asked, kinds)
+    assert len(some) < len(found.distinct)
+    for mine, own in zip(place, found.place, strict=True):
+        one, other = found.distinct[some[mine]], found.distinct[own]
+        assert (one.kind, one.first, one.last, one.held) == (other.kind, other.first, other.last, other.held)
+        assert kinds[one.stage] == kinds[other.stage]
+        assert (one.before and one.before[::2]) == (other.before and other.before[::2])
+    assert len({found.distinct[at] for at in some if found.distinct[at].stage in (1, 2, 3)}) == len(
+        {each._replace(stage=1, before=each.before and each.before._replace(stage=1))
+         for each in found.distinct if each.stage in (1, 2, 3)}
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""States of a unit: degrees divide them, optimizers differ as they should."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivefold.job import Job, Optimizer, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import memory
+
+MODEL = Model(name="m", layers=8, width=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096, vocab=32768)
+
+
+def states_bytes(layout: Layout, job: Job, model: Model = MODEL) -> int:
+    return max(
+        rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
+        for rank in memory(Counts(model, job), layout)
+    )
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8, 16]), zero=st.integers(0, 3), dp=st.sampled_from([1, 4]))
+def test_tp_divides_all_but_the_norms(tp: int, zero: int, dp: int) -> None:
+    job = Job(sequence=128, global_batch=4)
+    whole = states_bytes(Layout(dp=dp, zero=zero), job)
+    part = states_bytes(Layout(dp=dp, tp=tp, zero=zero), job)
+    norms = 20 * (2 * MODEL.layers + 1) * MODEL.width + 4 * 10 * MODEL.layers  # and the step counts
+    assert whole / tp <= part <= whole / tp + norms
+
+
+@given(pp=st.sampled_from([2, 4, 8]))
+def test_pp_divides_the_layers(pp: int) -> None:
+    job = Job(sequence=128, global_batch=8)
+    ranks = memory(Counts(MODEL, job), Layout(pp=pp))
+    each = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
+    assert sum(each) == states_bytes(Layout(), job)
+    assert each[0] > each[-2] if pp > 2 else True  # the embedding
+
+
+@given(dp=st.sampled_from([2, 4, 8]), pp=st.sampled_from([1, 2]), tp=st.sampled_from([1, 2]))
+def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> None:
+    counts = Counts(MODEL, Job(sequence=4096, global_batch=16, overlap=()))
+    ranks = [memory(counts, Layout(dp=dp, tp=tp, pp=pp, zero=zero))[0] for zero in range(4)]
+    states = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
+    assert states == sorted(states, reverse=True)
+    peaks = [rank.peak_bytes for rank in ranks]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize(("kind", "per_parameter"), [("adamw", 8), ("adamw8bit", 2 + 8 / 256), ("sgd", 4)])
+def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float) -> None:
+    job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
+    found = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
+    rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32
+    assert found == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
+
+
+def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> None:
+    def moments(kind: Literal["adamw", "muon", "adafactor"]) -> int:
+        job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
+        return memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
+
+    tables = 2 * MODEL.vocab * MODEL.width
+    assert moments("muon") == pytest.approx(4 * (MODEL.parameters - tables) + 8 * tables, rel=1e-3)
+    assert moments("adafactor") < moments("adamw") / 500
+
+
+def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
+    job = Job(sequence=16, global_batch=1, precision=recipe("bf16"), offload=("optimizer",))
+    stage = memory(Counts(named("llama3-8b"), job), Layout())[0]
+    P = named("llama3-8b").parameters
+    assert (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes) == (2 * P, 4 * P, 0)

@@ -1,0 +1,86 @@
+"""FSDP2's buffers by hand, moment by moment of one block, and what PyTorch's pipelines keep between B and W.
+
+``tests/third_party/measured.py`` measures the same on real processes (docs/measurements/014-interop.md).
+"""
+
+from __future__ import annotations
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import Moment, memory, over_time
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.stack.catalog import named as stack_named
+
+MODEL = named("tiny")
+FSDP2 = stack_named("fsdp2")
+
+
+def moments(layout: str, **changed: object) -> dict[str, Moment]:
+    parsed = Layout.parse(layout)
+    job = Job(stack=FSDP2.replace(**changed), sequence=128, global_batch=parsed.dp * parsed.mbs, precision="fp32")
+    return {moment.cause: moment for moment in over_time(Counts(MODEL, job), parsed)}
+
+
+def whole(name: str) -> int:
+    """Bytes of a unit's gathered weights, which two ranks divide."""
+    counts, layout = Counts(MODEL, Job(precision="fp32")), Layout.parse("dp2 zero3")
+    run = next(run for run in counts.stage_runs(layout)[0] if name in (run.name, run.called(0)))
+    return counts.states(layout, run.name).whole
+
+
+def test_what_a_gather_brought_lives_beside_the_weights() -> None:
+    block, embedding, last = whole("block 0"), whole("embed"), MODEL.layers - 1
+    for overlap in ((), ("dp",)):  # on a CPU as on GPUs
+        found = moments("dp2 zero3 mbs1", overlap=overlap)
+        assert found["block 0 forward"].gathers_bytes == 2 * block
+        assert found["block 0 gather"].gathers_bytes == block + max(block, embedding)
+        backward = next(each for cause, each in found.items() if cause.startswith(f"block {last} backward"))
+        assert backward.gathers_bytes == 2 * block  # and the next one's, which are not copied yet
+        backward = next(each for cause, each in found.items() if cause.startswith("block 0 backward"))
+        assert backward.gathers_bytes == block + embedding
+
+
+def test_gradients_are_copied_when_all_are_made_and_their_copy_stays_for_a_unit() -> None:
+    block, head, last = whole("block 0"), whole("head"), MODEL.layers - 1
+    found = moments("dp2 zero3 mbs1", overlap=())
+    reduced = found[f"block {last} reduce"]
+    assert reduced.gradients_bytes == head // 2 + 2 * block  # the head's shard; gradients and their copy
+    assert reduced.gathers_bytes == block  # of the block before: its own are let go
+    after = found[f"block {last - 1} gather"]
+    assert after.gradients_bytes == head // 2 + block // 2 + block  # shards, and the copy that is being reduced
+
+
+def test_the_logits_of_a_plain_loop_live_until_the_backward_has_ended() -> None:
+    logits = 128 * MODEL.vocab * 4
+    held, let_go = (moments("dp2 zero3 mbs1 ac=full", loss=loss, overlap=()) for loss in ("narrow", "plain"))
+    assert held["block 0 reduce"].temporary_bytes - let_go["block 0 reduce"].temporary_bytes == logits
+
+
+def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
+    layout = Layout.parse("pp2 v2 zbv mbs2")
+    model = MODEL.replace(layers=4)
+    job = Job(stack=stack_named("torchtitan").replace(compile=False, kernels="plain"), sequence=128, global_batch=8)
+    peaks = {
+        each: [rank.peak_bytes for rank in memory(Counts(model, job.replace(deferred=each)), layout)]
+        for each in ("operands", "graph")
+    }
+    assert all(more > less for more, less in zip(peaks["graph"], peaks["operands"], strict=True))
+    counts = Counts(model, job)
+    part = counts.stage_runs(layout)[1][0]
+    profile, split = counts.profile(part_of(layout), part.name), counts.split(part_of(layout), part.name)
+    sizes = {op.name: next(iter(op.writes.values())) for op in counts.unit(part_of(layout), part.name).ops}
+    weighed = [op.name for op in counts.unit(part_of(layout), part.name).ops if op.gradient_widths]
+    assert split.late_bytes == profile.kept_bytes + sum(sizes[name] for name in weighed)
+
+
+def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
+    """Experts are reduced within their block's backward, which frees the copy of the unit before; the block's own
+    gradients and their copy follow.
+    """
+    moe, layout = named("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
+    job = Job(stack=stack_named("fivefold").replace(unit_buffers="held"), sequence=128, global_batch=8)
+    counts = Counts(moe, job)
+    (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}
+    assert min(each.gradients_bytes for each in over_time(counts, layout) if each.cause.endswith("reduce")) >= block

@@ -1,0 +1,69 @@
+"""Latent attention in kernels that know one head dim: what they compute and hold besides."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import MLA
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.operations.layer import Kind
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.work import work
+
+LATENT = Model(
+    name="latent", layers=3, width=128, heads=8, kv_heads=8, head_dim=24, ffn=320, vocab=1000,
+    mla=MLA(q_rank=48, kv_rank=32, nope_dim=16, rope_dim=8, v_dim=16),
+)  # fmt: skip
+JOB = Job(sequence=64, global_batch=2)
+PADDED = 3 * 2 * LATENT.heads * (24 - 16) * 64**2 * 2 * LATENT.layers  # forward and backward: v as wide as q and k
+
+
+def test_kernels_by_blocks_compute_on_padded_values() -> None:
+    flash, blocks = (work(LATENT, layout=Layout(), job=JOB.replace(attention=kind)) for kind in ("flash", "blocks"))
+    assert blocks.hardware_flops - flash.hardware_flops == PADDED
+    assert blocks.model_flops_full == flash.model_flops_full
+    assert blocks.model_flops_causal == flash.model_flops_causal
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_our_ring_pads_and_others_do_not(cp: int) -> None:
+    layout = Layout(cp=cp)
+    ours, others = (work(LATENT, layout=layout, job=JOB.replace(linears=kind)) for kind in ("fanned", "apart"))
+    assert ours.hardware_flops - others.hardware_flops == PADDED * (cp + 1) // (2 * cp)
+
+
+def test_padding_is_held_and_not_kept() -> None:
+    """Forward v and the output; backward these two, the gradient of the output and what comes of v."""
+    each = 64 * LATENT.heads * 24 * 2
+    flash, blocks = (Counts(LATENT, JOB.replace(attention=kind)).unit(part_of(Layout()), Kind(False, False)).ops
+                     for kind in ("flash", "blocks"))  # fmt: skip
+    pairs = list(zip(flash, blocks, strict=True))
+    assert [set(one.keeps) - {"seeds"} for one, _ in pairs] == [set(other.keeps) for _, other in pairs]
+    (more,) = ((other.forward_scratch, other.backward_scratch) for one, other in pairs
+               if one.backward_scratch != other.backward_scratch)  # fmt: skip
+    assert more == (2 * each, 4 * each)
+
+
+def test_values_are_kept_as_a_part_of_what_keys_and_values_are_made_in() -> None:
+    unit = Counts(LATENT, JOB).unit(part_of(Layout()), Kind(False, False))
+    sizes = {name: size for op in unit.ops for name, size in op.writes.items()}
+    core = next(op for op in unit.ops if op.name == "attention.core")
+    assert sizes["v"] == sizes["k"] == 0
+    assert sizes["kv"] == 64 * LATENT.heads * (16 + 16) * 2
+    assert {"kv", "qr", "kr", "o", "lse", "seeds"} == {name for name in core.keeps if sizes[name]}
+
+
+def test_a_ring_of_more_ranks_holds_more_beside_what_it_has() -> None:
+    """Keys and values on their way, over those of this rank."""
+    plain = LATENT.replace(mla=None, head_dim=16)
+    held = []
+    for cp in (2, 3, 4):
+        unit = Counts(plain, JOB.replace(sequence=48 * cp)).unit(part_of(Layout(cp=cp)), Kind(False, False))
+        held.append(next(op.backward_scratch for op in unit.ops if op.name == "attention.core"))
+    own = 48 * plain.kv_heads * 2 * 16 * 2
+    assert all(before < after <= before + 2 * own for before, after in pairwise(held))

@@ -1,0 +1,180 @@
+"""The lists of operations against closed forms and published FLOPs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named, names
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.operations.attention import attended_pairs
+from fivefold.planner.counts.operations.layer import block, embedding
+from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.part import Local, Part
+from fivefold.planner.counts.operations.prediction import head_unit
+from fivefold.planner.counts.work import work
+
+GPT = Model(
+    name="gpt", layers=2, width=128, heads=4, kv_heads=4, head_dim=32, ffn=512, vocab=1000, norm="layernorm",
+    mlp="plain", activation="gelu", position="learned", dropout=0.1, qkv_bias=True, out_bias=True, mlp_bias=True,
+)  # fmt: skip
+LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=32, ffn=344, vocab=1000)
+
+
+def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
+    """The distinct lists of operations of the whole model, each with how often it occurs."""
+    yield 1, embedding(local)
+    counts = Counts(local.model, local.job)
+    for kind, times in Counter(counts.kinds).items():
+        yield times, block(local, layer=counts.example[kind])
+    yield 1, list(head_unit(local).ops)
+
+
+def kept(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
+    """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
+    ops = block(Local(model, job, Part(sequences, tp=tp, sp=tp > 1)), layer=0)
+    sizes = {"x": sequences * job.sequence * model.width * 2 // tp} | {n: s for op in ops for n, s in op.writes.items()}
+    names = {name for op in ops for name in op.keeps if not name.endswith(".stat") and name != "lse"}
+    return sum(sizes[name] for name in names)
+
+
+@given(sequences=st.integers(1, 4), sequence=st.integers(1, 64))
+def test_a_gpt_block_keeps_what_korthikanti_counts(sequences: int, sequence: int) -> None:
+    job = Job(sequence=sequence, attention="unfused", precision=recipe("bf16"))
+    B, T, D, N = sequences, sequence, GPT.width, GPT.heads
+    assert kept(GPT, job, sequences=sequences) == 34 * B * T * D + 5 * N * T * T * B
+
+
+def test_flash_attention_keeps_no_squares() -> None:
+    job = Job(sequence=64, attention="flash", precision=recipe("bf16"))
+    dropped = GPT.replace(dropout=0.0)
+    assert kept(dropped, job, sequences=1) == (34 - 2 + 0) * 64 * 128  # without the two masks on the residual
+    B, T, D, F, H, N, K = 1, 64, 128, 344, 32, 4, 2
+    expected = 2 * B * T * (D + D + (2 * N + 2 * K) * H + D + D + 3 * F)  # x, norm, q k v o, y, norm, gate up product
+    assert kept(LLAMA, job, sequences=1) == expected
+
+
+def test_joint_projections_compute_and_keep_the_same() -> None:
+    """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
+    apart, joint = (block(Local(LLAMA, Job(sequence=64, joint=each), Part(2, tp=2, sp=True)), layer=0)
+                    for each in (False, True))  # fmt: skip
+    for field in ("flops", "causal_flops", "parameters"):
+        assert sum(getattr(op, field) for op in joint) == sum(getattr(op, field) for op in apart)
+    assert kept(LLAMA, Job(sequence=64), sequences=2) == kept(LLAMA, Job(sequence=64, joint=True), sequences=2)
+    shapes = {op.name: op.shape for op in joint if op.kind == "matmul"}
+    assert shapes["attention.qkv"] == (2 * 64, (4 + 2 * 2) * 32 // 2, 128)
+    assert shapes["mlp.gate_up"] == (2 * 64, 2 * 344 // 2, 128)
+
+
+def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
+    """The whole inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
+    B, T, D = 3, 64, LLAMA.width
+    again, whole = (Job(sequence=T, linears="apart", column_inputs=each) for each in ("regathered", "kept"))
+    for tp in (2, 4):
+        parts = kept(LLAMA, whole, sequences=B, tp=tp) - kept(LLAMA, again, sequences=B, tp=tp)
+        assert parts == 2 * 2 * (B * T * D - B * T * D // tp)
+    messages = [
+        [(op.message.forward, op.message.backward, op.message.regather) for op in ops if op.message]
+        for ops in (block(Local(LLAMA, job, Part(B, tp=2, sp=True)), layer=0) for job in (again, whole))
+    ]
+    assert messages[0].count(("all_gather", "reduce_scatter", "all_gather")) == 2
+    assert messages[1] == [(ahead, back, "") for ahead, back, _ in messages[0]]
+    assert kept(LLAMA, again, sequences=B) == kept(LLAMA, whole, sequences=B)
+
+
+def test_pytorchs_own_kernels_keep_more() -> None:
+    """A norm keeps its input in fp32 and the normal before the weight, an activation silu(gate); compiled, neither."""
+    job = Job(sequence=64)
+    B, T, D, F = 1, 64, LLAMA.width, LLAMA.ffn
+    fused = kept(LLAMA, job, sequences=B)
+    plain = kept(LLAMA, job.replace(kernels="plain"), sequences=B)
+    assert plain - fused == B * T * (2 * (4 * D + 2 * D - 2 * D) + 2 * F)
+    assert kept(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
+    for joint in (False, True):  # beside gate and up, in one tensor or in two
+        assert kept(LLAMA, job.replace(kernels="norms", joint=joint), sequences=B) - fused == B * T * 2 * F
+
+
+def test_forward_is_two_flops_per_parameter_and_token() -> None:
+    model = named("llama3-8b")
+    job = Job(sequence=8192, global_batch=1)
+    done = work(model, layout=Layout(), job=job)
+    norms = (2 * model.layers + 1) * model.width
+    matmul = 6 * (model.parameters - model.vocab * model.width - norms) * 8192
+    attention = 12 * model.layers * model.heads * model.head_dim * 8192**2
+    assert done.model_flops_full == matmul + attention
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "per_token", "sequence"),
+    [
+        ("llama3-8b", "model_flops_full", 5.79e10, 8192),  # NeMo 24.x, full attention
+        ("llama3-8b", "model_flops_causal", 5.15e10, 8192),  # Megatron-Bridge, causal
+        ("llama3-70b", "model_flops_causal", 4.49e11, 8192),
+        ("llama3-405b", "model_flops_causal", 2.52e12, 8192),
+    ],
+)
+def test_published_flops_per_token(name: str, kind: str, per_token: float, sequence: int) -> None:
+    job = Job(sequence=sequence, global_batch=2)
+    done = work(named(name), layout=Layout(), job=job)
+    assert getattr(done, kind) / job.tokens_per_step == pytest.approx(per_token, rel=0.005)
+
+
+@given(tokens=st.integers(1, 60), window=st.integers(1, 80))
+def test_pairs_are_those_that_mask_and_window_let_through(tokens: int, window: int) -> None:
+    model = LLAMA.replace(window=window)
+    visible = sum(1 for query in range(tokens) for key in range(query + 1) if query - key < window)
+    assert attended_pairs(model, Job(sequence=tokens), layer=0, causal=True) == visible
+    assert attended_pairs(model, Job(sequence=tokens), layer=0, causal=False) == tokens**2
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token"),
+    [("deepseek-v3", 2.497e11), ("qwen3-30b-a3b", 2.296e10), ("qwen3-235b-a22b", 1.481e11)],
+)
+def test_published_flops_per_token_of_experts_and_latent_attention(name: str, per_token: float) -> None:
+    """Megatron-Bridge at 4096 tokens, causal, active experts; its token rates are rounded, so to one percent.
+
+    Its gpt-oss rows (2.717e10 at 4096, 3.08e10 at 8192) count two matrices an expert and no window: left out.
+    """
+    job = Job(sequence=4096, global_batch=1)
+    done = work(named(name), layout=Layout(), job=job)
+    assert done.model_flops_causal / job.tokens_per_step == pytest.approx(per_token, rel=0.01)
+
+
+@pytest.mark.parametrize("name", names())
+def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
+    model, tokens = named(name), 8
+    job = Job(sequence=tokens, global_batch=1)
+    matmuls = sum(
+        times * sum(op.flops for op in ops if op.kind == "matmul")
+        for times, ops in unit_lists(Local(model, job, Part(1)))
+    )
+    kinds = ("column", "row", "router", "head")
+    active = sum(weight.numel for weight in weights(model) if weight.kind in kinds and len(weight.shape) == 2)
+    if model.moe:
+        routed = sum(
+            weight.numel for weight in weights(model) if weight.kind.startswith("expert") and len(weight.shape) == 3
+        )
+        active += routed * model.moe.topk // model.moe.experts
+    active += (model.tied_embeddings + model.predicted) * model.vocab * model.width  # each further loss projects too
+    assert matmuls == 2 * active * tokens
+
+
+@pytest.mark.parametrize("name", names())
+def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
+    model = named(name)
+    counted = sum(
+        times * sum(sum(op.gradient_widths) + op.biases for op in ops)
+        for times, ops in unit_lists(Local(model, Job(sequence=8), Part(1)))
+    )
+    # each further token predicted is a use of the embedding, and of the head: a gradient each
+    again = (model.tied_embeddings + 2 * model.predicted) * model.vocab * model.width
+    assert counted - again == model.parameters

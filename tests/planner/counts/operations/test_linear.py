@@ -1,0 +1,59 @@
+"""Casts around the products of linear layers: their bytes by hand, and as the engine makes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fivefold.job import Job, recipe
+from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.linear import casting
+from fivefold.planner.counts.operations.op import Casts, matmul
+from fivefold.planner.counts.operations.part import Local, Part
+from fivefold.stack.catalog import named
+from fivefold.trainer.model.float8.cast import Cast
+from fivefold.trainer.model.float8.matmul import Float8Gemms
+
+MODEL = Model(name="m", layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=100)
+ROWS, INTO, OUTOF = 300, 200, 130
+
+
+def counted(name: str, *, linears: str = "fanned", first: bool = True) -> Casts:
+    job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
+    op = matmul("mlp.up", "x", "u", rows=ROWS, into=INTO, outof=OUTOF, width=2)
+    return casting(op, Local(MODEL, job, Part(sequences=1)), first=first).casts
+
+
+def test_scales_are_counted_by_hand() -> None:
+    """x [300, 200], W [130, 200], g [300, 130]: tiles of 128 along the sum, of weights 128 x 128; rows one each."""
+    numels = (300 * 200, 130 * 200, 300 * 130, 200 * 130, 300 * 200 * 2, 200 * 300, 130 * 300)
+    tiles = (4 * 300 * 2, 4 * 2 * 2, 4 * 300 * 2, 4 * 2 * 2, 0, 4 * 200 * 3, 4 * 130 * 3)
+    rows = (4 * 300, 4 * 130, 4 * 300, 4 * 200, 0, 4 * 200, 4 * 130)
+    ones = (4, 4, 4, 4, 0, 4, 4)
+    for name, scales in (("fp8-tiles", tiles), ("fp8-rowwise", rows), ("fp8", ones)):
+        assert counted(name) == tuple(map(sum, zip(numels, scales, strict=True)))
+    careful = counted("fp8-rowwise-gw")  # dW of what is not cast; one scale for the weight of dx
+    assert careful[3:] == (200 * 130 + 4, 300 * 200 * 2, 0, 0)
+    assert counted("fp8", first=False)[::5] == (0, 0)  # x is cast once for all layers on it
+    assert counted("bf16") == counted("fp8", linears="apart") == Casts()
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])
+def test_the_engine_makes_as_many_bytes(name: str) -> None:
+    engine = Float8Gemms(recipe(name), kernel=False)
+    x, w, g = torch.ones(ROWS, INTO), torch.ones(OUTOF, INTO), torch.ones(ROWS, OUTOF)
+    made = [engine.operand(x), engine.casts.weight(w), engine.casts.gradient(g), engine.casts.weight_back(w.t())]
+    columns = engine.columns(x)
+    if isinstance(columns, Cast):
+        made += [columns, engine.casts.gradient(g.t())]
+    planned = counted(name)
+    assert [cast.data.nbytes + cast.scale.nbytes for cast in made] == [
+        size for size in (*planned[:4], planned.columns, planned.gradient_columns) if size
+    ]
+
+
+def test_others_keep_the_cast_of_an_outputs_gradient_for_a_late_dw() -> None:
+    job = Job(precision="fp8", stack=named("megatron-core"))
+    op = matmul("layer", "x", "y", rows=ROWS, into=INTO, outof=OUTOF, width=2)
+    assert casting(op, Local(MODEL, job, Part(sequences=1))).product_bytes == ROWS * OUTOF + 4
+    assert casting(op, Local(MODEL, job.replace(precision="bf16"), Part(sequences=1))).product_bytes == 0

@@ -1,0 +1,71 @@
+"""What runs again."""
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.model.catalog import resolve
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.operations.part import Part
+from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.stack.catalog import named
+
+MODEL = resolve("llama3-8b")
+
+
+def block(job: Job, recomputed: str, *, model: Model = MODEL) -> Unit:
+    counts = Counts(model, job)
+    asked = frozenset(recomputed.split("+")) if recomputed else frozenset[str]()
+    return counts.unit(Part(sequences=1, recomputed=asked), next(iter(counts.example)))
+
+
+def again(*, early_stop: bool, recomputed: str = "layer") -> list[bool]:
+    return [op.recomputed for op in block(Job(early_stop=early_stop), recomputed).ops]
+
+
+def kept(unit: Unit) -> int:
+    """Bytes that the backward finds."""
+    names = {name for op in unit.ops for name in op.keeps} - unit.dropped
+    return sum(size for op in unit.ops for name, size in op.writes.items() if name in names)
+
+
+def test_an_early_stop_leaves_out_what_makes_nothing_that_the_backward_reads() -> None:
+    whole, stopped = again(early_stop=False), again(early_stop=True)
+    assert all(whole)
+    assert stopped == [True] * (len(whole) - 2) + [False] * 2  # all but the down-projection and its sum
+
+
+def test_what_others_keep_still_runs_again() -> None:
+    assert again(early_stop=True, recomputed="norm") == again(early_stop=False, recomputed="norm")
+
+
+@pytest.mark.parametrize("recomputed", ["norm", "act", "norm+act"])
+def test_casts_of_what_is_recomputed_cheaply_are_made_again_with_it(recomputed: str) -> None:
+    """Megatron's set_save_original_input: of the norms' and the activation's outputs nothing stays in fp8 either."""
+    job = Job(stack=named("megatron-core"), precision="fp8", sequence=1024)
+
+    of = {"norm": 2 * 1024 * (MODEL.width + 4) + 2 * 4, "act": 1024 * MODEL.ffn + 4}
+    freed = sum(of[each] for each in recomputed.split("+"))
+    assert kept(block(job, "")) - kept(block(job, recomputed)) == freed
+
+
+def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twelve_bits() -> None:
+    """Gate and up: 1 byte instead of 2, and a scale per 128; the output and its cast: 1.5 instead of 3."""
+    wide = Job(stack=named("megatron-core"), precision="fp8-tiles", sequence=1024)
+    narrow = wide.replace(stack=wide.stack.replace(narrow_kept=("activation", "attention")))
+    gates, heads = 1024 * 2 * MODEL.ffn, 1024 * MODEL.heads * MODEL.head_dim
+    freed = {job: kept(block(job, "")) for job in (wide, narrow)}
+    assert freed[wide] - freed[narrow] == gates - 4 * gates // 128 + 2 * heads - heads // 2
+    bf16 = narrow.replace(precision="bf16")
+    assert kept(block(bf16, "")) == kept(block(wide.replace(precision="bf16"), ""))
+
+
+@pytest.mark.parametrize(("joint", "mlp", "parts"), [(True, "gated", 2), (False, "gated", 2), (True, "plain", 1)])
+def test_what_any_activation_reads_is_kept_in_fp8(joint: bool, mlp: str, parts: int) -> None:
+    """Gate and up as one tensor or as two, or up alone."""
+    model = MODEL.replace(mlp=mlp, activation="silu" if mlp == "gated" else "gelu")
+    wide = Job(stack=named("megatron-core").replace(joint=joint), precision="fp8-tiles", sequence=1024)
+    narrow = wide.replace(stack=wide.stack.replace(narrow_kept=("activation",)))
+    read = 1024 * parts * MODEL.ffn
+    freed = kept(block(wide, "", model=model)) - kept(block(narrow, "", model=model))
+    assert freed == read - 4 * read // 128

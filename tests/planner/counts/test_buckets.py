@@ -1,0 +1,94 @@
+"""Messages and peaks of DeepSpeed as two of its processes (0.19.8, on CPUs, fp32) were seen to have them.
+
+The loop is ``tests/third_party/loops.py``'s; ``make interop`` runs it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.counts.buckets import buckets
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.fetches import fetches
+from fivefold.planner.counts.memory.rank_memory import memory
+from fivefold.planner.counts.traffic import messages
+from fivefold.stack.catalog import named
+
+MODEL = Model(name="small", layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)
+WHOLE = 1_000_576  # elements
+NORMS, BLOCKS = {128: 9}, {16384: 8, 8192: 8, 45056: 12, 131072: 2}
+
+
+def job(micro_batches: int = 1, **facts: object) -> Job:
+    stack = named("deepspeed").replace(loss="narrow", reduce_bucket=300_000, **facts)
+    return Job(stack=stack, sequence=128, global_batch=4 * micro_batches, precision="fp32")
+
+
+def sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
+    """How often each collective of so many elements is sent over dp."""
+    found: Counter[tuple[str, int]] = Counter()
+    for message in messages(Counts(MODEL, asked), Layout.parse(text)):
+        if message.axis == "dp":
+            found[message.collective, message.payload // 4] += message.times
+    return found
+
+
+def all_of(collective: str, *sizes: int, times: int = 1) -> Counter[tuple[str, int]]:
+    return Counter({(collective, size): times for size in sizes})
+
+
+def test_whole_buckets_are_all_reduced_and_one_gather_hands_out_all() -> None:
+    updated = all_of("all_gather", WHOLE)
+    forward, backward = (270592, 279040, 274688, 176256), (299264, 291200, 279040, 131072)
+    assert sent("dp2 zero0 mbs2", job()) == all_of("all_reduce", WHOLE)
+    assert sent("dp2 zero1 mbs2", job(2)) == updated + all_of("all_reduce", *forward)
+    assert sent("dp2 zero2 mbs2", job(2)) == updated + all_of("all_reduce", *backward, times=2)
+
+
+def test_zero3_gathers_modules_and_ahead_of_them() -> None:
+    reduced = all_of("reduce_scatter", 299264, 291200, 279040, 131072)
+    # small weights stay, and are gathered one by one after the update; the others ahead, at once
+    usual = Counter({("all_gather", size): times for size, times in (NORMS | BLOCKS).items() if size < 100_000})
+    assert sent("dp2 zero3 mbs2", job()) == reduced + usual + all_of("all_gather", 2 * 131072)
+    assert sent("dp2 zero3 mbs2", job(fetch_small=0)) == reduced + all_of("all_gather", WHOLE)
+    each = Counter({("all_gather", size): 2 * times for size, times in (NORMS | BLOCKS).items()})
+    assert sent("dp2 zero3 mbs2", job(fetch_small=0, fetch_ahead=0, fetch_reuse=0)) == reduced + each
+
+
+def test_what_lives_gathered_follows_from_the_limits() -> None:
+    counts = Counts(MODEL, job(fetch_small=0))
+    found = fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    assert found is not None
+    block = 184_576
+    assert found.forward == (WHOLE,) * 6  # all is ahead, and near
+    assert found.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
+    limits = {"fetch_small": 0, "fetch_ahead": 0, "fetch_reuse": 0}
+    few = fetches(Counts(MODEL, job(**limits)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    assert few is not None
+    assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight of each
+    assert fetches(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "measured"),
+    [
+        ("dp2 zero0 mbs2", job(overlap=()), 27138728),
+        ("dp2 zero1 mbs2", job(2, overlap=()), 28338584),
+        ("dp2 zero2 mbs2", job(2, overlap=()), 25137688),
+        ("dp2 zero3 mbs2", job(), 28338588),
+        ("dp2 zero3 mbs2", job(2, fetch_small=0, fetch_ahead=0, fetch_reuse=0), 24860572),
+    ],
+)  # fmt: skip
+def test_peaks_are_as_measured(text: str, asked: Job, measured: int) -> None:
+    (rank,) = memory(Counts(MODEL, asked), Layout.parse(text))
+    assert rank.peak_bytes == pytest.approx(measured, rel=0.001)
+
+
+def test_a_gradient_that_does_not_fit_begins_a_bucket() -> None:
+    assert list(buckets([3, 4, 5, 20, 1], most=10)) == [7, 5, 20, 1]
+    assert list(buckets([], most=10)) == []

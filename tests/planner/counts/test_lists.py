@@ -1,0 +1,77 @@
+"""ZeRO-3 of DeepSpeed until 2021, against its hooks played out: gather what is missing, use it, let go what is far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fivefold.check.published.readers.gpt import gpt
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.lists import staying
+from fivefold.planner.counts.traffic import messages
+from fivefold.planner.predict import Planner
+from fivefold.planner.time.data_parallel import PART_SECONDS
+from fivefold.stack.catalog import named
+
+MODEL = gpt(layers=3, width=64, heads=4, vocab=512, positions=64)
+QKV, OUT, UP, DOWN = 3 * 64 * 64, 64 * 64, 4 * 64 * 64, 4 * 64 * 64
+
+
+def job(reuse: int = 40_000, **facts: object) -> Job:
+    stack = named("megatron-deepspeed").replace(fetch="lists", fetch_small=1000, fetch_reuse=reuse, **facts)
+    return Job(stack=stack, sequence=64, global_batch=16, precision="bf16-grad16")
+
+
+def played(reuse: int, *, full: bool) -> Counter[int]:
+    """How often weights of so many elements are gathered, over all blocks of a micro-batch, in DeepSpeed's hooks."""
+    block = [QKV, OUT, UP, DOWN]
+    uses = [(layer, at) for layer in range(3) for at in range(4)] + [(-1, 0)]  # the head between
+    for layer in reversed(range(3)):
+        uses += [(layer, at) for at in range(4)] if full else []
+        uses += [(layer, at) for at in reversed(range(4))]
+    size = {(layer, at): block[at] for layer in range(3) for at in range(4)} | {(-1, 0): 512 * 64}
+    here, gathered = set[tuple[int, int]](), Counter[int]()
+    for step, use in enumerate(uses):
+        if use not in here:
+            gathered[size[use]] += use[0] >= 0
+            here.add(use)
+        following = uses[step + 1 :]
+        between = following[: following.index(use)] if use in following else None
+        if between is None or sum(size[each] for each in between) >= reuse:
+            here.discard(use)
+    return gathered
+
+
+@pytest.mark.parametrize(("ac", "reuse"), [("full", 40_000), ("full", 0), ("none", 0)])
+def test_weights_are_gathered_one_by_one_as_often_as_the_hooks_miss_them(ac: str, reuse: int) -> None:
+    layout = Layout.parse(f"dp8 zero3 mbs1 ac={ac}")
+    sent = Counter[int]()
+    for message in messages(Counts(MODEL, job(reuse)), layout):
+        if message.collective == "all_gather" and message.payload // 2 in (QKV, OUT, UP, DOWN):
+            sent[message.payload // 2] += message.times
+    sent[OUT] -= 2  # the table of positions is as large, and gathered in the forwards
+    expected = played(reuse, full=ac == "full")
+    assert sent == Counter({size: 2 * times for size, times in expected.items()})  # two micro-batches
+
+
+def test_gradients_of_all_weights_are_reduced_one_by_one_and_small_weights_stay() -> None:
+    counts, layout = Counts(MODEL, job()), Layout.parse("dp8 zero3 mbs1 ac=full")
+    reduced = sum(each.times for each in messages(counts, layout) if each.collective == "reduce_scatter")
+    matrices, vectors = 3 * 4 + 2, 3 * 8 + 2  # with the tables, of which the head reads one; norms and biases
+    assert reduced == 2 * (matrices + vectors)
+    ((message, parts),) = staying(counts, layout, (0,))
+    assert (message.times, parts) == (1, 8 * vectors)
+
+
+def test_a_list_takes_the_host_as_long_as_it_has_parts() -> None:
+    """Of so small weights nothing else counts: each gather and reduction, and every part that is copied out."""
+    planner = Planner(model=MODEL, machine=resolve("a100:512", local=Path("none")), job=job().replace(global_batch=512))
+    layout = Layout.parse("dp512 zero3 mbs1 ac=full")
+    whole = planner.estimate(layout).step_time.exposed["dp"]
+    gathers = sum(played(40_000, full=True).values()) + 2
+    assert whole >= 512 * PART_SECONDS * (gathers + 14 + 26 + 26)

@@ -1,0 +1,90 @@
+"""What the update costs, in worked numbers; ``tests/agree/rehearsal/test_update.py`` holds it to the rehearsal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.update import scratch_bytes, update_flops, update_messages, update_products
+from fivefold.planner.counts.work import work
+from fivefold.planner.predict import predict
+from fivefold.update import Optimizer
+
+LLAMA = named("llama3-8b")
+ONE = Layout()
+
+
+def job(kind: Any) -> Job:
+    return Job(global_batch=8, optimizer=Optimizer(kind=kind))
+
+
+def orthogonal(low: int, high: int) -> int:
+    """Per iteration the square of [low, high], its own square, and their product: a multiply-add is two FLOPs."""
+    return 5 * (2 * low * low * high + 2 * low**3 + 2 * low * low * high)
+
+
+def test_muons_products_are_newton_schulz_of_every_hidden_matrix_once() -> None:
+    layer = 2 * orthogonal(4096, 4096) + 2 * orthogonal(1024, 4096) + 3 * orthogonal(4096, 14336)
+    assert 32 * layer == 665_891_729_571_840
+    counts = Counts(LLAMA, job("muon"))
+    assert update_flops(counts, ONE) == 32 * layer
+    assert sum(each.flops for each in update_products(counts, ONE, chunks=(0,))) == 32 * layer
+    for text, times in (("dp8 zero1", 1), ("dp8 zero0", 8), ("tp4 pp2", 1), ("dp8 zero1/4", 2), ("pp2 dualpipe", 2)):
+        layout = Layout.parse(text)
+        assert update_flops(counts, layout) == times * 32 * layer, text
+        plain = work(LLAMA, layout=layout, job=job("adamw"))
+        assert work(LLAMA, layout=layout, job=job("muon")).hardware_flops - plain.hardware_flops == times * 32 * layer
+        assert work(LLAMA, layout=layout, job=job("muon")).model_flops_full == plain.model_flops_full
+
+
+def test_muons_matrices_go_there_and_back_in_16_bits() -> None:
+    """28 rounds of 8 among 224 matrices of 6 979 321 856 elements over eight shards."""
+    found = list(update_messages(Counts(LLAMA, job("muon")), Layout.parse("dp8 zero1"), chunks=(0,)))
+    assert len(found) == 2 * 28
+    assert {each._replace(payload=0) for each in found} == {Message("dp", "all_to_all", 1, 0, 8, "shard")}
+    there, back = (sum(each.payload for each in found[way::2]) for way in (0, 1))
+    hidden = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
+    assert there == 2 * hidden // 8  # a rank's parts of all
+    assert back == pytest.approx(there, rel=0.02)  # all parts of its own, of each round the largest
+    assert back >= there
+
+
+def test_adafactors_sums_are_vectors() -> None:
+    found = list(update_messages(Counts(LLAMA, job("adafactor")), Layout.parse("dp8 zero1"), chunks=(0,)))
+    matrices, vectors = 32 * 7 + 2, 32 * 2 + 1
+    columns = 32 * (6 * 4096 + 14336) + 2 * 4096
+    assert found == [
+        Message("dp", "all_reduce", 1, 4 * size, 8, "shard")
+        for size in (columns + matrices + vectors, matrices, matrices + vectors)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "sgd"])
+def test_others_say_and_multiply_nothing(kind: str) -> None:
+    counts, layout = Counts(LLAMA, job(kind)), Layout.parse("dp8 tp2 zero1")
+    assert list(update_messages(counts, layout, chunks=(0,))) == update_products(counts, layout, chunks=(0,)) == []
+    assert update_flops(counts, layout) == 0
+    assert scratch_bytes(counts, layout, chunks=(0,)) == (12 * 2**22 if kind == "adamw8bit" else 0)
+
+
+def test_muons_update_is_priced_by_its_products_and_messages() -> None:
+    """On one H100 at 600 to 900 TFLOP/s; eight share it, and wait for what they send."""
+
+    def more(ranks: int, text: str) -> float:
+        machine, layout = resolve(f"h100:{ranks}", local=Path("/nowhere")), Layout.parse(text)
+        times = [predict(model=LLAMA, machine=machine, layout=layout, job=job(kind)).time for kind in ("muon", "adamw")]
+        return times[0].optimizer_seconds - times[1].optimizer_seconds
+
+    alone, shared, repeated = more(1, "dp1"), more(8, "dp8 zero1"), more(8, "dp8 zero0")
+    assert 666.5e12 / 900e12 < alone < 666.5e12 / 600e12
+    assert repeated == pytest.approx(alone, rel=0.01)
+    sent = 2 * 2 * 6.98e9 / 8 * 7 / 8 / 450e9  # there and back over NVLink
+    assert alone / 8 + sent / 2 < shared < alone / 8 * 1.3 + 8 * sent

@@ -1,0 +1,325 @@
+"""Random models, machines, layouts and jobs, every field of a job among them, each from one seed.
+
+A field of a record that no table here names fails ``tests/planner/test_any_job.py``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from fivefold.job import RECIPES, Job, Recipe
+from fivefold.layout.legal import reasons, refuse
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED
+from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.machine import catalog as machines
+from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
+from fivefold.model import catalog as models
+from fivefold.model.shape import MLA, MTP, MoE
+from fivefold.model.spec import Model
+from fivefold.planner.search.space import divisors
+from fivefold.record import Mistake
+from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Runs, Stack
+from fivefold.update import Group, LearningRate, Optimizer, Ramp
+
+Draw = Callable[[random.Random], Any]
+
+
+class Case(NamedTuple):
+    model: Model
+    machine: Machine
+    layout: Layout
+    job: Job
+
+
+def options(record: type[BaseModel], field: str) -> list[Any]:
+    """Every literal that the annotation of a field allows, so that a new one is drawn too."""
+
+    def literals(annotation: Any) -> list[Any]:
+        found = list(get_args(annotation))
+        return found if type(annotation) is type(Literal["a"]) else [each for one in found for each in literals(one)]
+
+    annotation = record.model_fields[field].annotation
+    return [False, True] if annotation is bool else literals(annotation)
+
+
+def one(*values: Any) -> Draw:
+    return lambda some: some.choice(values)
+
+
+def any_of(record: type[BaseModel], field: str) -> Draw:
+    """The default half of the time, else any of its options."""
+    choices, usual = options(record, field), record.model_fields[field].default
+    return lambda some: usual if some.random() < 0.5 else some.choice(choices)
+
+
+def subset(record: type[BaseModel], field: str) -> Draw:
+    choices, usual = options(record, field), record.model_fields[field].default
+    return lambda some: usual if some.random() < 0.5 else tuple(each for each in choices if some.random() < 0.5)
+
+
+def fields(table: dict[str, Draw], some: random.Random) -> dict[str, Any]:
+    return {name: draw(some) for name, draw in table.items()}
+
+
+def recipe(some: random.Random) -> Recipe:
+    """One that is known, or known but for some of its fields; half of the time the default."""
+    if some.random() < 0.4:
+        return RECIPES["bf16"]
+    known = some.choice(list(RECIPES.values()))
+    if some.random() < 0.6:
+        return known
+    changed = {name: draw(some) for name, draw in RECIPE.items() if some.random() < 0.2}
+    try:
+        return known.replace(**changed)
+    except ValidationError:
+        return known
+
+
+RECIPE: dict[str, Draw] = {
+    "name": one("mine"),
+    "compute": any_of(Recipe, "compute"),
+    "weights_bytes": one(1, 2, 4),
+    "gradients_bytes": one(1, 2, 4),
+    "master_bytes": one(0, 2, 4),
+    "accumulated_bytes": one(0, 2, 4),
+    "moments_bytes": one((4, 4), (2, 2), (1, 2), (0, 0), (4, 0)),
+    "loss_scaling": one(False, True),
+    "scaling": any_of(Recipe, "scaling"),
+    "wide_gradients": one(False, True),
+    "gathers": any_of(Recipe, "gathers"),
+    "half": any_of(Recipe, "half"),
+    "dispatches": any_of(Recipe, "dispatches"),
+}
+
+GROUP: dict[str, Draw] = {
+    "of": any_of(Group, "of"),
+    "rate": one(0.0, 1.0, 2.5),
+    "weight_decay": one(None, 0.0, 0.3),
+}
+
+OPTIMIZER: dict[str, Draw] = {
+    "kind": any_of(Optimizer, "kind"),
+    "betas": one((0.9, 0.95), (0.0, 0.0)),
+    "momentum": one(0.95, 0.0),
+    "epsilon": one(1e-8),
+    "weight_decay": one(0.1, 0.0),
+    "groups": lambda some: tuple(
+        fields(GROUP | {"of": one(part)}, some) for part in options(Group, "of") if some.random() < 0.1
+    ),
+    "clip": one(1.0, 0.0),
+}
+
+RATE: dict[str, Draw] = {
+    "kind": any_of(LearningRate, "kind"),
+    "peak": one(3e-4),
+    "floor": one(0.0, 0.1, 1.0),
+    "warmup_steps": one(0, 1),
+    "decay_steps": one(None, 1),
+}
+
+RAMP: dict[str, Draw] = {
+    "first": one(1, 2, 8),
+    "step": one(1, 2, 8),
+    "every": one(1, 3),
+    "samples": one(None),
+}
+
+
+def ramp(some: random.Random) -> dict[str, Any] | None:
+    """Steps of one size, or a number of samples; rarely any."""
+    found = fields(RAMP, some)
+    return None if some.random() < 0.9 else found if some.random() < 0.5 else found | {"every": None, "samples": 100}
+
+
+JOB: dict[str, Draw] = {
+    "sequence": one(1, 2, 30, 64, 96, 128, 1024, 4096, 6000, 131072),
+    "global_batch": one(1),  # as the layout needs it: ``layout_and_job``
+    "precision": recipe,
+    "documents": any_of(Job, "documents"),
+    "emulate": any_of(Job, "emulate"),
+    "imbalance": one(1.0, 1.0, 1.7, 64.0),
+    "offload": subset(Job, "offload"),
+    "optimizer": lambda some: fields(OPTIMIZER, some) if some.random() < 0.5 else Optimizer(),
+    "learning_rate": lambda some: fields(RATE, some),
+    "ramp": ramp,
+    "steps": one(1, 1000),
+    "seed": one(0, 7),
+}
+
+STACK: dict[str, Draw] = {
+    "attention": any_of(Stack, "attention"),
+    "loss": any_of(Stack, "loss"),
+    "kernels": any_of(Stack, "kernels"),
+    "compile": any_of(Stack, "compile"),
+    "joint": any_of(Stack, "joint"),
+    "linears": any_of(Stack, "linears"),
+    "column_inputs": any_of(Stack, "column_inputs"),
+    "weight_gradients": any_of(Stack, "weight_gradients"),
+    "joined": subset(Stack, "joined"),
+    "run_ahead": any_of(Stack, "run_ahead"),
+    "narrow_kept": subset(Stack, "narrow_kept"),
+    "further_kernels": one((0, 0), (0, 0), (10, 18)),
+    "graphs": any_of(Stack, "graphs"),
+    "dispatcher": any_of(Stack, "dispatcher"),
+    "pairs": any_of(Stack, "pairs"),
+    "overlap": subset(Stack, "overlap"),
+    "p2p_overlap": any_of(Stack, "p2p_overlap"),
+    "reduce": any_of(Stack, "reduce"),
+    "reshard": any_of(Stack, "reshard"),
+    "gathers_again": any_of(Stack, "gathers_again"),
+    "unit_buffers": any_of(Stack, "unit_buffers"),
+    "shards": any_of(Stack, "shards"),
+    "rope": any_of(Stack, "rope"),
+    "fetch": any_of(Stack, "fetch"),
+    "fetch_ahead": one(0, 1000, 50_000_000),
+    "fetch_small": one(0, 100, 100_000),
+    "fetch_reuse": one(0, 10_000, 1_000_000_000),
+    "fetch_live": one(0, 100_000, 1_000_000_000),
+    "reduce_bucket": one(0, 0, 0, 1, 3000, 500_000_000),
+    "copies": any_of(Stack, "copies"),
+    "outputs": any_of(Stack, "outputs"),
+    "deferred": any_of(Stack, "deferred"),
+    "received": any_of(Stack, "received"),
+    "reduce_in_fp32": any_of(Stack, "reduce_in_fp32"),
+    "weights": any_of(Stack, "weights"),
+    "async_tp": any_of(Stack, "async_tp"),
+    "blocking": any_of(Stack, "blocking"),
+    "scatter_hops": any_of(Stack, "scatter_hops"),
+    "early_stop": any_of(Stack, "early_stop"),
+    "vocab_multiple": one(1, 1, 128, 7),
+    "expandable_segments": any_of(Stack, "expandable_segments"),
+    "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
+}
+LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
+
+TABLES: dict[type[BaseModel], dict[str, Draw]] = {
+    Job: JOB, Stack: STACK, Recipe: RECIPE, Optimizer: OPTIMIZER, Group: GROUP, LearningRate: RATE, Ramp: RAMP,
+}  # fmt: skip
+
+
+@cache
+def named(name: str) -> Model:
+    return models.named(name)
+
+
+def model(some: random.Random) -> Model:
+    """One of the catalog with few layers, or one of our own with odd sizes and every choice."""
+    if some.random() < 0.5:
+        found = named(some.choice(models.names()))
+        layers = min(found.layers, some.choice((1, 2, 3, 4, 8)))
+        dense = found.moe and {"dense_layers": min(found.moe.dense_layers, some.choice((0, layers)))}
+        return found.replace(layers=layers, moe=found.moe and found.moe.replace(**dense or {}))
+    kv_heads, layers = some.choice((1, 2, 4)), some.choice((1, 2, 4, 5, 8))
+    slides = some.random() < 0.2
+    mla = MLA(q_rank=some.choice((None, 24)), kv_rank=16, nope_dim=12, rope_dim=4, v_dim=10)
+    moe = MoE(
+        experts=some.choice((1, 4, 6, 8)), topk=1, ffn=some.choice((32, 40)), shared_experts=some.choice((0, 0, 1, 2)),
+        shared_ffn=some.choice((None, 48)), dense_layers=some.choice((0, 1)),
+        score=some.choice(options(MoE, "score")), balance=some.choice(options(MoE, "balance")),
+        capacity=some.choice((None, None, 0.5, 1.25)), normalized=some.random() < 0.5,
+        router_bias=some.random() < 0.2, expert_bias=some.random() < 0.2,
+    )  # fmt: skip
+    return Model(
+        name="drawn", layers=layers, width=some.choice((32, 64, 72, 250)), heads=kv_heads * some.choice((1, 2, 4)),
+        kv_heads=kv_heads, head_dim=some.choice((8, 16, 128)), ffn=some.choice((64, 96, 160)),
+        vocab=some.choice((2, 65, 256, 50257)), positions=some.choice((64, 4096)),
+        norm=some.choice(options(Model, "norm")), block=some.choice(options(Model, "block")),
+        mlp=some.choice(options(Model, "mlp")), mlp_bias=some.random() < 0.3,
+        position=some.choice(options(Model, "position")), rope_fraction=some.choice((1.0, 0.5)),
+        qkv_bias=some.random() < 0.3, out_bias=some.random() < 0.3, qk_norm=some.choice(options(Model, "qk_norm")),
+        window=some.choice((3, 64)) if slides else None, window_pattern=(True, False) if slides else (),
+        mla=mla if some.random() < 0.2 else None, tied_embeddings=some.random() < 0.4,
+        moe=moe.replace(topk=some.choice(divisors(moe.experts))) if some.random() < 0.4 else None,
+        head_bias=some.random() < 0.2, dropout=some.choice((0.0, 0.1)),
+        mtp=some.choice((None, None, None, MTP(), MTP(depth=2))),
+    )  # fmt: skip
+
+
+def machine(some: random.Random, *, ranks: int) -> Machine:
+    """Of the catalog, or one that was measured; with ``ranks`` or a few more."""
+    found = machines.resolve(some.choice(machines.names()), local=Path("/nowhere"))
+    found = machines.with_ranks(found, ranks if some.random() < 0.8 else ranks + some.choice((1, 8, 1000)))
+    if some.random() < 0.2:
+        found = found.replace(calibration=calibration(some), backend=some.choice(("gloo", "nccl")))
+    return found.replace(dollars_per_rank_hour=some.choice((None, 2.0)))
+
+
+def calibration(some: random.Random) -> Calibration:
+    """Of a slow computer: nothing, or a little of everything but attention."""
+    bare = Calibration(date="2026-01-01", torch="2.13.0", cores=2)
+    if some.random() < 0.3:
+        return bare
+    return bare.replace(
+        matmuls=tuple(MatmulPoint(dtype="bf16", ranks=1, m=m, n=m, k=m, seconds=m**3 / 5e10) for m in (64, 512)),
+        kernels=tuple(KernelPoint(kernel="copy", dtype="bf16", ranks=1, moved_bytes=2**power, seconds=2**power / 5e9)
+                      for power in (16, 24)),
+        collectives=tuple(CollectivePoint(collective="all_reduce", ranks=2, bytes=2**power, seconds=2**power / 1e9)
+                          for power in (12, 24)),
+    )  # fmt: skip
+
+
+def layout(some: random.Random, model: Model) -> Layout:
+    """Any that parses; its degrees lean to what the model takes."""
+    pp = some.choice([1, 1, *(n for n in (2, 3, 4, 8) if n <= model.layers)])
+    schedule = some.choice((*SCHEDULES, *V_SHAPED)) if pp > 1 else "1f1b"  # of few layers, a V is seldom legal
+    v = 2 if schedule in V_SHAPED else 1
+    if schedule == "interleaved":
+        v = some.choice([2, 2, *(n for n in (3, 4) if n * pp <= model.layers)])
+    tp = some.choice([1, 1, *(n for n in (2, 4, 8) if model.heads % n == 0)])
+    cp, dp = some.choice((1, 1, 2, 4)), some.choice((1, 2, 3, 4, 8, 64))
+    etp = some.choice(divisors(tp)) if model.moe else 1
+    room = dp * cp * tp // etp
+    ep = some.choice([n for n in divisors(room) if model.moe.experts % n == 0]) if model.moe else 1
+    zero = some.choice((0, 1, 2, 3))
+    chunks, order = pp * v, list(DEFAULT_ORDER)
+    if some.random() < 0.3:
+        some.shuffle(order)
+    stages: tuple[int, ...] = ()
+    if pp > 1 and some.random() < 0.3 and chunks <= model.layers:
+        cuts = sorted(some.sample(range(1, model.layers), chunks - 1))
+        stages = tuple(b - a for a, b in zip([0, *cuts], [*cuts, model.layers], strict=True))
+    groups = some.sample(RECOMPUTABLE, some.choice((1, 2, 3)))
+    ac = some.choice(("none", "none", "selective", "full", "full/2", "norm+act", "+".join(groups)))
+    if pp > 1 and schedule != "dualpipe" and ac != "none" and dp in (1, 3):
+        ac += f"@{1 + dp % (pp - 1)}"
+    return Layout(
+        dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, zero=zero, stages=stages,
+        shard_group=some.choice([None, *divisors(dp * cp)]) if zero else None, mbs=some.choice((1, 1, 2, 3)),
+        ac=ac, order=tuple(order), cp_kind=some.choice(("ring", "ulysses")) if cp > 1 else "ring",
+        sp=tp == 1 or some.random() < 0.7,
+    )  # fmt: skip
+
+
+def job(some: random.Random, *, batch: int) -> Job:
+    """Every field of it and of its stack drawn, or a named stack with some of them drawn."""
+    drawn = fields(JOB | STACK, some) | {"global_batch": batch}
+    kept = ("sequence", "global_batch", "compile_loss")
+    if some.random() < 0.4:
+        few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}
+        return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")
+    usual = some.random()  # of so many unlike fields one would hide another: some, most or few are as they are
+    return Job.read({name: value for name, value in drawn.items() if name in kept or some.random() > usual}, origin="")
+
+
+def case(seed: int) -> Case:
+    """A legal one: of a seed the first that nothing refuses."""
+    some = random.Random(seed)
+    while True:
+        try:
+            chosen = model(some)
+            spread = layout(some, chosen)
+            batch = spread.dp * spread.mbs * some.choice((1, 2, spread.pp, 2 * spread.pp, 3 * spread.pp + 1, 40))
+            found = Case(chosen, machine(some, ranks=spread.world), spread, job(some, batch=batch))
+            if next(reasons(spread, model=chosen, job=found.job, machine=None), ""):  # the facts under every layout
+                found = found._replace(job=found.job.replace(stack=found.job.stack.replace(runs=Runs())))
+            refuse(spread, model=chosen, job=found.job, machine=found.machine)
+        except (Mistake, ValidationError):
+            continue
+        return found

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine import catalog as machines
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named
+from fivefold.planner.ratios import ratios, sizing
+from fivefold.planner.ratios.exchanges import experts_layer
+from fivefold.record import Mistake
+from fivefold.results.balance import Axis, Ratios
+
+JOB = Job(sequence=8192, global_batch=512)
+
+
+def machine(name: str) -> Machine:
+    return machines.resolve(name, local=Path("none"))
+
+
+def axis(found: Ratios, name: str, behind: str = "") -> Axis:
+    return next(row for row in found.axes if row.axis == name and behind in row.behind)
+
+
+def test_llama_on_h100_by_hand() -> None:
+    """H100: 989 TFLOP/s over 450 GB/s of NVLink and 50 GB/s of NIC ask for 2198 and 19780 FLOPs per byte."""
+    found = ratios(named("llama3-70b"), machine=machine("h100:512"), job=JOB)
+    assert found.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
+    tp = axis(found, "tp")
+    assert [degree.flops_per_byte for degree in tp.degrees[:3]] == pytest.approx([8192, 8192 / 3, 8192 / 7])
+    assert (tp.largest, tp.reason) == (4, "tp8 offers 1,170, NVLink 4 asks for 2,198")
+    cp = axis(found, "cp")  # 8·(8192/8)/2 = 4096 within the node, 2048 at cp16 across
+    assert (cp.largest, cp.reason) == (8, "cp16 offers 2,048, NIC asks for 19,780")
+    assert axis(found, "zero3", "forward").largest == 8  # 8192 tokens hide behind NVLink, not behind a NIC
+    pp = axis(found, "pp")
+    assert (pp.largest, pp.degrees[-1].token) == (64, "pp64")
+    assert pp.reason == "hides at every degree that model, batch and 512 ranks allow"
+
+
+def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
+    found = ratios(named("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
+    assert {degree.link for degree in axis(found, "zero3").degrees} == {"NIC"}
+    assert [degree.degree for degree in axis(found, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]
+
+
+def test_what_stays_does_not_stand_in_the_way() -> None:
+    """ZeRO-3 is asked with one group over all replicas, ep with no more replicas than it takes."""
+    job = Job(sequence=1024, global_batch=16)
+    layout = Layout.parse("dp8 zero3/4")
+    found = ratios(named("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
+    assert [degree.degree for degree in axis(found, "zero3").degrees] == [2, 4, 8, 16]
+    assert [degree.degree for degree in axis(found, "ep").degrees] == [2, 4, 8, 16]
+
+
+def test_two_dimensions_take_the_quickest_cut() -> None:
+    """Within a node g(y−1) + w(x−1) is least where fp8 travels farther than bf16: 4x2 of 8 in bf16, 2x4 in fp8."""
+    bf16 = axis(ratios(named("llama3-70b"), machine=machine("h100:8"), job=JOB), "tp2d")
+    job = Job(sequence=8192, global_batch=512, precision="fp8-deepseek")
+    fp8 = axis(ratios(named("llama3-70b"), machine=machine("h100:8"), job=job), "tp2d")
+    assert bf16.degrees[-1].flops_per_byte == pytest.approx(8192 / 4)
+    assert (fp8.degrees[-1].token, fp8.degrees[-1].flops_per_byte) == ("tp2x4", pytest.approx(2 * 8192 / (3 + 2)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(["llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt2"]),
+    chips=st.sampled_from(["h100:64", "gb200:144", "l40s:16", "a100:1"]),
+    layout=st.sampled_from(["dp1", "dp2 tp2", "dp4 cp2 zero1", "tp4 pp2", "dp8 zero3 mbs2"]),
+)
+def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: str) -> None:
+    chosen, hardware = Layout.parse(layout), machine(chips)
+    if chosen.world > hardware.ranks:
+        return
+    found = ratios(named(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
+    for row in found.axes:
+        assert all(a.degree < b.degree for a, b in pairwise(row.degrees))
+        assert all(degree.hides == (degree.flops_per_byte >= degree.balance) for degree in row.degrees)
+        assert all(degree.hides for degree in row.degrees if degree.degree <= row.largest)
+        beyond = [degree for degree in row.degrees if degree.degree > row.largest]
+        assert not beyond or not beyond[0].hides
+        assert row.reason
+        assert "\n" not in row.reason
+    assert Ratios.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize("link", [0, 1])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b"])
+def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) -> None:
+    """At the width or top-k named the whole layer outlasts the all-to-alls of a very large ep; one step off not."""
+    model, hardware, job = named(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
+    assert model.moe is not None
+    tier = hardware.links[link]
+    found = sizing(model, machine=hardware, job=job, link=tier)
+    balance = hardware.chip.peak("bf16") / tier.bandwidth
+
+    def offered(**changes: int) -> float:
+        assert model.moe is not None
+        shared = model.moe.shared_ffn or model.moe.ffn  # stays as it is
+        one_group = {"groups": 1, "topk_groups": 1}  # which bound topk
+        changed = model.replace(moe=model.moe.replace(shared_ffn=shared, **one_group, **changes))
+        return experts_layer(changed, job, Layout(dp=8, ep=8)).flops_per_byte * 7 / 8  # (n−1)/n → 1
+
+    assert offered(ffn=max(1, found.ffn_layer)) >= balance
+    assert found.ffn_layer == 0 or offered(ffn=found.ffn_layer - 1) < balance
+    assert found.ffn_alone == -(-4 * balance // 6)  # 6·F/(g+w) = balance
+    if found.topk_layer is None:
+        assert offered(topk=model.moe.experts) >= balance
+        return
+    assert found.topk_layer == 0 or offered(topk=found.topk_layer) >= balance
+    assert offered(topk=found.topk_layer + 1) < balance
+
+
+def test_wide_experts_hide_any_topk() -> None:
+    """Mixtral: F = 14336 offers 21504, more than a NIC of an H100 asks for."""
+    hardware = machine("h100:512")
+    found = ratios(named("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
+    assert [size.topk_layer for size in found.sizing] == [None, None]
+    assert found.sizing[1].ffn_alone == 13_187
+    assert axis(found, "ep", "experts").largest == 8
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(Mistake, match="heads=32 is not divisible by tp=3; try tp2"):
+        ratios(named("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
+    hardware = machine("h100:8")
+    with pytest.raises(Mistake, match="llama3-8b has no experts to size"):
+        sizing(named("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
+    alone = ratios(named("llama3-8b"), machine=machine("h100:1"), job=JOB)
+    assert {row.largest for row in alone.axes} == {1}
+    assert axis(alone, "tp").reason == "dp1 zero0 mbs1 takes 1 of 1 ranks; there is none to add"
+    odd = ratios(named("llama3-8b"), machine=machine("h100:3"), job=JOB)
+    assert "global batch 512 is not divisible by dp·mbs=3·1=3" in axis(odd, "dp").reason

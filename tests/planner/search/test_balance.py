@@ -1,0 +1,120 @@
+"""Stages of even work, against every way to cut the layers."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.machine.spec import Machine
+from fivefold.planner.predict import Planner
+from fivefold.planner.search import search
+from fivefold.planner.search.balance import balanced, gain, recomputing_less
+from fivefold.planner.search.neighbours import walk
+from fivefold.stack.spec import Runs, Stack
+from tests.planner.search.test_search import FEW, NODE, SMALL, tight
+
+LAYERS = 8
+HEAVY = SMALL.replace(layers=LAYERS, vocab=128_000)  # a head as large as several layers
+MACHINE = tight(4, gib=64)
+
+
+def every_split(layout: Layout) -> list[Layout]:
+    """The layout with every number of layers on every stage."""
+    stages = layout.pp * layout.v
+    cuts = [(0, *each, LAYERS) for each in combinations(range(1, LAYERS), stages - 1)]
+    return [layout.replace(stages=tuple(b - a for a, b in pairwise(cut))) for cut in cuts]
+
+
+def seconds(planner: Planner, layout: Layout) -> float:
+    return planner.estimate(layout).step_time.seconds
+
+
+@pytest.mark.parametrize("words", ["pp4", "pp4 gpipe", "pp4 zb1p", "dp2 pp2 zero1", "dp2 pp2 v2", "dp2 pp2 zbv"])
+def test_it_is_about_as_fast_as_the_best_of_all_splits(words: str) -> None:
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    even = Layout.parse(f"{words} mbs1")
+    found = balanced(even, planner)
+    assert found is not None
+    assert sum(found.stages) == LAYERS
+    best = min(seconds(planner, each) for each in every_split(even))
+    assert best <= seconds(planner, found) <= best * 1.02, str(found)
+    assert seconds(planner, found) < seconds(planner, even)
+    assert best >= seconds(planner, even) * (1 - gain(even, planner)) * (1 - 1e-9)
+    assert balanced(found, planner) is None  # no further
+
+
+def test_what_cannot_be_evened_out_is_left_alone() -> None:
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
+        assert balanced(Layout.parse(words), planner) is None
+    job = FEW.replace(stack=Stack(name="mine", runs=Runs(uneven_stages=False)))
+    assert balanced(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
+
+
+def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() -> None:
+    where = Where.parse("pp=4 schedule=1f1b mbs=1 ac=none")
+    found = search(model=HEAVY, machine=MACHINE, job=FEW, where=where, within=0.02)
+    assert found.proposal is not None
+    chosen = Layout.parse(found.proposal.layout)
+    assert chosen.stages[-1] == min(chosen.stages) < max(chosen.stages)
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    best = min(seconds(planner, each) for each in every_split(chosen))
+    assert found.proposal.choice.step.time.step_seconds <= best * 1.02
+    exact = search(model=HEAVY, machine=MACHINE, job=FEW, where=where)
+    assert not any("stages" in each.step.layout for each in exact.best)
+
+
+@pytest.mark.parametrize("words", ["pp4 ac=full", "pp4 v2 ac=selective", "dp2 pp2 zb1p zero1 ac=norm+act"])
+def test_as_few_ranks_recompute_as_memory_allows(words: str) -> None:
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    layout = Layout.parse(f"{words} mbs1")
+    fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
+    peaks = [planner.peak_bytes(each) for each in (*fewer, layout)]
+    for memory in (min(peaks), *(2 * peak for peak in peaks), 4 * max(peaks)):
+        chip = planner.machine.chip.replace(memory_bytes=memory)
+        small = Planner(model=planner.model, machine=planner.machine.replace(chip=chip), job=planner.job)
+        fitting = [each for each in fewer if small.fits(each)]
+        assert recomputing_less(layout, small) == (fitting[0] if fitting else None)
+    assert recomputing_less(layout.replace(ac="none"), small) is None
+
+
+def too_small_for_any(layouts: list[Layout], planner: Planner) -> Machine:
+    """The machine with the most memory, in steps of 16 MiB, with which none of ``layouts`` fits."""
+    for memory in range(8 * 2**30, 2**30, -(2**24)):
+        machine = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=memory))
+        small = Planner(model=planner.model, machine=machine, job=planner.job, counts=planner.counts)
+        if not any(map(small.fits, layouts)):
+            return machine
+    raise AssertionError("the layouts fit in 1 GiB")
+
+
+def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recompute() -> None:
+    model, job, base = (
+        SMALL.replace(layers=LAYERS),
+        FEW.replace(global_batch=32, sequence=4096),
+        Layout.parse("pp4 mbs1"),
+    )
+    planner = Planner(model=model, machine=MACHINE, job=job)
+    machine = too_small_for_any(every_split(base), planner)  # none goes without
+    small = Planner(model=model, machine=machine, job=job)
+    where = Where.parse("pp=4 v=1 schedule=1f1b mbs=1 ac=none,full")
+    found = search(model=model, machine=machine, job=job, where=where, within=0.0)
+    assert found.proposal is not None
+    others = [each.replace(ac=f"full{at}") for each in every_split(base) for at in ("", "@1", "@2", "@3")]
+    best = min((seconds(planner, each), str(each)) for each in others if small.fits(each))
+    assert found.proposal.choice.step.time.step_seconds == pytest.approx(best[0])
+    assert Layout.parse(best[1]).recompute_ranks == Layout.parse(found.proposal.layout).recompute_ranks == 1
+    assert best[0] < 0.85 * seconds(planner, base.replace(ac="full"))
+
+
+def test_from_where_one_is_it_is_one_change() -> None:
+    planner = Planner(model=HEAVY, machine=NODE, job=FEW)
+    start = Layout.parse("dp2 pp4 zero1 mbs1")
+    split = balanced(start, planner)
+    assert split is not None
+    words = {each.change for each in walk(planner, start).changes}
+    assert str(split).split()[-1] in words
+    assert f"without {str(split).split()[-1]}" in {each.change for each in walk(planner, split).changes}

@@ -1,0 +1,102 @@
+"""A bound that is ever above the estimate would hide the best layout: random layouts of unlike models and jobs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.where import Where
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.bounds import PARTS, Bounds
+from fivefold.planner.search.played import alike, played
+from fivefold.planner.search.space import Space
+from fivefold.planner.search.tables import FEWEST, LADDER
+from fivefold.stack.catalog import named as stack_named
+from tests.planner.draws import calibration
+
+NOWHERE = Path("/nowhere")
+PLAYED = 8  # pipelines of each case that are played
+CASES = {
+    "gpt3-175b a100:64": Job(sequence=2048, global_batch=96),
+    "llama3-8b h100:16": Job(sequence=4096, global_batch=64),
+    "qwen3-30b-a3b h100:32": Job(sequence=4096, global_batch=64),
+    # whose head has a block that is recomputed with the others
+    "deepseek-v3-mtp h800:32": Job(sequence=4096, global_batch=32, precision="fp8-tiles"),  # type: ignore[arg-type]
+    "llama2-7b b200:16": Job(sequence=4096, global_batch=24, reduce="micro_batch", overlap=(), loss="plain"),
+    "gemma2-9b a100:16": Job(sequence=8192, global_batch=16, compile=True, kernels="plain"),
+    "llama3-8b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("deepspeed")),
+    "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("case", CASES)
+def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
+    model, machine, job = named(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
+    bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
+    size_floor = bounds.resting()
+    seconds_floor = np.max([bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)], axis=0)
+
+    def sample(candidates, most):
+        return candidates.take(some.permutation(len(candidates.partial))[:most])
+
+    candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 400)), 200)
+    candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 200)), 80)
+    sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
+    light = bounds.estimates.lightest(candidates)
+    lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
+    cheap = [bounds.without_zero(candidates)[0], *(bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1))]
+    cheap += [bounds.nearest(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
+    code = alike(bounds, candidates)
+    pipelines = {
+        int(at): played(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]
+    }
+    tight = []
+    for at, partial in enumerate(candidates.partial):
+        layout = space.layout(space.partials, candidates, at)
+        refuse(layout, model=model, job=job, machine=machine)
+        found = planner.estimate(layout)
+        assert max(sizes[at], size_floor[partial], *(bound[at] for bound in lightest)) <= found.peak_bytes, layout
+        assert (
+            max(seconds[at], seconds_floor[partial], pipelines.get(at, 0.0), *(bound[at] for bound in cheap))
+            <= found.step_time.seconds
+        ), layout
+        tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.step_time.seconds))
+    assert parts.shape == (len(tight), len(PARTS))
+    few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
+    assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
+
+
+def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() -> None:
+    """Nor is the block recomputed that predicts a further token in the head."""
+    model = named("tiny").replace(layers=1, mtp=named("deepseek-v3-mtp").mtp)
+    machine = resolve("h100:1", local=NOWHERE).replace(calibration=calibration(random.Random(1)))
+    job = Job(sequence=1024, global_batch=2)
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=1)
+    candidates = space.expand(space.partials, np.flatnonzero(space.partials.mbs == 1))
+    bounds = Bounds(planner, space, space.partials)
+    assert len(set(bounds.nearest(candidates, bare=True)[0])) == 1
+    assert len(set(bounds.nearest(candidates)[0])) > 3
+
+
+def test_what_hidden_messages_slow_is_in_the_bound() -> None:
+    """ZeRO-3 gathers beside all compute, which loses a share of that time."""
+    model, machine, job = named("llama3-70b"), resolve("h100:64", local=NOWHERE), Job(sequence=8192, global_batch=256)
+    only = Where.parse("tp=2 cp=1 pp=1 zero=3 mbs=1 ac=full shards>8 sp=yes order=default")
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=64, where=only)
+    candidates = space.shard(space.partials, space.expand(space.partials, np.arange(len(space.partials.dp))))
+    seconds, _ = Bounds(planner, space, space.partials).seconds(candidates)
+    for at, bound in enumerate(seconds):
+        assert bound <= planner.estimate(space.layout(space.partials, candidates, at)).step_time.seconds
+    planner.timeline.parallel.contention = 0.0
+    free, _ = Bounds(planner, space, space.partials).seconds(candidates)
+    assert (seconds > 1.01 * free).all()
+    assert len(seconds) > 1

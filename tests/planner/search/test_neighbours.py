@@ -1,0 +1,121 @@
+"""One change at a time, against every layout there is; and which constraint leaves nothing."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import is_legal
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Planner
+from fivefold.planner.search import search
+from fivefold.planner.search.neighbours import changed_words, neighbours, walk
+from fivefold.record import Mistake
+from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
+from tests.planner.search.test_space import every_layout
+
+SHALLOW = SMALL.replace(layers=2)
+
+
+def differ(one: Layout, other: Layout) -> int:
+    """In how many choices ``other`` differs from ``one``; what its other degrees rule out must be the default."""
+    alone = other.dp * other.cp == 1
+    found = sum(getattr(one, axis) != getattr(other, axis) for axis in ("dp", "tp", "cp", "pp"))
+    found = {0: 0, 2: 1}.get(found, 9)  # ranks go from one axis to another
+    group = one.shard_group if other.zero and not alone else None
+    if group and (other.dp * other.cp % group or group == other.dp * other.cp):
+        group = None
+    for mine, its in (
+        (one.mbs, other.mbs), (one.ep, other.ep),
+        (1 if other.tp % one.etp else one.etp, other.etp),
+        (0 if alone else one.zero, other.zero), (group, other.shard_group),
+        (("1f1b", 1) if other.pp == 1 else (one.schedule, one.v), (other.schedule, other.v)),
+        ("ring" if other.cp == 1 else one.cp_kind, other.cp_kind),
+        (other.tp == 1 or one.sp, other.sp),
+    ):  # fmt: skip
+        found += mine != its
+    return found
+
+
+@pytest.mark.parametrize("model", [SMALL, EXPERTS], ids=["dense", "moe"])
+def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> None:
+    planner = Planner(model=model, machine=tight(4, gib=1.0), job=FEW)
+    every = every_layout(model, FEW, world=4)
+    for layout in random.Random(5).sample(sorted(every, key=str), 12):
+        plain = {each for each in neighbours(layout, planner) if (each.ac, each.order) == (layout.ac, layout.order)}
+        expected = {each for each in every if differ(layout, each) == 1}
+        known = {each for each in plain if each in every}
+        assert known == expected, str(layout)
+        assert all(is_legal(each, model=model, job=FEW, machine=planner.machine) for each in plain)
+
+
+def test_a_walk_takes_the_best_change_each_time_and_ends_where_none_helps() -> None:
+    planner = Planner(model=SHALLOW, machine=tight(4, gib=0.8), job=FEW)
+    start = Layout.parse("pp2 tp2 mbs1 zero0")
+    found = walk(planner, start)
+    before = (found.start, *found.path)
+    assert len(found.path) >= 2
+    for here, after in pairwise(before):
+        options = [planner.estimate(each) for each in neighbours(Layout.parse(here.layout), planner)]
+        fastest = min(each.step_time.seconds for each in options if planner.fits(each.layout, each.ranks))
+        assert after.step_seconds == fastest
+        assert after.faster == here.step_seconds / after.step_seconds
+    assert [each.fits for each in found.changes] == sorted((each.fits for each in found.changes), reverse=True)
+    only = walk(planner, start, where=Where.parse("pp=2"))
+    assert {Layout.parse(each.layout).pp for each in only.changes} == {2}
+
+
+def test_a_walk_from_what_does_not_fit_first_makes_it_fit() -> None:
+    planner = Planner(model=SMALL, machine=tight(4, gib=1.0), job=FEW)
+    found = walk(planner, Layout.parse("dp4 mbs4"))
+    assert not found.start.fits
+    fits = [each.fits for each in found.path]
+    assert fits[-1]
+    assert fits == sorted(fits)
+
+
+def test_changes_are_told_by_their_words() -> None:
+    before = Layout.parse("dp4 pp4 v2 zero1 mbs1")
+    assert changed_words(before, Layout.parse("dp16 zero1 mbs1")) == "dp16 without pp4 v2 interleaved"
+    assert changed_words(before, before.replace(schedule="zb1p", v=1)) == "zb1p without v2"
+    assert changed_words(before, before.replace(zero=2, shard_group=2)) == "zero2/2"
+    assert len(SCHEDULES) > 3
+
+
+@pytest.mark.parametrize(
+    ("where", "term", "passes"),
+    [
+        ("tp=3 pp<=2", "tp=3", "tp=4"),  # by the least ratio: 3 → 4
+        ("dp=8 cp=2 tp=1", "cp=2", "cp=1"),  # half the ranks of one axis
+        ("tp=3 pp=3", "tp=3 and pp=3", ""),
+        ("schedule=zbv pp=1", "pp=1", "pp=2"),
+    ],
+)
+def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, term: str, passes: str) -> None:
+    machine, job = tight(8, gib=4.0), Job(sequence=2048, global_batch=16)
+    with pytest.raises(Mistake, match="no layout of small on 8 ranks") as raised:
+        search(model=SMALL, machine=machine, job=job, where=Where.parse(where))
+    line = str(raised.value)
+    assert f"the tightest is {term}: with {passes}" in line
+    layout = Layout.parse(line.rpartition("there is '")[2].rstrip("'"))
+    assert is_legal(layout, model=SMALL, job=job, machine=machine)
+    kept = " ".join(each for each in where.split() if each not in term)
+    assert Where.parse(f"{kept} {passes}").holds(layout)
+
+
+def test_of_constraints_under_which_nothing_fits_the_tightest_is_named() -> None:
+    machine = tight(4, gib=1.0)
+    found = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))
+    assert not found.best
+    assert found.misses
+    assert found.tightest.startswith(
+        "nothing that meets 'zero=0 cp=1 dp>=2 pp=1' fits; the tightest is dp>=2: with dp=1 "
+    )
+    layout = Layout.parse(found.tightest.rpartition("there is '")[2].rstrip("'"))
+    assert Planner(model=SMALL, machine=machine, job=FEW).fits(layout)

@@ -1,0 +1,101 @@
+"""What loses least if the run is otherwise than predicted, against brute force over every layout and scenario."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.machine.otherwise import with_kernels, with_network
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Planner
+from fivefold.planner.search import search
+from fivefold.planner.search.scenarios import scenarios
+from fivefold.planner.search.space import Space
+from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
+
+SHALLOW, SPARSE = SMALL.replace(layers=2), EXPERTS.replace(layers=2)
+SHORT = FEW.replace(global_batch=4)
+NARROW = Where.parse("ac=none,full sp=yes order=default kind=ring v=1 zero!=2 schedule=1f1b,gpipe,zb1p")
+
+
+def every(model: Model, machine: Machine, job: Job, **narrowed: Any) -> list[Layout]:
+    space = Space(model, job, world=machine.ranks, **narrowed)
+    candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
+    candidates = space.shard(space.partials, space.place(space.partials, candidates))
+    return [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
+
+
+def seconds(planner: Planner, layout: Layout) -> float:
+    ranks = planner.memory(layout)
+    return planner.estimate(layout, ranks=ranks).step_time.seconds if planner.fits(layout, ranks) else inf
+
+
+@pytest.mark.parametrize(("model", "axes"), [(SHALLOW, ("tp", "cp", "pp")), (SPARSE, ("ep",))], ids=["dense", "moe"])
+def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, ...]) -> None:
+    machine, job = tight(4, gib=1.0), SHORT
+    narrowed: dict[str, Any] = {"where": NARROW, "axes": axes}
+    layouts = every(model, machine, job, **narrowed)
+    assert len(layouts) > 25
+    told = scenarios(model=model, machine=machine, job=job)
+    assert len(told) == (7 if model.moe else 6)
+    planners = [Planner(model=model, machine=e.machine, job=e.job, straggler=e.straggler) for e in told]
+    table = {layout: [seconds(planner, layout) for planner in planners] for layout in layouts}
+    best = [min(row[at] for row in table.values()) for at in range(len(told))]
+    regrets = {layout: [own / least - 1 for own, least in zip(row, best, strict=True)] for layout, row in table.items()}
+    key = min((max(each), sum(each) / len(each)) for each in regrets.values())
+
+    found = search(model=model, machine=machine, job=job, by="robust", within=0.02, top=3, **narrowed)
+    assert found.robust is not None
+    assert [each.best_seconds for each in found.robust.scenarios] == best
+    first = found.robust.rows[0]
+    assert (first.worst, first.expected) == key
+    assert found.best[0].step.layout == first.layout
+    for row in found.robust.rows:  # whatever is shown is told as it is
+        mine = regrets[Layout.parse(row.layout)]
+        assert row.worst == (None if max(mine) == inf else max(mine))
+        assert row.worst_in == told[mine.index(max(mine))].name
+        assert row.step_seconds == table[Layout.parse(row.layout)][0]
+    worsts = [inf if row.worst is None else row.worst for row in found.robust.rows]
+    assert worsts == sorted(worsts)
+    notes = {row.note for row in found.robust.rows}
+    assert any(note.startswith("the ") for note in notes)
+
+
+def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
+    """Without a pipeline all wait as if all were slower; in one, no more than that, and less where it hides."""
+    machine = tight(8, gib=64)
+    machine = machine.replace(chip=machine.chip.replace(launch_seconds=1e-9))  # the host is no slower
+    plain, late = (Planner(model=SMALL, machine=machine, job=FEW, straggler=each) for each in (1.0, 1.5))
+    slow = Planner(model=SMALL, machine=with_kernels(machine, speed=1 / 1.5), job=FEW)
+    for text in ("dp8 zero1", "dp2 tp2 pp2", "dp2 pp4 gpipe", "dp4 pp2 v2 zbv", "dp2 pp4 zb1p", "dp4 pp2 v3",
+                 "dp4 pp2 dualpipev", "dp4 pp2 stages=5-1"):  # fmt: skip
+        layout = Layout.parse(f"{text} mbs1")
+        one, few, all_ranks = (each.estimate(layout).step_time.seconds for each in (plain, late, slow))
+        assert one < few <= all_ranks * (1 + 1e-12), text
+        assert layout.pp > 1 or few == all_ranks, text
+    uneven = Layout.parse("dp4 pp2 stages=5-1 mbs1")
+    alone = plain.estimate(uneven).step_time.compute
+    assert late.estimate(uneven).step_time.compute == pytest.approx(1.5 * alone, rel=0.1)  # of the fuller stage
+
+
+def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
+    machine = tight(8, gib=64)
+    near, far = with_network(machine, bandwidth=0.5, latency=2.0).links
+    assert near == machine.links[0]
+    assert (far.bandwidth, far.latency_seconds) == (
+        machine.links[1].bandwidth / 2,
+        machine.links[1].latency_seconds * 2,
+    )
+    quick = with_kernels(machine, speed=2.0)
+    assert quick.chip.sustained("bf16") == 2 * machine.chip.sustained("bf16")
+    assert quick.chip.memory_bandwidth == 2 * machine.chip.memory_bandwidth
+    assert quick.links == machine.links
+    one_node = scenarios(model=SMALL, machine=machine.replace(ranks=2), job=FEW)
+    assert not [each.name for each in one_node if "network" in each.name or "nodes" in each.name]
+    assert all(each.source for each in one_node[1:])

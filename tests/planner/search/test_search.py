@@ -1,0 +1,248 @@
+"""The search against brute force, what it says of the losers, and what predict refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fivefold
+from fivefold.job import RECIPES, Job
+from fivefold.layout.legal import reasons, told
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Estimate, Planner, predict
+from fivefold.planner.search import fits_any, search
+from fivefold.planner.search.space import Space
+from fivefold.planner.time.memory_risk import MemoryRisk
+from fivefold.record import Mistake
+from fivefold.results.search_result import SearchResult
+from fivefold.stack.catalog import named as stack
+from fivefold.step import FITS_RISK, TIGHT_RISK
+
+JOB = Job(sequence=4096, global_batch=64)
+NODE = resolve("h100:8", local=Path("/nowhere"))
+SMALL = Model(name="small", layers=6, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)
+EXPERTS = SMALL.replace(name="experts", layers=4, moe=MoE(experts=8, topk=2, ffn=1024, dense_layers=1))
+FEW = Job(sequence=2048, global_batch=16)
+
+
+def brute(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, **narrowed: Any) -> list[Estimate]:
+    """Every layout, estimated, that fits."""
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
+    space = Space(model, job, world=machine.ranks, **narrowed)
+    candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
+    candidates = space.shard(space.partials, space.place(space.partials, candidates))
+    found = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
+    return [each for each in found if planner.fits(each.layout, each.ranks)]
+
+
+def tight(ranks: int, *, gib: float) -> Machine:
+    """Nodes of two on which a peak of up to about ``gib`` fits, so that layouts cross nodes and many do not fit."""
+    machine = resolve(f"h100:{ranks}", local=Path("/nowhere"))
+    near, far = machine.links
+    links, memory = (near.replace(span=2), far), int(1.25 * gib * 2**31)
+    return machine.replace(links=links, ranks_per_node=2, chip=machine.chip.replace(memory_bytes=memory))
+
+
+@pytest.mark.parametrize(("model", "batch"), [(SMALL, 16), (EXPERTS, 4)], ids=["dense", "moe"])
+def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
+    machine, job = tight(4, gib=1.5), FEW.replace(global_batch=batch)
+    every = brute(model, machine, job)
+    assert len(every) > 100
+    found = search(model=model, machine=machine, job=job, top=1, levels=4)
+    best = found.best[0].step
+    fastest = min((each.step_time.seconds, each.peak_bytes) for each in every)
+    assert (best.time.step_seconds, best.memory.peak_bytes) == fastest  # equal times by memory
+    smallest = search(model=model, machine=machine, job=job, top=1, by="memory").best[0].step
+    assert smallest.memory.peak_bytes == min(each.peak_bytes for each in every)
+    for level in (1, 2, 3, 4):  # the fastest under each share of the memory
+        budget = MemoryRisk(model=model, machine=machine, job=job).largest_peak(4, risk=FITS_RISK) * level / 4
+        within = [each.step_time.seconds for each in every if each.peak_bytes <= budget]
+        known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
+        assert min(within, default=None) == min(known, default=None)
+    assert found.evaluated < found.tried / 10
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
+    """Of all that run out of memory with a probability above the limit, but less likely than not."""
+    machine, job = tight(4, gib=1.0), FEW.replace(global_batch=batch)
+    planner = Planner(model=SMALL, machine=machine, job=job)
+    every = brute(SMALL, machine, job, TIGHT_RISK)
+    risks = {each.layout: planner.out_of_memory_risk(each.layout, each.ranks) for each in every}
+    fastest = min(each.step_time.seconds for each in every if risks[each.layout] <= FITS_RISK)
+    between = [each for each in every if risks[each.layout] > FITS_RISK and each.step_time.seconds < fastest]
+    found = search(model=SMALL, machine=machine, job=job, top=1)
+    assert found.best[0].step.time.step_seconds == fastest
+    assert found.tight is not None
+    assert between, "a tight layout beats all that fit"
+    best = min(between, key=lambda each: (each.step_time.seconds, each.peak_bytes))
+    assert (found.tight.step_seconds, found.tight.memory_bytes) == (best.step_time.seconds, best.peak_bytes)
+    assert found.tight.faster == pytest.approx(fastest / best.step_time.seconds - 1)
+    allowed = search(model=SMALL, machine=machine, job=job, top=1, risk=float(found.tight.option))
+    assert allowed.best[0].step.time.step_seconds == best.step_time.seconds
+    assert allowed.best[0].step.memory.verdict == "tight"
+
+
+@pytest.mark.parametrize(("gib", "wins"), [(4, "step"), (6, "micro_batch")])
+def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> None:
+    """Against brute force under both: which one wins depends on what else the memory allows."""
+    machine, job = tight(4, gib=gib), FEW.replace(sequence=8192)
+    only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
+    best = min(
+        (each.step_time.seconds, each.peak_bytes, str(each.layout), reduce)
+        for reduce in ("micro_batch", "step")
+        for each in brute(SMALL, machine, job.replace(reduce=reduce), **only)
+    )
+    assert best[3] == wins
+    found = search(model=SMALL, machine=machine, job=job, top=2, reduces=("step",), **only)
+    first = found.best[0]
+    assert (first.step.time.step_seconds, first.step.memory.peak_bytes, first.step.layout, first.reduce) == best
+    assert (first.step.layout, wins) in {(point.layout, point.reduce) for point in found.front}
+
+
+def test_a_stack_finds_the_best_of_what_it_runs() -> None:
+    """Of all layouts of ours, those that ``refuse`` lets pass under the stack, and its config can be told."""
+    machine, job = tight(4, gib=1.5), FEW.replace(stack=stack("megatron-core"))
+    ours = Space(SMALL, FEW, world=4)
+    candidates = ours.expand(ours.partials, ours.partials.dp.nonzero()[0])
+    candidates = ours.shard(ours.partials, ours.place(ours.partials, candidates))
+    every = [ours.layout(ours.partials, candidates, at) for at in range(len(candidates.partial))]
+    runs = [
+        layout
+        for layout in every
+        if told(layout, model=SMALL, job=job) and not any(reasons(layout, model=SMALL, job=job, machine=machine))
+    ]
+    assert 100 < len(runs) < len(every) / 2
+    planner = Planner(model=SMALL, machine=machine, job=job)
+    fitting = [each for each in map(planner.estimate, runs) if planner.fits(each.layout, each.ranks)]
+    found = search(model=SMALL, machine=machine, job=job, top=5)
+    best = found.best[0].step
+    fastest = min((each.step_time.seconds, each.peak_bytes) for each in fitting)
+    assert (best.time.step_seconds, best.memory.peak_bytes) == fastest
+    assert found.tried == len(runs)
+    assert {each.step.layout for each in found.best} <= set(map(str, runs))
+
+
+def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
+    seen: list[tuple[int, int]] = []
+    found = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done))
+    ranks = [(each.step.time.step_seconds, each.step.memory.peak_bytes) for each in found.best]
+    assert ranks == sorted(ranks)
+    assert len({each.step.layout for each in found.best}) == 5
+    assert all(each.step.memory.fits for each in found.best)
+    assert seen == sorted(seen)
+    assert seen[-1][0] <= seen[-1][1] == found.tried > 50_000
+    assert sum(reason.layouts for reason in found.reasons if reason.cause == "memory") > 0
+    assert SearchResult.model_validate_json(found.model_dump_json()) == found
+
+
+def test_cost_weighs_ranks_and_money() -> None:
+    priced = NODE.replace(dollars_per_rank_hour=2.5)
+    found = search(model=named("llama3-8b"), machine=priced, job=JOB, top=1, by="cost")
+    best = found.best[0]
+    assert best.gpu_hours == pytest.approx(best.step.time.step_seconds * best.step.world / 3600)
+    assert best.dollars == pytest.approx(2.5 * best.gpu_hours)
+    whole = search(model=named("llama3-8b"), machine=priced, job=JOB, top=1).best[0]
+    assert best.gpu_hours <= whole.gpu_hours
+
+
+def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
+    wide = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=1).best[0].step
+    narrow = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=1, recipes=[RECIPES["fp8"]]).best[0].step
+    assert narrow.time.step_seconds < wide.time.step_seconds
+    assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
+
+
+def test_where_nothing_fits_it_says_what_would() -> None:
+    found = search(model=named("llama3-70b"), machine=NODE, job=JOB)
+    assert found.best == ()
+    assert found.front == ()
+    miss = found.misses[0]
+    assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
+    assert miss.risk is not None
+    assert miss.risk > FITS_RISK
+    assert any("ranks with gbs" in mend for mend in miss.mends)
+    assert found.reasons[0].cause == "memory"
+
+
+def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
+    long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
+    found = search(model=named("llama3-8b"), machine=NODE, job=long, top=1)
+    assert (found.best, len(found.misses) > 0) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dp2 tp2x2 mbs1 nosp", "2D tensor parallelism is not counted with nosp; try 'dp2 tp4"),
+        ("dp16 mbs1", "needs 16 ranks"),
+        ("dp8 mbs16", "gbs 128"),
+    ],
+)
+def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(Mistake, match=said) as caught:
+        predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_that_nothing_can_share_are_refused() -> None:
+    with pytest.raises(Mistake, match="try gbs 14"):
+        search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
+
+
+def test_a_faster_chip_and_a_longer_step() -> None:
+    model, layout = named("llama3-8b"), Layout.parse("dp8 zero3 mbs1")
+    step = predict(model=model, machine=NODE, layout=layout, job=JOB)
+    chip = NODE.chip.replace(peak_flops={k: 2 * v for k, v in NODE.chip.peak_flops.items()}, power_watts=None)
+    double = NODE.replace(chip=chip)
+    assert predict(model=model, machine=double, layout=layout, job=JOB).time.step_seconds < step.time.step_seconds
+    parts = step.time.compute_seconds + sum(step.time.exposed_seconds.values()) + step.time.optimizer_seconds
+    assert parts == pytest.approx(step.time.step_seconds)
+    assert 0.2 < step.mfu.causal < step.mfu.full < 0.75
+
+
+def test_the_short_way_in_python() -> None:
+    step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=64)
+    assert step == predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
+
+
+def test_whether_anything_fits_is_what_a_search_finds() -> None:
+    """Of sizes on both sides of the limit; and a search without a time has the same nearest misses."""
+    job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
+    for layers in (1, 8, 16, 64):
+        model = named("llama3.2-1b").replace(layers=layers)
+        found = search(model=model, machine=node, job=job, top=1)
+        assert fits_any(model=model, machine=node, job=job) == bool(found.best)
+        needs = [miss.needs_bytes for miss in found.misses]
+        assert needs == sorted(needs)
+        assert not needs or len(needs) == 3
+
+
+def test_an_interrupted_search_returns_the_best_so_far() -> None:
+    told: list[tuple[str, float]] = []
+
+    def improved(layout: str, score: float) -> None:
+        told.append((layout, score))
+        raise KeyboardInterrupt
+
+    def at_once(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    model, machine = SMALL, tight(4, gib=1.5)
+    found = search(model=model, machine=machine, job=FEW, within=0.02, improved=improved)
+    assert found.stopped
+    assert found.proposal is not None
+    assert found.best[0].step.time.step_seconds <= told[0][1]
+    assert len(told) == 1
+    whole = search(model=model, machine=machine, job=FEW, top=1)
+    assert not whole.stopped
+    assert found.tried < whole.tried
+    with pytest.raises(KeyboardInterrupt):  # nothing is known yet
+        search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=at_once)

@@ -1,0 +1,179 @@
+"""The proposal of a search, and constraints on what it may find, against brute force over every layout."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import ANY, Where
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Estimate, Planner
+from fivefold.planner.search import search
+from fivefold.planner.search.constraints import uneven_batch
+from fivefold.planner.search.simplest import Evaluated, Simplest, complexity
+from fivefold.planner.time.timeline import StepTime
+from fivefold.record import Mistake
+from fivefold.rendering.compare import to_text
+from fivefold.rendering.search import page
+from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, tight
+
+TERMS = (
+    "tp<=2", "pp=1", "cp=1", "zero<=1", "zero=3", "ac=none,full", "ac!=none", "mbs>1", "schedule=1f1b,gpipe",
+    "order=default", "dp!=4", "kind=ring", "v<2", "shards<=2", "sp=yes",
+)  # fmt: skip
+SHALLOW, SPARSE, SHORT = SMALL.replace(layers=2), EXPERTS.replace(layers=2), FEW.replace(global_batch=4)
+
+
+@cache
+def all_layouts(model: Model, where: Where = ANY) -> list[Estimate]:
+    """Every layout of four tight ranks, estimated, that fits."""
+    return brute(model, tight(4, gib=1.0), SHORT, where=where)
+
+
+@pytest.mark.parametrize(("model", "where"), [(SHALLOW, ""), (SPARSE, "ac=none,full")], ids=["dense", "moe"])
+def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Model, where: str) -> None:
+    machine, job, only = tight(4, gib=1.0), SHORT, Where.parse(where)
+    every = all_layouts(model, only)
+    assert len(every) > 1000
+    best = min(each.step_time.seconds for each in every)
+    for within in (0.01, 0.3):
+        whole = search(model=model, machine=machine, job=job, within=within, where=only)
+        listed = [(each.step.time.step_seconds, each.step.memory.peak_bytes) for each in whole.best]
+        assert len(listed) == 10  # as many as were asked for, the best of all first
+        assert listed == sorted(listed)
+        assert listed[0] == min((each.step_time.seconds, each.peak_bytes) for each in every)
+        found = whole.proposal
+        assert found is not None
+        assert found.choice.step.time.step_seconds <= best * (1 + within)
+        least = min(complexity(e.layout, ranks_per_node=2) for e in every if e.step_time.seconds <= best * (1 + within))
+        assert complexity(Layout.parse(found.layout), ranks_per_node=2) == least
+        assert found.faster is None or found.faster.step_seconds == best
+        assert found.faster is None or found.faster.slower < 0
+        assert found.simpler is None or found.simpler.slower > 0
+        assert found.why
+
+
+def test_an_estimate_does_not_depend_on_those_before_it() -> None:
+    names = (
+        "dp1 tp4 mbs4 nosp", "dp1 tp4 mbs4", "dp2 tp2 mbs1", "dp2 tp2 mbs1 nosp", "dp2 cp2 zero1 mbs1",
+        "dp4 zero2 mbs1", "dp2 cp2 zero1 mbs1 cp=ulysses", "dp2 pp2 mbs1 zb1p", "tp2 pp2 mbs1 nosp",
+    )  # fmt: skip
+    layouts = [Layout.parse(name) for name in names]
+    one = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
+    for layout in random.Random(2).sample(layouts, len(layouts)):
+        fresh = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
+        assert one.estimate(layout) == fresh.estimate(layout), str(layout)
+
+
+def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() -> None:
+    """Against brute force under both, where the best reduces once a step; no ZeRO below 2 is said to."""
+    machine, job = tight(4, gib=5), FEW.replace(sequence=8192)
+    only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
+    every = [
+        (each.step_time.seconds, complexity(each.layout, ranks_per_node=2, usual=usual), each.layout, usual)
+        for usual in (True, False)
+        for each in brute(SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only)
+        if usual or each.layout.zero > 1
+    ]
+    best = min(every, key=lambda each: each[0])
+    assert not best[3]
+    for within in (0.0, 0.02, 0.2):
+        found = search(model=SMALL, machine=machine, job=job, reduces=("step",), within=within, **only).proposal
+        assert found is not None
+        alike = [each for each in every if each[0] <= best[0] * (1 + within)]
+        usual = found.choice.reduce == "micro_batch"
+        chosen = Layout.parse(found.layout)
+        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(each[1] for each in alike), within
+        assert usual or chosen.zero > 1
+    assert usual  # at 20 % there are simpler ones
+
+
+def test_no_more_layouts_are_estimated_than_allowed() -> None:
+    planner = Planner(model=SMALL, machine=NODE, job=FEW)
+    start = Layout.parse("dp1 tp2 pp4 v1 zero0 zb1p mbs1")
+    known = [Evaluated(start, StepTime(1.0, 1.0, 0.0, {}, 0.0, ""), 1, planner)]
+    simplest = Simplest([planner], known, limit=1e-9 + 1.0)
+    simplest.left = 3
+    simplest.find()
+    assert len(simplest.known) <= 4
+
+
+def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints() -> None:
+    """Each term once, beside two others."""
+    machine, job, every = tight(4, gib=1.0), SHORT, all_layouts(SHALLOW)
+    terms = random.Random(5).sample(TERMS, len(TERMS))
+    for first in range(5):
+        where = Where.parse(" ".join(terms[first::5]))
+        left = [each for each in every if where.holds(each.layout)]
+        assert len(left) > 100, str(where)
+        found = search(model=SHALLOW, machine=machine, job=job, top=1, within=0.1, where=where)
+        assert found.best[0].step.time.step_seconds == min(each.step_time.seconds for each in left), str(where)
+        assert found.proposal is not None
+        assert where.holds(Layout.parse(found.proposal.layout)), str(where)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("tp", "'tp' is no constraint; write tp<=8"),
+        ("tpp=2", "unknown constraint 'tpp'"),
+        ("tp=two", "compares with 'two', which is no number; write tp=4"),
+        ("ac<full", "ac has no order; write ac=full or ac!=full"),
+        ("ac=fulll", "unknown recomputation 'ac=fulll'"),
+        ("schedule=1f2b", "1f2b"),
+        ("tp<2 tp>4", "no tp is tp<2 and tp>4; drop one"),
+        ("ac=none ac=full", "no ac is ac=none and ac=full; drop one"),
+    ],
+)
+def test_a_constraint_that_cannot_be_met_is_one_line(text: str, line: str) -> None:
+    with pytest.raises(Mistake, match=line.replace("?", r"\?")) as told:
+        Where.parse(text)
+    assert "\n" not in str(told.value)
+
+
+def test_the_constraint_that_leaves_nothing_is_named() -> None:
+    with pytest.raises(Mistake, match="meets 'pp=1 tp=3'; the tightest is tp=3: with tp=4 there is"):
+        search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
+
+
+def test_where_several_constraints_leave_nothing_the_fewest_are_named_with_the_nearest_that_passes() -> None:
+    """Also where each alone, and any two, leave nothing."""
+    for text, line in (
+        ("tp=3 pp=5", r"the tightest is tp=3 and pp=5: with tp=2 pp=4 there is '"),
+        ("tp=3 pp=5 cp=7", r"the tightest is tp=3 and pp=5 and cp=7: with .* there is '"),
+        ("tp=3 pp=5 cp=7 zero=0", r"the tightest is tp=3 and pp=5 and cp=7: with .* there is '.*zero0"),
+    ):
+        with pytest.raises(Mistake, match=line) as told:
+            search(model=SMALL, machine=NODE, job=FEW, where=Where.parse(text))
+        layout = Layout.parse(str(told.value).rpartition("there is '")[2].rstrip("'"))
+        assert is_legal(layout, model=SMALL, job=FEW, machine=NODE)
+        said = Where.parse(str(told.value).rpartition(": with ")[2].partition(" there is")[0])
+        assert said.holds(layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "line"),
+    [
+        ("dp4 cp16", 500, "gbs 500 and 64 ranks allow no more than dp4; gbs 512 would allow dp64"),
+        ("dp1 tp8", 7, "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"),
+        ("dp2 cp32", 500, ""),  # it is not the batch that holds dp down
+        ("dp64", 512, ""),
+        ("dp16 tp3", 512, ""),  # 48 ranks: dp48 would be no more than three times as much
+        ("dp768 tp8", 2304, ""),
+    ],
+)
+def test_a_batch_that_holds_dp_down_is_told(layout: str, batch: int, line: str) -> None:
+    assert uneven_batch(Layout.parse(layout), batch=batch) == line
+
+
+def test_the_remark_stands_in_the_proposal() -> None:
+    job = FEW.replace(global_batch=7)
+    found = search(model=SHALLOW, machine=NODE, job=job, top=1, within=0.02, where=Where.parse("pp=1 ac=none"))
+    assert found.proposal is not None
+    assert found.proposal.remark == "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"
+    assert found.proposal.remark in to_text(page(found))

@@ -1,0 +1,167 @@
+"""The space against every layout written out, legal by ``Layout`` and ``refuse`` alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from fivefold.job import Job
+from fivefold.layout.legal import reasons, refuse, told
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import ANY, Where
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
+from fivefold.planner.search.columns import CandidateLayouts
+from fivefold.planner.search.space import Space
+from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Runs, Stack
+from fivefold.update import Ramp
+
+DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
+MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
+JOB = Job(sequence=64, global_batch=8)
+LEAVE_OUT = ("megatron-core", "deepspeed", "torchtitan", "nanotron", "fsdp2")
+
+
+def all_leaves(space: Space) -> CandidateLayouts:
+    partials = space.partials
+    candidates = space.expand(partials, partials.dp.nonzero()[0])
+    return space.shard(partials, space.place(partials, candidates))
+
+
+def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
+    """All that are legal, without regard to how the space is made; one order, and v that divides a rank's layers."""
+    return {layout for layout in every_parsed(model, world=world) if _legal(layout, model, job)}
+
+
+def _legal(layout: Layout, model: Model, job: Job) -> bool:
+    return next(reasons(layout, model=model, job=job, machine=None), None) is None
+
+
+@lru_cache
+def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
+    """All that parse."""
+    sizes = [size for size in range(1, world + 1) if world % size == 0]
+    experts = [1, 2, 4] if model.moe else [1]
+    found = set()
+    for dp, tp, cp, pp in product(sizes, repeat=4):
+        if dp * tp * cp * pp != world:
+            continue
+        several = {d for n in (model.layers // pp, -(-model.layers // pp)) for d in range(1, n + 1) if n % d == 0}
+        choices = product(
+            experts, experts, sorted({1, 2, *several}), SCHEDULES, (1, 2, 4, 8), ("ring", "ulysses"),
+            (True, False), [(0, None), *((z, s) for z in (1, 2, 3) for s in (None, *sizes))],
+        )  # fmt: skip
+        for ep, etp, v, schedule, mbs, kind, sp, (zero, shards) in choices:
+            if shards in (1, dp * cp) or (zero and dp * cp == 1) or (schedule == "interleaved" and v not in several):
+                continue
+            try:
+                layout = Layout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, mbs=mbs,
+                                cp_kind=kind, sp=sp, zero=zero, shard_group=shards)  # fmt: skip
+            except ValidationError:
+                continue
+            found.add(layout)
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
+    _check_space(model, JOB.replace(sequence=sequence))
+
+
+def test_a_batch_that_grows_leaves_out_more() -> None:
+    _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
+
+
+@pytest.mark.parametrize("text", ["zero=3", "zero>=1 shards<4", "tp=4 zero=1", "zero=0 pp>1 schedule!=1f1b"])
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_constraints_leave_what_meets_them(model: Model, text: str) -> None:
+    """Also where some degrees are left without any ZeRO stage."""
+    where = Where.parse(text)
+    assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.holds(layout)}
+
+
+def test_other_orders_alone() -> None:
+    """Those in which the axes with ranks follow one another otherwise than they usually do."""
+    both, others = (
+        Space(DENSE, JOB, world=4, recomputations=("none",), where=Where.parse(text)) for text in ("", "order!=default")
+    )
+    every, mine = (
+        {space.layout(space.partials, leaves, at) for at in range(len(leaves.partial))}
+        for space in (both, others)
+        for leaves in [all_leaves(space)]
+    )
+    assert mine == {layout for layout in every if layout.order != DEFAULT_ORDER}
+    assert 0 < len(mine) < len(every)
+
+
+NARROW = Stack(name="narrow", runs=Runs(expert_tensor=False, no_sp=False, cp_kinds=("ulysses",), pipelined_zero=(1,)))
+
+
+@pytest.mark.parametrize("stack", [*map(named, LEAVE_OUT), NARROW], ids=lambda stack: stack.name)
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_a_stack_leaves_out_what_it_cannot_run(model: Model, stack: Stack) -> None:
+    every, mine = _space(model, JOB), _check_space(model, JOB.replace(stack=stack))
+    assert mine < every
+
+
+def _check_space(model: Model, job: Job) -> set[Layout]:
+    mine = _space(model, job)
+    assert mine == {layout for layout in every_layout(model, job, world=4) if told(layout, model=model, job=job)}
+    return mine
+
+
+def _space(model: Model, job: Job, where: Where = ANY) -> set[Layout]:
+    """As the search makes it, each layout once."""
+    space = Space(model, job, world=4, recomputations=("none",), placements=False, where=where)
+    candidates = all_leaves(space)
+    mine = [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
+    assert len(mine) == len(set(mine)) == int(space.candidates_of(space.partials).sum())
+    return set(mine)
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "text", ["dp8", "dp2 tp2 cp2", "dp2 cp2 pp2", "dp2 tp2 pp2", "tp4 pp2", "dp2 tp4 etp2", "dp2 tp2 pp2 etp2"]
+)
+def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(model: Model, text: str) -> None:
+    layout = Layout.parse(text if model.moe else text.partition(" etp")[0])
+    in_use = [axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1]
+    legal = set()
+    for order in permutations(DEFAULT_ORDER):
+        try:
+            refuse(layout.replace(order=order), model=model, job=JOB)
+        except Mistake:
+            continue
+        legal.add(tuple(axis for axis in order if axis in in_use))
+    space = Space(model, JOB, world=8)
+    degrees = ("dp", "tp", "cp", "pp", "ep", "etp", "mbs")
+    alike = [getattr(space.partials, name) == getattr(layout, name) for name in degrees]
+    partial = np.flatnonzero(np.logical_and.reduce(alike))[:1]
+    candidates = space.place(space.partials, space.expand(space.partials, partial))
+    orders = [space.orders[at] for at in candidates.take(candidates.shape == candidates.shape[0]).order]
+    found = [tuple(axis for axis in order if axis in in_use) for order in orders]
+    assert len(found) == len(set(found))
+    assert set(found) == legal
+
+
+def test_latent_attention_recomputes_what_it_expands() -> None:
+    """What DeepSeek-V3 recomputes; a software whose config has no words for it is not asked to."""
+    latent, word = MOE.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=16, rope_dim=8, v_dim=16)), "norm+up+rope+act"
+    assert [word in Space(model, JOB, world=2).recomputations for model in (latent, MOE)] == [True, False]
+    software = {name: JOB.replace(stack=named(name)) for name in ("megatron-core", "torchtitan")}
+    tried = {name: Space(latent, job, world=2).recomputations for name, job in software.items()}
+    assert [word in each for each in tried.values()] == [True, False]
+    assert word not in Space(latent, JOB, world=2, recomputations=("none", "full")).recomputations
+
+
+def test_a_model_with_experts_recomputes_them_and_not_an_mlp() -> None:
+    assert "moe" in Space(MOE, JOB, world=2).recomputations
+    assert "mlp" in Space(DENSE, JOB, world=2).recomputations

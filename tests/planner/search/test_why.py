@@ -1,0 +1,130 @@
+"""Why each choice of a proposal is as it is: every line made again by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout, read_token
+from fivefold.layout.where import ANY, Where
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.simplest import Evaluated
+from fivefold.planner.search.why import whys
+from fivefold.results.difference import because, differences, taken_apart
+from fivefold.results.search_result import Why
+from fivefold.stack.catalog import named as stack
+from fivefold.step import TIGHT_RISK
+from fivefold.units import show_bytes
+from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL
+
+A100 = resolve("a100:64", local=Path("none"))
+H100 = resolve("h100:16384", local=Path("none"))
+GPT3 = Planner(
+    model=named("gpt3-175b"), machine=A100, job=Job(sequence=2048, global_batch=64, stack=stack("megatron-lm"))
+)
+LLAMA = Planner(model=named("llama3-405b"), machine=H100, job=Job(sequence=8192, global_batch=2048))
+
+
+def told(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:
+    """The lines by choice."""
+    found = planner.estimate(Layout.parse(text))
+    lines = list(whys(Evaluated(found.layout, found.step_time, found.peak_bytes, planner), where=where))
+    assert all(isinstance(each, Why) for each in lines)
+    return {each.choice: each.line for each in lines}
+
+
+def changed(chosen: Layout, name: str) -> Layout:
+    """The layout that differs from the chosen one in the words of ``name``, and in dp."""
+    given = {key: value for word in name.split() for key, value in read_token(word).items()}
+    fields = {key: getattr(chosen, key) for key in Layout.model_fields} | given
+    if "zero" in given:
+        fields["shard_group"] = given.get("shard_group")
+    if given.get("schedule", "interleaved") != "interleaved":
+        fields["v"] = 1
+    elif fields["v"] > 1:
+        fields["schedule"] = "interleaved"
+    fields["dp"] = chosen.world // (fields["tp"] * fields["cp"] * fields["pp"])
+    return Layout(**fields)
+
+
+@pytest.mark.parametrize(
+    ("planner", "text"),
+    [
+        (Planner(model=SMALL, machine=NODE, job=FEW), "dp4 tp2 zero1 mbs1"),
+        (Planner(model=EXPERTS, machine=NODE, job=FEW), "dp8 ep4 zero2/4 mbs1"),
+        (GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective"),
+        (LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act"),
+    ],
+    ids=["dense", "experts", "gpt3", "llama3"],
+)
+def test_what_alternatives_cost_is_what_they_cost(planner: Planner, text: str) -> None:
+    chosen = Layout.parse(text)
+    seconds, lines = planner.estimate(chosen).step_time.seconds, told(planner, text)
+    phrases = [phrase for line in lines.values() for phrase in line.split("; ")]
+    held = 0
+    for phrase in phrases:
+        name, fits, cost = re.fullmatch(r"(.+?)( does not fit, by | (?:leaves the node: )?takes )(.+)", phrase).groups()  # type: ignore[union-attr]
+        name = name.removesuffix(" leaves the node:")
+        found = planner.estimate(changed(chosen, name))
+        over = planner.excess_bytes(found.layout, found.ranks)
+        if "not fit" in fits:
+            assert cost == show_bytes(over), phrase
+        else:
+            by = found.step_time.seconds / seconds - 1
+            word = f"{abs(by):.1%} {'longer' if by > 0 else 'less'}" if abs(by) > 5e-4 else "as long"
+            assert cost.startswith(word), phrase
+            assert not over, phrase
+        held += 1
+    assert held >= 5
+
+
+def test_of_the_ways_to_an_alternative_the_fastest_speaks() -> None:
+    """Sixteen virtual stages on eight ranks would be more stages than layers; eight make as many stages as before."""
+    line = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act")["pp4"]
+    assert re.search(r"pp8 v8 takes [0-9.]+% longer \(bubble \+[0-9.]+ ms\)", line)
+
+
+def test_where_dp_has_no_ranks_to_give_others_do() -> None:
+    """GPT-3 on 64 A100, dp1: half the tp goes to dp, twice the tp is taken from pp."""
+    lines = told(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
+    assert re.search(r"tp2( zero1)? does not fit, by .*; tp8 pp8 takes [0-9.]+% longer \(tp messages", lines["tp4"])
+    assert "pp8" in lines["pp16"]
+
+
+def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> None:
+    """ZeRO-2 after every micro-batch would send all gradients four times."""
+    text = "dp512 tp8 pp4 v16 zero1 mbs1 ac=norm+act"
+    often, once = (
+        Planner(model=LLAMA.model, machine=H100, job=LLAMA.job.replace(reduce=reduce), risk=TIGHT_RISK)
+        for reduce in ("micro_batch", "step")
+    )
+    found = often.estimate(Layout.parse(text))
+    chosen = Evaluated(found.layout, found.step_time, found.peak_bytes, often)
+    line = next(each.line for each in whys(chosen, planners=[often, once]) if each.choice == "zero1")
+    by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
+    assert by < 0
+    assert f"zero2 (reduce=step) takes {-by:.1%} less" in line
+
+
+def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
+    where = Where.parse("tp<=8 v<=16")
+    lines = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act", where)
+    assert "tp16 (excluded) leaves the node: takes" in lines["tp8"]
+    assert "pp2 does not fit" in lines["pp4"]  # with v16, which is admitted
+
+
+def test_the_parts_that_differ_are_named_by_size() -> None:
+    before, after = {"compute": 4.0, "bubble": 1.0, "tp messages": 0.5}, {"compute": 4.1, "bubble": 0.4, "update": 0.01}
+    assert differences(before, after) == [
+        ("bubble", -0.6), ("tp messages", -0.5), ("compute", pytest.approx(0.1)), ("update", 0.01)
+    ]  # fmt: skip
+    assert because(before, after) == "bubble −600.0 ms"
+    assert because(after, before) == "bubble +600.0 ms"
+    assert because(before, before) == taken_apart(before, before) == ""
+    assert because({"compute": 1.0, "bubble": 0.1}, {"compute": 1.5, "bubble": 0.0}) == "compute +500.0 ms"
+    assert taken_apart(before, after) == "bubble −600.0 ms, tp messages −500.0 ms, compute +100.0 ms"

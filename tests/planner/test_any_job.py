@@ -1,0 +1,150 @@
+"""Any job with any model, machine and layout that is legal with it: numbers that hold together, or one line.
+
+The long form of this draw is ``python -m tests.endure.plans``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from fivefold.job import Job
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule import PIPELINE_SCHEDULES
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve, with_ranks
+from fivefold.model.catalog import named
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.backward import Sums
+from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.predict import predict
+from fivefold.planner.questions import changes
+from fivefold.planner.ratios import ratios
+from fivefold.planner.search import search
+from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Stack
+from tests.planner.checks import a_step, its_pictures, the_engine, the_questions
+from tests.planner.draws import LABELS, TABLES, case
+
+SPLIT = tuple(name for name, each in PIPELINE_SCHEDULES.items() if each.splits_backward)
+H100 = resolve("h100:8", local=Path("/nowhere"))
+
+
+@pytest.mark.parametrize("record", TABLES, ids=lambda record: record.__name__)
+def test_every_field_is_drawn(record: type[BaseModel]) -> None:
+    apart = {Job: {"stack"}, Stack: {*LABELS}}.get(record, set())
+    assert TABLES[record].keys() == record.model_fields.keys() - apart
+
+
+@pytest.mark.parametrize("start", range(0, 160, 40))
+def test_a_step_of_any_job(start: int) -> None:
+    for seed in range(start, start + 40):
+        drawn = case(seed)
+        a_step(drawn)
+        its_pictures(drawn)
+        the_engine(drawn)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1006))
+def test_the_questions_about_any_job(seed: int) -> None:
+    the_questions(case(seed))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_stack_is_searched(name: str) -> None:
+    """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
+    model, ranks = named("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4
+    machine, job = with_ranks(H100, ranks), Job(sequence=1024, global_batch=32, stack=STACKS[name])
+    found = search(model=model, machine=machine, job=job, top=3)
+    assert found.best
+    least = 100 if {"tp", "pp"} <= {*job.stack.runs.axes} else 10  # layouts that can be told to it
+    assert found.tried > {8: 900, 4: least}[ranks]
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) -> None:
+    """``summed`` keeps for W what ``apart`` keeps for it, and has none of the gradients beside its sums."""
+    model, layout = named("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
+
+    def of(**fields: object) -> list[RankMemory]:
+        return memory(Counts(model, Job.read({"sequence": 1024, "global_batch": 32, **fields}, origin="test")), layout)
+
+    for apart, summed in zip(of(), of(weight_gradients="summed"), strict=True):
+        assert (apart.gradients_bytes, apart.activations_bytes) == (summed.gradients_bytes, summed.activations_bytes)
+        states = summed.parameters_bytes + summed.gradients_bytes + summed.optimizer_bytes
+        assert summed.passes_bytes > states + summed.activations_bytes
+
+
+def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
+    part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(named("llama3-8b"), Job()).kinds[0]
+    apart, summed = (
+        Counts(named("llama3-8b"), Job.read({"weight_gradients": each}, origin="test")).split(part, block)
+        for each in ("apart", "summed")
+    )
+    D, F, kv = 4096, 14336, 1024
+    assert apart.late_bytes == summed.late_bytes > 0
+    assert (apart.made_bytes, summed.made_bytes) == (2 * (2 * D * D + 2 * kv * D + 3 * F * D) // 2, 0)
+    assert apart.weights_peak_bytes > summed.weights_peak_bytes == summed.late_bytes  # nothing is made beside it
+
+
+def test_sums_live_before_a_matmul_adds_to_them() -> None:
+    """Under ZeRO-2 they are born with a unit's backward: with its last product, not with the norm before it."""
+    counts = Counts(named("llama3-8b"), Job(weight_gradients="summed"))
+    part, block = part_of(Layout(dp=8, zero=2)), counts.kinds[0]
+    born, none = (counts.profile(part, block, sums) for sums in (Sums(dense=10**9), Sums()))
+    assert born.backward_peak_bytes == none.backward_peak_bytes + 10**9
+
+
+def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
+    """Beside the sums: at the end of W all of a rank's gradients, of 2 bytes; under B only those of its norms."""
+    model = named("llama3-8b").replace(layers=8)
+    layout, P = Layout.parse("pp2 zb1p"), 4 * named("llama3-8b").replace(layers=1).parameters
+    job = Job(sequence=8, global_batch=8)
+    for apart, late in zip(
+        memory(Counts(model, job.replace(weight_gradients="summed")), layout),
+        memory(Counts(model, job.replace(weight_gradients="late")), layout),
+        strict=True,
+    ):
+        assert "weights" in late.peak_cause
+        assert 0 < late.passes_bytes - apart.passes_bytes < 2 * P
+
+
+def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
+    """ZeRO-3: two bytes of each weight over the ranks, though the master copy and the moments are elsewhere."""
+    model = named("llama3-8b")
+    for zero, each in ((3, 2 / 8), (1, 2)):
+        (rank,) = memory(Counts(model, Job(offload=("optimizer",))), Layout(dp=8, zero=zero))
+        assert rank.parameters_bytes == pytest.approx(each * model.parameters, rel=1e-3)
+        assert rank.optimizer_bytes == 0
+
+
+def test_changes_of_a_layout_with_stages_of_its_own() -> None:
+    layout = Layout.parse("dp4 pp2 stages=5-3")
+    model = named("llama3-8b").replace(layers=8)
+    found = changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
+    assert {each.change for each in found} >= {"zero bubble", "interleaved, twice the stages"}
+
+
+def test_ratios_are_of_the_layers_with_experts() -> None:
+    """Where most have none, or all."""
+    model = named("qwen3-30b-a3b").replace(layers=3)
+    assert model.moe
+    for dense, axes in ((2, True), (3, False)):
+        few = model.replace(moe=model.moe.replace(dense_layers=dense))
+        found = ratios(few, machine=H100, job=Job(global_batch=8))
+        assert (bool(found.sizing), "ep" in {axis.axis for axis in found.axes}) == (axes, axes)
+
+
+def test_the_smallest_case_that_failed() -> None:
+    job = Job(global_batch=32, weight_gradients="summed")
+    step = predict(model=named("tiny"), machine=H100, layout=Layout.parse("dp2 pp2 zb1p"), job=job)
+    assert step.memory.fits
+
+
+def test_every_schedule_and_stack_is_drawn() -> None:
+    drawn = [case(seed) for seed in range(600)]
+    assert {each.layout.schedule for each in drawn} == {*SCHEDULES}
+    assert {each.job.stack.name for each in drawn} == {*STACKS}

@@ -1,0 +1,81 @@
+"""Variants side by side: each is the step that ``predict`` makes, told by the words in which it differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import RECIPES, Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.compare import Case, compare, run_by
+from fivefold.record import Mistake
+from fivefold.stack.catalog import STACKS
+
+LLAMA, NODE = named("llama3-8b"), resolve("h100:8 price=2", local=Path("/nowhere"))
+JOB = Job(sequence=8192, global_batch=64)
+
+
+def case(text: str, job: Job = JOB) -> Case:
+    return Case(LLAMA, NODE, Layout.parse(text), job)
+
+
+def test_variants_are_told_by_the_words_in_which_they_differ() -> None:
+    found = compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1"), case("dp8 zero3 mbs1", JOB.replace(seed=3))])
+    assert [each.facts for each in found.variants] == [("seed=0", "dp8"), ("seed=0", "dp4", "tp2"), ("seed=3", "dp8")]
+    assert found.common == ("llama3-8b", "h100:8 price=2", "fivefold", "bf16", "seq 8192", "gbs 64", "zero3", "mbs1")
+
+
+def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
+    found = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs2")])
+    rows = {row.name: row.values for row in found.rows}
+    for seconds, hours, dollars in zip(
+        rows["step"], rows["GPU-hours of 1 T tokens"], rows["cost of 1 T tokens"], strict=True
+    ):
+        assert isinstance(seconds, float)
+        assert hours == pytest.approx(seconds * 8 / 3600 * 1e12 / (64 * 8192))
+        assert dollars == pytest.approx(2 * seconds * 8 / 3600 * 1e12 / (64 * 8192))
+
+
+def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
+    found = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs1 ac=full")])
+    rows = {row.name: row for row in found.rows}
+    assert rows["step"].best == (True, False)
+    assert rows["activations"].best == (False, True)
+    assert rows["left of memory"].best == (False, True)
+    assert rows["bound by"].best == (False, False)
+    assert rows["parameter state"].best == (False, False)  # equal
+    step = rows["step"]
+    assert step.relative[0] == 0.0
+    assert 0.2 < (step.relative[1] or 0) < 0.4  # a forward again: a third of the work
+    messages = {row.name: row for row in compare([case("dp8 zero3 mbs1"), case("tp8 mbs1")]).rows}
+    assert messages["tp, exposed"].best == (True, False)  # it sends none
+
+
+def test_what_cannot_run_keeps_its_reason() -> None:
+    found = compare([case("dp16 zero3"), case("dp8 zero3")])
+    assert found.variants[0].refused.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
+    assert [each.name for each in found.predicted] == ["B"]
+    assert len(found.rows[0].values) == 1
+
+
+def test_one_variant_is_no_comparison_and_none_that_runs_is_a_mistake() -> None:
+    with pytest.raises(Mistake, match="1 different variants; compare lays 2 to 12"):
+        compare([case("dp8"), case("dp8 mbs1")])
+    with pytest.raises(Mistake, match="needs 16 ranks"):
+        compare([case("dp16"), case("dp32")])
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "torchtitan", "deepspeed"])
+def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> None:
+    for name in RECIPES:
+        for before in ("fivefold", "torchtitan", "megatron-core"):
+            job = Job.read({"stack": before, "precision": name}, origin="test")
+            assert run_by(job, software) == Job.read({"stack": software, "precision": name}, origin="test")
+
+
+def test_what_a_job_changes_of_its_software_it_changes_of_another() -> None:
+    job = Job.read({"loss": "chunked"}, origin="test")
+    assert run_by(job, "torchtitan").stack == STACKS["torchtitan"].replace(loss="chunked")

@@ -1,0 +1,168 @@
+"""The procedure, step by step: each step takes what it says it takes, and its run file is the job and trains."""
+
+from __future__ import annotations
+
+import tomllib
+from math import ceil, log, sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fivefold.interop.format import Plan
+from fivefold.interop.launch import run_file
+from fivefold.job import Job
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.site import Site
+from fivefold.model.catalog import named
+from fivefold.planner.batch import TEAMS, advised, laws, near
+from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, ladder
+from fivefold.planner.predict import Planner, predict
+from fivefold.planner.run_file import for_run, told
+from fivefold.planner.whole_run import whole_run
+from fivefold.record import Mistake
+from fivefold.requests.playbook import playbook
+from fivefold.requests.words import tokens_of
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.run import Run
+from fivefold.trainer.supported import check_supported
+
+NODE = resolve("h100:8", local=Path("/nowhere"))
+LLAMA, JOB = named("llama3-8b"), Job(sequence=8192, global_batch=64)
+
+
+def test_laws_are_those_of_their_papers() -> None:
+    """DeepSeek LLM 67B on 2 T tokens: 0.2920·C^0.3271; Step Law for 100 G tokens: 0.58·D^0.571."""
+    deepseek, step = laws(LLAMA, 2e12)
+    active = LLAMA.active_parameters - LLAMA.vocab * LLAMA.width
+    assert deepseek.tokens == pytest.approx(0.2920 * (6 * active * 2e12) ** 0.3271)
+    assert 8e6 < deepseek.tokens < 11e6  # between the 4.7 and 18.9 M of DeepSeek LLM 7B and 67B, with their Table 2
+    assert step.tokens == pytest.approx(0.58 * (2e12) ** 0.571)
+    assert advised(LLAMA, 2e12) == pytest.approx(sqrt(deepseek.tokens * step.tokens))
+
+
+def test_teams_are_near_where_their_run_was_as_long() -> None:
+    who = [each.who for each in near(4e6, model=LLAMA, tokens=2e12)]
+    assert {"Llama 1 65B", "Llama 2 70B", "OLMo 2 7B"} <= set(who)
+    assert "DeepSeek-V3" not in who
+    assert [each.who for each in near(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
+    assert len({each.source for each in TEAMS}) >= 6
+
+
+def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
+    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=False)
+    assert job.global_batch & (job.global_batch - 1) == 0
+    ratio = job.tokens_per_step / advised(LLAMA, 2e12)
+    assert 1 / sqrt(2) <= ratio <= sqrt(2)
+    assert [each.layout for each in stage.tried if each.chosen] == [f"gbs {job.global_batch}"]
+    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=True)
+    assert job.global_batch == 64
+    assert "as the job says" in stage.reason
+
+
+@pytest.mark.parametrize("memory", [90, 45, 30])
+def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
+    machine = resolve(f"h100:8 memory={memory}GiB", local=Path("/nowhere"))
+    planner = Planner(model=LLAMA, machine=machine, job=JOB)
+    stage, chosen = fit_stage(planner, world=8)
+    for _, layout in ladder(planner, 8):
+        legal = is_legal(layout, model=LLAMA, job=JOB, machine=machine)
+        if legal and planner.fits(layout):
+            assert layout == chosen
+            break
+    assert [each.layout for each in stage.tried if each.chosen] == [str(chosen)]
+    assert all(not each.fits for each in stage.tried[: [each.chosen for each in stage.tried].index(True)])
+
+
+def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
+    planner = Planner(model=named("llama3-405b"), machine=NODE, job=JOB)
+    with pytest.raises(Mistake, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
+        fit_stage(planner, world=8)
+
+
+def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> None:
+    for name, world, batch in (
+        ("llama3-70b", 512, 64),
+        ("deepseek-v3", 2048, 256),
+        ("mixtral-8x7b", 4, 8),
+        ("nano", 3, 4),
+    ):
+        planner = Planner(model=named(name), machine=NODE, job=JOB.replace(global_batch=batch))
+        rungs = [layout for _, layout in ladder(planner, world)]
+        assert len(rungs) == len(set(rungs)) >= 4
+        planner = Planner(model=named(name), machine=NODE.replace(ranks=world), job=planner.job)
+        legal = [
+            each for each in rungs if is_legal(each, model=planner.model, job=planner.job, machine=planner.machine)
+        ]
+        assert legal or name == "nano"  # three ranks share no batch of four
+        assert all(layout.world == world and (layout.dp <= batch or layout.dp % 2) for layout in rungs)
+
+
+def test_the_micro_batch_is_the_fastest_that_fits() -> None:
+    planner = Planner(model=LLAMA, machine=NODE, job=JOB)
+    layout = Layout.parse("dp8 zero3 mbs1 ac=full")
+    stage, best = batch_size_stage(planner, layout)
+    estimates = {mbs: planner.estimate(layout.replace(mbs=mbs)) for mbs in (1, 2, 4, 8)}
+    fits = {mbs: each.step_time.seconds for mbs, each in estimates.items() if planner.fits(each.layout, each.ranks)}
+    assert best.mbs == min(fits, key=lambda mbs: fits[mbs])
+    assert f"dp8 times mbs{best.mbs} times {64 // 8 // best.mbs} accumulated" in stage.reason
+
+
+JOBS: list[dict[str, Any]] = [
+    {},
+    {"precision": "fp8", "stack": "megatron-core", "loss": "chunked", "offload": ["optimizer"]},
+    {"stack": "torchtitan", "compile": True, "precision": "bf16", "seed": 7},
+    {"optimizer": {"kind": "muon", "groups": [{"of": "head", "rate": 0.1}]}, "documents": "apart"},
+    {"ramp": {"first": 8, "step": 8, "every": 100}, "learning_rate": {"kind": "wsd", "peak": 1e-3}},
+    {"precision": {"name": "own", "compute": "bf16", "weights_bytes": 2, "gradients_bytes": 2}, "overlap": ["dp"]},
+]
+
+
+@pytest.mark.parametrize("fields", JOBS, ids=lambda fields: " ".join(fields) or "default")
+def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
+    job = for_run(Job.read({"sequence": 256, "global_batch": 64, **fields}, origin="test"), tokens=1e9)
+    assert job.steps == ceil(1e9 / (256 * 64))
+    step = predict(model=named("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
+    run = whole_run(step=step, model=named("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
+    plan = Plan(named("nano"), Layout.parse(step.layout), job, 8, "h100:8")
+    content = told(run_file.text(plan, model="nano"), job, run=run, command="plan")
+    read = Run.read(tomllib.loads(content), origin="test")
+    assert read.job == job
+    assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/nano")
+    assert 1 <= read.checkpoints.every_steps <= job.steps
+
+
+def test_tokens_are_numbers_or_words() -> None:
+    assert [tokens_of(each) for each in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
+    with pytest.raises(ValueError, match="such as 2e12 or 2T"):
+        tokens_of("2X")
+
+
+def one_step(path: Path) -> tuple[float, float]:
+    """Loss and gradient norm of the first step of a run file."""
+    run = Run.load(path)
+    model, layout = named(run.model), Layout.parse(run.layout)
+    check_supported(layout, run.job, model=model)
+    built = build(model=model, layout=layout, job=run.job, device=torch.device("cpu"))
+    shape = (layout.micro_batches(run.job), layout.mbs, run.job.sequence + 1)
+    tokens = torch.randint(model.vocab, shape, generator=torch.Generator().manual_seed(1))
+    done = Engine(built, model=model, layout=layout, job=run.job).step(tokens)
+    return done.loss, done.norm
+
+
+def test_what_is_planned_trains(tmp_path: Path, forked) -> None:
+    one = resolve("h100:1", local=Path("/nowhere"))
+    found = playbook(named("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
+    assert [stage.title for stage in found.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
+    assert found.step.layout == next(each.layout for each in found.stages[-1].tried if each.chosen)
+    assert found.typed["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
+    assert found.typed["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
+    file = tmp_path / "run.toml"
+    file.write_text(found.run_file)
+    ((loss, norm),) = forked(1, one_step, file)
+    assert loss == pytest.approx(log(named("nano").vocab), rel=0.2)  # of weights that have learned nothing
+    assert 0 < norm < 100

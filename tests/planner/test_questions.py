@@ -1,0 +1,245 @@
+"""Each answer is the last that holds: one step more does not fit, or is not divisible."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fivefold.cli import app
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.planner import questions
+from fivefold.planner.compare import Case, compare
+from fivefold.planner.lengths import lengths
+from fivefold.planner.predict import Planner, predict
+from fivefold.planner.ratios import ratios
+from fivefold.planner.search import search
+from fivefold.planner.search.neighbours import walk
+from fivefold.record import Mistake
+from fivefold.results.search_result import SearchResult
+from fivefold.step import TIGHT_RISK
+
+NODE = resolve("h100:8", local=Path("/nowhere"))
+LLAMA = named("llama3-8b")
+JOB = Job(sequence=4096, global_batch=512)
+SMALL = Model(name="small", layers=8, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)
+
+
+def peak(layout: Layout, job: Job = JOB) -> int:
+    return Planner(model=LLAMA, machine=NODE, job=job).estimate(layout).peak_bytes
+
+
+def fits(layout: Layout, job: Job = JOB) -> bool:
+    return Planner(model=LLAMA, machine=NODE, job=job).fits(layout)
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
+    layout = Layout.parse("dp8 zero3 mbs1")
+    answer = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    size = int(answer.value)
+    assert peak(layout.replace(mbs=size)) == answer.memory_bytes
+    assert fits(layout.replace(mbs=size))
+    assert not fits(layout.replace(mbs=2 * size))
+
+
+def test_the_longest_sequence_is_the_last_that_fits() -> None:
+    layout = Layout.parse("dp2 cp4 zero3 mbs1")
+    answer = questions.longest_sequence(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    longest = int(answer.value)
+    assert longest % 8 == 0
+    assert fits(layout, JOB.replace(sequence=longest))
+    assert not fits(layout, JOB.replace(sequence=longest + 8))
+    assert "beyond the model's 8192 positions" in answer.line
+
+
+def test_what_never_fits_is_said_in_one_line() -> None:
+    with pytest.raises(Mistake, match=r"needs .* of 79.19 GiB at its smallest, .* risk of > 99 %, above 5 %"):
+        questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "layout", "why"),
+    [
+        ("tiny", "h200:8", "dp2 pp4 v3 ac=full", "12 stages are more than layers=6"),
+        (
+            "gpt-oss-20b",
+            "h100-pcie:128",
+            "dp8 tp2x2 pp4 gpipe zero1",
+            "2D tensor parallelism is not counted with expert",
+        ),
+        ("deepseek-v3", "h800:24", "dp2 tp2x2 pp3 zb2p zero3 mbs4", "2D tensor parallelism is not counted with expert"),
+        ("nemotron4-15b", "l40s:16", "dp2 tp8 zero1 mbs4", "rows are not divisible by tp=8"),
+        ("llama3-8b", "h100:4", "dp8", "needs 8 ranks, but h100 has 4"),
+    ],
+)
+def test_every_question_refuses_a_layout_that_predict_refuses(
+    model: str, machine: str, layout: str, why: str
+) -> None:  # fmt: skip
+    """In the words of ``predict``, whatever is asked; the planner itself has no other way in."""
+    job = Job(sequence=3 if model == "nemotron4-15b" else 512, global_batch=64)
+    chips, spec, chosen = resolve(machine, local=Path("/nowhere")), named(model), Layout.parse(layout)
+    with pytest.raises(Mistake, match=re.escape(why)):
+        predict(model=spec, machine=chips, layout=chosen, job=job)
+    planner = Planner(model=spec, machine=chips, job=job)
+    about = {"model": spec, "machine": chips, "job": job, "layout": chosen}
+    asks: dict[str, Callable[[], object]] = {
+        "estimate": lambda: planner.estimate(chosen),
+        "step": lambda: planner.step(chosen),
+        "changes": lambda: questions.changes(**about),
+        "ratios": lambda: ratios(spec, machine=chips, job=job, layout=chosen),
+        "walk": lambda: walk(planner, chosen),
+        "compare": lambda: compare([Case(spec, chips, chosen, each) for each in (job, job.replace(steps=2))]),
+    }
+    if "rows" not in why:  # else another micro-batch, sequence or batch is the answer
+        asks |= {
+            "micro-batch": lambda: questions.largest_micro_batch(**about),
+            "sequence": lambda: questions.longest_sequence(**about),
+            "batch": lambda: questions.sound_batches(**about, tokens=1e12),
+        }
+    for name, ask in asks.items():
+        with pytest.raises(Mistake) as caught:
+            ask()
+        assert why in str(caught.value), name
+
+
+def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:
+    """Of 4 tokens over tp8 it takes two sequences; of these the answer says by how much they do not fit."""
+    job, layout = Job(sequence=4, global_batch=64), Layout.parse("dp1 tp8")
+    with pytest.raises(Mistake, match=r"'dp1 tp8 zero0 mbs2' needs .* at its smallest"):
+        questions.largest_micro_batch(model=named("llama3-405b"), machine=NODE, job=job, layout=layout)
+
+
+def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
+    about = {"model": LLAMA, "machine": resolve("h100:32", local=Path("/nowhere")), "tokens": 1e12}
+    job = Job(sequence=131_072, global_batch=8)
+    plain, dual = (
+        [each.micro_batches for each in questions.sound_batches(job=job, layout=Layout.parse(text), **about)]
+        for text in ("dp2 pp16", "dp2 pp16 dualpipev")
+    )
+    assert dual == [size for size in plain if size >= 32]
+    assert 0 < len(dual) < len(plain)
+
+
+def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
+    job = JOB.replace(global_batch=16)
+    answer = questions.fewest_gpus(model=LLAMA, machine=NODE, job=job)
+    assert answer.value == 4  # 8 G parameters x 18 bytes = 135 GiB, which two GPUs hold at a higher risk
+    assert questions.fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=TIGHT_RISK).value == 2
+    assert answer.memory_bytes is not None
+    assert answer.memory_bytes <= NODE.chip.memory_bytes
+
+
+def test_the_largest_model_fits_and_the_next_does_not() -> None:
+    machine = NODE.replace(ranks=2, chip=NODE.chip.replace(memory_bytes=4 * 2**30))
+    job = Job(sequence=1024, global_batch=2)
+    answer, model = questions.largest_model(model=SMALL, machine=machine, job=job)
+    assert answer.value == model.parameters > SMALL.parameters
+    factor = float(model.name.rpartition("x")[2]) + 1 / 8
+    larger = questions.scaled(SMALL, factor)
+    assert larger.parameters > model.parameters
+    assert search(model=larger, machine=machine, job=job, by="memory", top=1).best == ()
+
+
+def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
+    found = questions.sound_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
+    assert [batch.micro_batches for batch in found] == [4, 8, 16, 32]
+    assert all(4e6 <= batch.tokens <= 60e6 for batch in found)
+    assert found[0].tokens == 4 * 2 * 128 * 4096
+    assert found[0].steps == -(-(10**12) // found[0].tokens)
+
+
+def test_one_change_more_is_measured_against_the_layout_itself() -> None:
+    layout = Layout.parse("dp8 zero3 mbs1 ac=full")
+    found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    by = {change.change: change for change in found}
+    before = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout)
+    without = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout.replace(ac="none"))
+    assert by["ac=none"].faster == pytest.approx(before.step_time.seconds / without.step_time.seconds)
+    assert by["ac=none"].faster > 1.1  # full recomputation is a fourth of the work
+    assert by["ac=none"].saved_bytes == before.peak_bytes - without.peak_bytes < 0
+    assert by["adamw8bit"].saved_bytes > 0
+    assert "flash attention" not in by  # it is on
+    assert "mbs2" in by
+    half = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout.replace(mbs=2))
+    assert next(change.layout for change in half if change.change == "mbs1") == str(layout)
+
+
+def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
+    with pytest.raises(Mistake, match="global batch 7 is not divisible by dp"):
+        questions.largest_micro_batch(model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3))
+
+
+def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
+    """With other numbers of stages they would not add up."""
+    for text in ("dp4 pp2 stages=15-17", "dp4 pp2 zbv stages=7-8-8-9"):
+        found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
+        assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in found}
+
+
+def test_no_sequence_makes_an_illegal_layout_legal() -> None:
+    layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
+    with pytest.raises(Mistake, match="pp·v=4 stages are more than layers=2"):
+        questions.longest_sequence(model=named("nano"), machine=hardware, job=Job(global_batch=256), layout=layout)
+
+
+def test_batches_name_who_says_or_chose_them() -> None:
+    layout = Layout(dp=64, mbs=1)
+    job = JOB.replace(sequence=8192)
+    found = questions.sound_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
+    who = {batch.tokens: " ".join(batch.who) for batch in found}
+    assert "the measured noise scale, 5.00 M" in who[512 * 8192]
+    assert "DeepSeek LLM's law" in who[1024 * 8192]
+    assert all(2.5e6 < batch.tokens <= 60e6 for batch in found)
+    small = questions.sound_batches(job=JOB.replace(sequence=64), layout=Layout(), tokens=1e6, model=SMALL)
+    assert small[0].tokens < 4000  # where the laws say so
+    assert small[-1].tokens < 200_000
+
+
+def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> None:
+    layout = Layout.parse("dp4 zero3 mbs1")
+    machine = resolve("h100:4", local=Path("/nowhere"))
+
+    def find(job: Job) -> SearchResult:
+        return search(model=SMALL, machine=machine, job=job, top=1, within=0.02, axes=("cp",), placements=False)
+
+    job = Job(sequence=4096, global_batch=64)
+    found = lengths(model=SMALL, machine=machine, job=job, layout=layout, search=find)
+    assert [(each.cp, each.ac) for each in found.curves] == [
+        (cp, ac) for cp in (1, 2, 4) for ac in ("none", "selective", "full")
+    ]
+    for curve in found.curves:
+        other = Layout.parse(curve.layout)
+        assert (other.world, other.cp, other.ac) == (4, curve.cp, curve.ac)
+        for point in curve.points:
+            batch = max(1, round(4096 * 64 / point.tokens / other.dp)) * other.dp
+            planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=point.tokens, global_batch=batch))
+            step = planner.step(other)
+            assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
+            assert point.fits == planner.fits(other)
+    longest = {(each.cp, each.ac): each.longest for each in found.curves}
+    assert longest[1, "none"] == found.answer.value
+    assert longest[4, "full"] > longest[4, "none"] > longest[1, "none"]
+    assert found.changes[0].startswith("the model's positions: 4096 of 1048576")
+    changed = Layout.parse(found.changes[1].partition("so ")[2].partition(" with gbs")[0])
+    step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
+    assert step.memory.fits
+
+
+@pytest.mark.parametrize(("word", "ranks"), [("h100", 24), ("h200", 16)])
+def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
+    found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", word, "--gbs", "48", "--json"])
+    (answer,) = json.loads(found.stdout)
+    assert answer["value"] == ranks
+
+
+def test_a_number_of_gpus_is_a_limit() -> None:
+    found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
+    assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step" in str(found.exception)

@@ -1,0 +1,220 @@
+"""A whole run against a simulation of failures, against published runs, and on several machines."""
+
+from __future__ import annotations
+
+import random
+from math import exp, inf, sqrt
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.machine.catalog import resolve
+from fivefold.machine.site import Site, assumed
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.planner.predict import predict
+from fivefold.planner.search.across import Choice, across, sizes_between
+from fivefold.planner.whole_run import best_interval, goodput, whole_run
+from fivefold.record import Mistake, StopSignal
+from fivefold.results.whole_run import WholeRun
+
+NODE = resolve("h100:8", local=Path("/nowhere"))
+LLAMA, JOB = named("llama3-8b"), Job(sequence=4096, global_batch=512)
+NOTHING = Site(failures=0, evaluation=0, pause_seconds=0, node_power=1, pue=1)
+
+
+def run(
+    text: str = "dp8 zero3 mbs1", *, tokens: float = 1e9, site: Site = NOTHING, machine: Machine = NODE
+) -> WholeRun:
+    step = predict(model=LLAMA, machine=machine, layout=Layout.parse(text), job=JOB)
+    return whole_run(step=step, model=LLAMA, machine=machine, job=JOB, tokens=tokens, site=site)
+
+
+def simulated(work: float, *, interval: float, blocked: float, restart: float, between: float) -> dict[str, float]:
+    """Seconds of a run by what they went to, event by event."""
+    draw, spent = random.Random(7), {"trained": 0.0, "checkpoints": 0.0, "restarts": 0.0, "repeated": 0.0}
+    done = 0.0
+    while done < work:
+        fails = draw.expovariate(1 / between)
+        if fails >= interval + blocked:
+            done += interval
+            spent["trained"] += interval
+            spent["checkpoints"] += blocked
+            continue
+        spent["repeated"] += fails
+        while (again := draw.expovariate(1 / between)) < restart:
+            spent["restarts"] += again
+        spent["restarts"] += restart
+    return spent
+
+
+@pytest.mark.parametrize(
+    ("interval", "blocked", "restart", "between"), [(600, 20, 300, 3600), (1200, 5, 900, 4000), (100, 30, 60, 9000)]
+)
+def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restart: float, between: float) -> None:
+    times = {"blocked": float(blocked), "restart": float(restart), "between": float(between)}
+    spent = simulated(40_000 * interval, interval=interval, **times)
+    share = goodput(interval, **times)
+    assert share == pytest.approx(spent["trained"] / sum(spent.values()), rel=0.01)
+
+
+def test_what_is_lost_is_what_a_simulation_loses() -> None:
+    site = Site(
+        failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e12, evaluation=0
+    )
+    found = run(tokens=1e13, site=site)
+    assert sum(found.lost.values()) == pytest.approx(found.seconds - found.training_seconds)
+    assert found.between_failures_seconds == pytest.approx(86400e3 / 3000 / 8)
+    restart = 300 + found.written_seconds
+    spent = simulated(
+        found.training_seconds, interval=400, blocked=25, restart=restart, between=found.between_failures_seconds or 0
+    )
+    for name in ("checkpoints", "restarts", "repeated"):
+        assert found.lost[name] == pytest.approx(spent[name], rel=0.03), name
+
+
+@pytest.mark.parametrize(("blocked", "between"), [(1.0, 1e5), (10.0, 1e4), (60.0, 3000.0)])
+def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(blocked: float, between: float) -> None:
+    times = {"blocked": blocked, "restart": 300.0, "between": between}
+    best = best_interval(written=0.0, **times)
+    every = [exp(i / 50) for i in range(700)]
+    assert goodput(best, **times) >= max(goodput(each, **times) for each in every) - 1e-12
+    if blocked < between / 1000:
+        assert best == pytest.approx(sqrt(2 * blocked * between), rel=0.03)
+    assert best_interval(written=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
+
+
+def test_without_failures_a_run_is_its_steps() -> None:
+    priced = NODE.replace(dollars_per_rank_hour=2.0)
+    found = run(machine=priced)
+    assert found.steps == -(-(10**9) // JOB.tokens_per_step)
+    assert found.seconds == pytest.approx(found.steps * found.step_seconds, rel=1e-4)
+    assert found.dollars == pytest.approx(found.seconds * 8 / 3600 * 2)
+    assert found.goodput == pytest.approx(1, rel=1e-4)
+    assert found.verdict == "fits"
+    assert run("dp8 mbs1").verdict == "does not fit"
+    assert run().dollars is None
+
+
+def test_energy_and_carbon_are_blooms_for_its_gpu_hours() -> None:
+    """1,082,990 GPU-hours of 400 W: 433,196 kWh, and 24.7 t with 57 g/kWh (arXiv:2211.02001, tables 2 and 3)."""
+    a100 = resolve("a100:8", local=Path("/nowhere"))
+    found = run(machine=a100, site=NOTHING.replace(carbon=57))
+    assert found.kwh is not None
+    assert found.co2_kg is not None
+    scale = 1_082_990 / found.gpu_hours
+    assert found.kwh * scale == pytest.approx(433_196, rel=1e-4)
+    assert found.co2_kg * scale == pytest.approx(24_690, rel=1e-3)
+    more = run(machine=a100, site=NOTHING.replace(node_power=1.5, pue=1.2))
+    assert more.kwh == pytest.approx(1.8 * found.kwh)
+    assert more.chip_kwh == pytest.approx(found.kwh)
+
+
+def test_failures_are_llama_3s_for_its_gpu_days() -> None:
+    """419 in 54 days of 16,384 (arXiv:2407.21783 §3.3.4)."""
+    assert Site().failures * 16_384 * 54 / 1000 == pytest.approx(419, rel=0.02)
+
+
+def test_published_failures_bound_the_days() -> None:
+    found = run(tokens=1e13, site=Site())
+    assert found.low_seconds < found.seconds < found.high_seconds
+    stated = run(tokens=1e13, site=Site(failures=0.48, restart_seconds=601))
+    assert stated.high_seconds < found.high_seconds  # what is stated is no range
+
+
+def test_a_run_that_never_ends_is_refused() -> None:
+    with pytest.raises(Mistake, match="the run never ends; lower --assume restart= or checkpoint="):
+        run(tokens=1e12, site=Site(failures=1e9, restart_seconds=1e5))
+
+
+def test_assumptions_are_read_by_name() -> None:
+    site = assumed(["failures=2", "grid=france", "checkpoint=30min", "restart=90s", "storage=2GB", "pue=1.1"])
+    assert (site.failures, site.carbon, site.checkpoint_seconds, site.restart_seconds) == (2, 56, 1800, 90)
+    assert (site.storage, site.pue, site.grid) == (2e9, 1.1, "france")
+    assert assumed(["grid=350"]).carbon == 350
+    for word, line in (
+        ("failure=2", "unknown assumption 'failure'; did you mean failures"), ("pue", "'pue' is not NAME=VALUE"),
+        ("pue=0.5", "pue: must be 1 or more"), ("grid=mars", "is no grid that is known"),
+        ("restart=10", "is not a number and a unit; write such as 90s"), ("failures=-1", "is not a number"),
+    ):  # fmt: skip
+        with pytest.raises(Mistake, match=line):
+            assumed([word])
+
+
+FEW = {"where": Where.parse("tp=1 cp=1 pp=1 ac=none mbs=1 zero<=1"), "within": 0.02, "site": Site()}
+SMALL = Model(name="small", layers=6, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)
+
+
+def offers(by: str, **options: object):  # type: ignore[no-untyped-def]
+    machines = [resolve(name, local=Path("/nowhere")) for name in ("h100:8 price=2", "h200:8 price=9")]
+    choices = [Choice(machine, (8,)) for machine in machines]
+    return across(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW, **options)  # type: ignore[arg-type]
+
+
+def test_machines_are_ranked_by_what_is_asked_for() -> None:
+    by_cost = offers("cost").offers
+    assert [each.machine for each in by_cost] == ["h100 price=2", "h200 price=9"]
+    assert by_cost[0].run.dollars == pytest.approx(by_cost[0].run.gpu_hours * 2)
+    assert [each.run.seconds for each in offers("time").offers] == sorted(each.run.seconds for each in by_cost)
+
+
+def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
+    begun: list[str] = []
+
+    def second(name: str) -> None:
+        begun.append(name)
+        if len(begun) == 2:
+            raise StopSignal("SIGINT")
+
+    found = offers("time", done=second)
+    assert found.stopped
+    assert [each.machine for each in found.offers] == ["h100 price=2"]
+    assert not offers("time").stopped
+    begun[:] = ["before"]
+    with pytest.raises(StopSignal):  # nothing is known yet
+        offers("time", done=second)
+
+
+def test_a_machine_without_a_price_or_watts_is_named() -> None:
+    choices = [Choice(NODE, (8,))]
+    common = {"model": SMALL, "job": JOB, "tokens": 1e9, **FEW}
+    with pytest.raises(Mistake, match=r"--by cost: h100 has no price; give --price h100=2.2/h"):
+        across(choices=choices, by="cost", **common)  # type: ignore[arg-type]
+    dark = NODE.replace(chip=NODE.chip.replace(power_watts=None))
+    with pytest.raises(Mistake, match="--by energy: the watts of h100 are not known"):
+        across(choices=[Choice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
+
+
+def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
+    assert sizes_between(1, 8, node=8) == (1, 2, 4, 8)
+    common = {"model": SMALL, "job": JOB, "tokens": 1e11, "by": "time", **FEW}
+    choices = [Choice(NODE, (8, 16, 32, 64))]
+    every = {each.ranks: each.run for each in across(choices=choices, **common).offers if each.run}  # type: ignore[arg-type]
+    assert len(every) == 4
+    for ranks, slower in ((64, 32), (32, 16), (16, 8)):
+        deadline = (every[ranks].seconds + every[slower].seconds) / 2
+        (found,) = across(choices=choices, deadline=deadline, **common).offers  # type: ignore[arg-type]
+        assert found.ranks == ranks
+        gaps = [Choice(NODE, (8, 16, 24, 32, 40, 48, 56, 64))]  # a batch of 512 divides by none of three, five, seven
+        assert across(choices=gaps, deadline=deadline, **common).offers == (found,)  # type: ignore[arg-type]
+    (late,) = across(choices=choices, deadline=every[64].seconds / 2, **common).offers  # type: ignore[arg-type]
+    assert late.run is None
+    assert "2.0 times the deadline" in late.refused
+    assert sizes_between(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
+
+
+def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
+    tight = NODE.replace(ranks=1, chip=NODE.chip.replace(memory_bytes=2**31))
+    found = across(
+        model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
+    )  # fmt: skip
+    assert found.offers[0].run is None
+    assert found.offers[0].refused.startswith("nothing fits: dp1 ")
+
+
+def test_never_is_never() -> None:
+    assert goodput(100, blocked=1, restart=5, between=inf) == 100 / 101

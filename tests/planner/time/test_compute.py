@@ -1,0 +1,157 @@
+"""What is paid around the experts, measured products of many experts, and whom CUDA graphs spare."""
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import resolve as model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.operations.op import Op, matmul
+from fivefold.planner.time.compute import MOE_KERNELS, OpTime, Prices
+from fivefold.planner.time.unit_time import UnitTime
+from fivefold.planner.time.units import Units
+
+
+def machine(text: str):
+    return resolve(text, local=Path("no/such/local.toml"))
+
+
+def prices(**job: object) -> Prices:
+    """Of Transformer Engine, whose kernels were measured."""
+    return Prices(machine("b200"), ranks=1, job=Job(linears="apart", **job))
+
+
+def experts(count: int, rows: int, outof: int, into: int) -> Op:
+    op = matmul("moe.experts.up", "x", "y", rows=rows, into=into, outof=outof, width=2)
+    return op._replace(batch=count)
+
+
+# experts, rows of each, n, k, share of 2250 TFLOP/s forward and for the weight summed in fp32. MooreThreads/SimuMax
+# @e691807:configs/system/b200_bf16_ceperm.json, group_matmul: Transformer Engine's GroupedLinear on B200.
+GROUPED = [
+    (20, 1232, 3072, 5120, 0.513, 0.328),
+    (20, 1232, 5120, 1536, 0.397, 0.320),
+    (40, 616, 5120, 1536, 0.326, 0.272),
+    (32, 1024, 4096, 7168, 0.457, 0.289),
+    (32, 1024, 7168, 2048, 0.384, 0.274),
+    (64, 512, 7168, 2048, 0.427, 0.215),
+    (40, 2460, 3072, 5120, 0.487, 0.417),
+    (40, 2460, 5120, 1536, 0.445, 0.403),
+]
+
+
+def test_products_of_many_experts():
+    errors, weight_errors = [], []
+    for count, rows, outof, into, forward, weight in GROUPED:
+        flops = 2 * count * rows * outof * into
+        time = prices(precision="bf16").operation(experts(count, rows, outof, into), heads=1)
+        errors.append(flops / time.forward / (forward * 2250e12) - 1)
+        weight_errors.append(flops / time.weight / (weight * 2250e12) - 1)
+    assert abs(sum(errors)) / len(errors) < 0.12
+    assert max(map(abs, errors)) < 0.25
+    assert abs(sum(weight_errors)) / len(weight_errors) < 0.15
+    assert max(map(abs, weight_errors)) < 0.35
+
+
+def test_a_whole_graph_holds_fused_experts():
+    op = experts(16, 2048, 1536, 2048)
+    apart, fused = (prices(precision="mxfp8", graphs=graphs).operation(op, heads=1) for graphs in ("none", "full"))
+    kernels = 16 * 3 - 1  # cast, scales and product of each expert
+    assert apart.forward - fused.forward == pytest.approx(kernels * 3e-6, rel=1e-9)
+
+
+def test_what_arrives_is_sorted_unless_it_comes_sorted():
+    op = Op("moe.send", "message", ("x",), {"y": 10**9})
+    sorts = prices().operation(op, heads=1)
+    assert sorts.forward == pytest.approx(2e9 / (0.9 * 8e12) + 3e-6, rel=1e-9)
+    assert prices(dispatcher="fused").operation(op, heads=1) == OpTime(0.0, 0.0, 0.0, *MOE_KERNELS["moe.send"])
+
+
+def test_measured_permutation():
+    """There and back in 0.37 ms on B200: 4096 tokens of 5120 to 6 of 160 experts (SimuMax as above)."""
+    size = 4096 * 5120 * 2
+    there = Op("moe.dispatch", "embedding", ("x",), {"y": 6 * size}, moved_bytes=12 * size)
+    back = Op("moe.combine", "embedding", ("y",), {"x": size}, moved_bytes=7 * size)
+    seconds = sum(prices().operation(op, heads=1).forward for op in (there, back))
+    assert seconds == pytest.approx(0.37e-3, rel=0.05)
+
+
+def test_measured_loss():
+    """4096 x 102400 logits, each read and written once forward and once backward: 2.4 TB/s on B200 (ibid.)."""
+    moved = 2 * 2 * 4096 * 102_400
+    time = prices().operation(Op("loss", "loss", ("x",), {}, moved_bytes=moved, moved_backward_bytes=moved), heads=1)
+    assert time.forward + time.backward == pytest.approx(2 * moved / 2.4e12, rel=1e-9)
+
+
+def unit(chip: str, **job: object) -> UnitTime:
+    found, layout = model("qwen3-30b-a3b"), Layout(dp=8, ep=8, zero=1, mbs=1)
+    job = {"precision": "mxfp8", "overlap": ("dp", "ep"), "joint": True, "linears": "apart", **job}  # Megatron
+    counts = Counts(found, Job(global_batch=64, **job))
+    run = next(run for stage in counts.stage_work(layout) for run, _ in stage if "moe=True" in run.name.__repr__())
+    return Units(counts, machine(f"{chip}:8")).unit(layout, run)
+
+
+def test_graphs_spare_the_host():
+    """Ungraphed, 64 x 48 layers of Qwen3-30B take 27.1 to 28.3 s on B200 (Megatron-Bridge 26.02 and 25.11)."""
+    by_graphs = [unit("b200", graphs=graphs) for graphs in ("none", "router", "partial", "full")]
+    times = [sum((u.forward, u.backward, u.weight, *u.forward_exposed, *u.backward_exposed)) for u in by_graphs]
+    assert times == sorted(times, reverse=True)
+    assert times[0] == pytest.approx(9.0e-3, rel=0.2)
+    assert times[-1] < 0.6 * times[0]
+
+
+def test_pairs_hide_the_tokens_way():
+    alone, paired = unit("b200", graphs="full"), unit("b200", graphs="full", pairs=True)
+    assert sum(alone.forward_exposed) > 0
+    assert sum(alone.backward_exposed) > 0
+    assert sum(paired.forward_exposed) == sum(paired.backward_exposed) == 0
+    assert paired.forward > alone.forward  # they share the chip
+
+
+def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
+    """GPT-2's 50257 against 50304; torch.compile pads it, and no other layer has rows of its width."""
+    job: dict[str, object] = {"sequence": 4096, "global_batch": 8, "loss": "narrow", "linears": "apart"}
+    seconds: dict[object, dict[str, float]] = {}
+    for vocab, compiled in ((50_304, False), (50_257, False), (50_257, True)):
+        shape = model("llama3-8b").replace(vocab=vocab)
+        counts, layout = Counts(shape, Job(**job, compile=compiled)), Layout(dp=8)
+        units = Units(counts, machine("h100:8"))
+        found = {run.name if isinstance(run.name, str) else "block": sum(units.unit(layout, run)[:3])
+                 for run, _ in counts.stage_work(layout)[0]}  # fmt: skip
+        seconds[vocab, compiled] = found
+    even, odd, padded = (seconds[key] for key in ((50_304, False), (50_257, False), (50_257, True)))
+    assert odd["block"] == even["block"]
+    assert 4 < odd["head"] / even["head"] < 7
+    assert padded["head"] < 1.02 * even["head"]
+
+
+def test_odd_heads_make_odd_products() -> None:
+    """Rows of scores are tokens wide, those of queries, keys and values a head: 450 is even, 451 odd."""
+    costs = [
+        prices(attention="unfused").operation(
+            Op("attention.scores", "attention", ("q", "k"), {}, flops=2 * 8 * 2048 * 2048 * dim, shape=(1, 2048, dim)),
+            heads=8,
+        )
+        for dim in (448, 450, 451)
+    ]
+    assert costs[0].forward < 0.6 * costs[1].forward < 0.6 * costs[2].forward
+    assert costs[0].backward < 0.6 * costs[1].backward < 0.6 * costs[2].backward
+
+
+def test_a_loss_in_chunks_is_all_backward() -> None:
+    """No product more than with whole logits; each chunk reads and writes dW besides. Llama-3 8B, 8192 rows."""
+    times: dict[str, UnitTime] = {}
+    for loss in ("fused", "chunked"):
+        counts = Counts(model("llama3-8b"), Job(sequence=8192, global_batch=8, loss=loss))
+        layout = Layout(dp=8)
+        (head,) = [run for run, _ in counts.stage_work(layout)[0] if run.name == "head"]
+        times[loss] = Units(counts, machine("h100:8")).unit(layout, head)
+    fused, chunked = times["fused"], times["chunked"]
+    assert chunked.weight == 0
+    assert chunked.forward < 0.05 * fused.forward  # a norm
+    whole, apart = (sum(time[:3]) for time in (fused, chunked))
+    traffic = 8 * 2 * 2 * 128256 * 4096 / 3.35e12
+    assert whole < apart < whole + 1.5 * traffic + 0.1 * whole

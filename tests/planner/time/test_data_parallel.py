@@ -1,0 +1,124 @@
+"""Messages of data parallelism in time: what hides behind a backward hides there once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.predict import Planner
+from fivefold.planner.time.data_parallel import _hidden
+from fivefold.planner.time.network import MessageTime
+from fivefold.planner.time.unit_time import CONTENTION
+from fivefold.stack.catalog import named as named_stack
+
+JOB = Job(sequence=2048, global_batch=64, graphs="full")
+
+
+def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
+    return Planner(model=named("llama3-8b"), machine=resolve(machine, local=Path("none")), job=job)
+
+
+def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
+    """One sequence a rank on slow links: the last backward has no room left beside ZeRO-3's gathers."""
+    plan, layout = planner(JOB.replace(sequence=1024)), Layout.parse("dp64 zero3")  # one micro-batch
+    trips = {run.name: plan.timeline.data_parallel(layout, run.name) for run, _ in plan.counts.stage_work(layout)[0]}
+    units = {run.name: plan.units.unit(layout, run) for run, _ in plan.counts.stage_work(layout)[0]}
+    (block,) = set(units) - {"embed", "head"}
+    gather, backward = trips[block].gather, units[block].backward + units[block].weight
+    assert max(gather, trips[block].reduce) < 1.5 * backward < 1.5 * (gather + trips[block].reduce)
+    ends = plan.timeline.parallel.ends(layout, (0,))
+    reduce = 32 * trips[block].reduce + trips["head"].reduce
+    room = max(0.0, backward - gather)  # of a block for the reduction of the unit behind it; the embedding has its own
+    hidden = 31 * min(trips[block].reduce, room) + min(trips["head"].reduce, room)
+    hidden += min(trips[block].reduce, units["embed"].backward + units["embed"].weight)
+    assert ends.exposed == pytest.approx(trips["embed"].reduce + reduce - hidden, rel=1e-9)
+    assert ends.slowed == pytest.approx(CONTENTION * hidden, rel=1e-9)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
+    layout = Layout.parse(f"dp8 zero{zero}")
+    once, each = (planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).step_time.exposed["dp"]
+                  for how in ("step", "micro_batch"))  # fmt: skip
+    plan = planner()
+    reduce = sum(
+        n * plan.timeline.data_parallel(layout, run.name).reduce for run, n in plan.counts.stage_work(layout)[0]
+    )
+    assert each - once == pytest.approx((8 - 1) * reduce, rel=1e-9)
+
+
+def test_the_last_reduction_hides_behind_nothing() -> None:
+    """Nor does the first gather; each other one is under way beside the unit before it."""
+    layout = Layout.parse("dp8 zero2")
+    for stack in ("fivefold", "fsdp2"):
+        plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch", shards="within")))
+        runs = [run for run, times in plan.counts.stage_work(layout)[0] for _ in range(times)]
+        gathers = [plan.timeline.data_parallel(layout, run.name).gather for run in runs]
+        units = [plan.units.unit(layout, run) for run in runs]
+        last = plan.timeline.data_parallel(layout, runs[0].name).reduce
+        if stack == "fsdp2":  # which waits for it after every backward
+            last = min(last, units[0].backward + units[0].weight)
+        late = sum(max(0.0, gather - unit.forward) for gather, unit in zip(gathers[1:], units, strict=False))
+        assert late > 0  # the first block's: looking tokens up hides nothing
+        exposed = plan.timeline.parallel.ends(layout, (0,)).exposed
+        assert exposed == pytest.approx(last + gathers[0] + late, rel=1e-9)
+
+
+def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
+    """In our engine, where that has room; the others beside the backward of another unit, or not at all."""
+    plan = planner(JOB.replace(reduce="micro_batch"))
+    layout = Layout.parse("dp8 zero2")
+    stage = plan.timeline.durations(layout).stages[0]
+    units = {run.name: (plan.units.unit(layout, run), times) for run, times in plan.counts.stage_work(layout)[0]}
+    reduce = {name: plan.timeline.data_parallel(layout, name).reduce for name in units}
+    assert reduce["embed"] < sum(times * unit.forward for unit, times in units.values())
+    late = sum(
+        times * max(0.0, reduce[name] - unit.backward - unit.weight)
+        for name, (unit, times) in units.items()
+        if name != "embed"
+    )
+    assert stage.whole.exposed.get("dp", 0.0) == pytest.approx(late, abs=1e-12)
+
+
+def test_what_is_summed_over_tp_depends_on_whether_the_stream_is_cut() -> None:
+    """Whatever was asked first: norms see all rows without sequence parallelism."""
+    plain, cut = Layout.parse("dp4 tp2 zero1 nosp"), Layout.parse("dp4 tp2 zero1")
+    found = [[planner().timeline.data_parallel(each, "head").copies for each in (plain, cut)]]
+    again = planner()
+    found.append([again.timeline.data_parallel(each, "head").copies for each in (plain, cut)])
+    assert found[0] == found[1]
+    assert found[0][0] == 0 < found[0][1]
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_equal_messages_hide_together_as_one_by_one(chunks: int) -> None:
+    """Drawn runs of equal messages beside runs of equal units; the other stages hide theirs wholly."""
+    some = random.Random(4)
+    for _ in range(300):
+        messages = [
+            (MessageTime(seconds := some.uniform(0, 3), some.uniform(0, seconds)), some.randint(1, 4))
+            for _ in range(some.randint(0, 4))
+        ]
+        rooms = [(some.uniform(0, 3), some.randint(1, 4)) for _ in range(some.randint(1, 4))]
+        later = [message.travelling for message, times in messages for _ in range(times)][1:]
+        every = [room for room, times in rooms for _ in range(times)]
+        wanted = sum(min(message, room) for message, room in zip(later, every, strict=False))
+        if chunks > 1:
+            wanted = (1 - 1 / chunks) * sum(later) + min(sum(later) / chunks, sum(every))
+        assert _hidden(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+def test_sums_of_copies_by_weight_are_priced_by_micro_batch() -> None:
+    """torchtitan sums gradients of copies with every micro-batch: a planner that has priced one number of micro-batches
+    says of another what a new one says.
+    """
+    job, layouts = JOB.replace(stack="torchtitan"), [Layout.parse(f"dp2 tp4 zero3 mbs{mbs}") for mbs in (1, 4)]
+    together = planner(job, "a100:8")
+    for layout in layouts:
+        assert together.estimate(layout) == planner(job, "a100:8").estimate(layout)

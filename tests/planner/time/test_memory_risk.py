@@ -1,0 +1,107 @@
+"""The probability of running out of memory: what it is made of, its limits, and the runs that ran."""
+
+from __future__ import annotations
+
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from fivefold.check.published import SOURCES, cases_of
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import names, resolve
+from fivefold.model.catalog import named
+from fivefold.planner.counts.memory.allocator import UNRECLAIMABLE, AllocatorTotals, driver_bytes
+from fivefold.planner.predict import Planner, predict
+from fivefold.planner.time.errors import quantile, read, run_class, weighted_ratios
+from fivefold.planner.time.memory_risk import MemoryRisk
+from fivefold.step import FITS_RISK, TIGHT_RISK, Memory
+from fivefold.units import GIB
+
+LLAMA, JOB = named("llama3-8b"), Job(sequence=8192, global_batch=64)
+NODE = resolve("h100:8", local=Path("/nowhere"))
+LAYOUT = Layout.parse("dp8 zero3 mbs1")
+RISK = MemoryRisk(model=LLAMA, machine=NODE, job=JOB)
+
+
+def totals(reserved: int) -> AllocatorTotals:
+    return AllocatorTotals(reserved, reserved + driver_bytes(NODE, LAYOUT))
+
+
+def test_the_example_of_the_edge_no_longer_fits() -> None:
+    """A peak of 77 GiB, 81 with the driver, on a chip of 79 GiB."""
+    machine, job = resolve("h100:64", local=Path("/nowhere")), Job(sequence=8192, global_batch=256)
+    layout = Layout.parse("dp16 tp4 zero3 mbs2 ac=norm+act")
+    memory = predict(model=named("llama3-70b"), machine=machine, layout=layout, job=job).memory
+    assert memory.driver_bytes is not None
+    assert memory.driver_bytes > machine.chip.memory_bytes == memory.capacity_bytes
+    assert (memory.verdict, memory.fits) == ("does not fit", False)
+
+
+@pytest.mark.parametrize("peak", [40, 58, 64, 70, 76, 90])
+def test_it_is_the_share_of_comparable_runs_whose_need_exceeds_the_capacity(peak: int) -> None:
+    size, reserved = peak * GIB, (peak + 2) * GIB
+    points = sorted(weighted_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
+    found = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
+    room = NODE.chip.memory_bytes - driver_bytes(NODE, LAYOUT) - UNRECLAIMABLE * 2 * GIB
+    drawn = [exp(quantile(points, (at + 0.5) / 2000)) * size > room for at in range(2000)]
+    assert found == pytest.approx(sum(drawn) / 2000, abs=2e-3)
+
+
+def test_it_grows_with_the_peak_the_fragmentation_and_the_communicators() -> None:
+    risks = [RISK.probability(LAYOUT, peak_bytes=peak * GIB, totals=totals((peak + 1) * GIB)) for peak in range(50, 90)]
+    assert risks == sorted(risks)
+    assert risks[0] < FITS_RISK < TIGHT_RISK < risks[-1]
+    more = [RISK.probability(LAYOUT, peak_bytes=66 * GIB, totals=totals(size * GIB)) for size in (66, 70, 74)]
+    assert more[0] < more[1] < more[2]
+    busy = Layout.parse("dp2 tp2 cp2 zero3 mbs1")
+    assert RISK.probability(busy, peak_bytes=66 * GIB, totals=totals(66 * GIB)) > more[0]
+
+
+@pytest.mark.parametrize("risk", [0.0, 0.01, FITS_RISK, 0.2, TIGHT_RISK, 0.9])
+@pytest.mark.parametrize("text", ["dp8 zero3 mbs1", "dp4 tp2 mbs1 ac=full", "dp2 tp2 pp2 mbs1 ac=selective"])
+def test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit(text: str, risk: float) -> None:
+    layout = Layout.parse(text)
+    limit = RISK.peak_limit(layout, peak_bytes=0, totals=totals(0), risk=risk)
+    below, above = (
+        RISK.probability(layout, peak_bytes=int(limit * by), totals=totals(int(limit * by))) for by in (0.9999, 1.0001)
+    )
+    assert below <= risk < above
+    assert limit <= RISK.largest_peak(8, risk=risk), "a search may prune by it"
+
+
+def test_a_processor_has_room_for_its_peak_and_nothing_of_it_is_uncertain() -> None:
+    machine = resolve("h100:8", local=Path("/nowhere")).replace(backend="gloo")
+    risk = MemoryRisk(model=LLAMA, machine=machine, job=JOB)
+    size = machine.chip.memory_bytes
+    assert risk.probability(LAYOUT, peak_bytes=size, totals=None) == 0
+    assert risk.probability(LAYOUT, peak_bytes=size + 1, totals=None) == 1
+    assert risk.largest_peak(8, risk=FITS_RISK) >= size
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_chip_has_one_capacity_that_is_printed_everywhere(name: str) -> None:
+    machine = resolve(f"{name}:8", local=Path("/nowhere"))
+    planner = Planner(model=named("llama3.2-1b"), machine=machine, job=JOB.replace(sequence=1024))
+    assert planner.step(LAYOUT).memory.capacity_bytes == machine.chip.memory_bytes == planner.memory_risk.capacity_bytes
+
+
+def test_a_verdict_follows_from_the_risk_and_old_records_have_one() -> None:
+    found = [Memory(peak_bytes=1, stages=(), risk=risk) for risk in (0.0, 0.05, 0.051, 0.5, 0.51, 1.0)]
+    assert [each.verdict for each in found] == ["fits", "fits", "tight", "tight", "does not fit", "does not fit"]
+    assert [each.fits for each in found] == [True, True, False, False, False, False]
+    old = Memory.model_validate({"peak_bytes": 1, "stages": [], "fits": False})
+    assert (old.verdict, old.risk) == ("does not fit", None)
+    assert Memory(peak_bytes=1, stages=()).verdict is None
+
+
+def test_runs_that_ran_are_seldom_said_not_to_fit() -> None:
+    """Of published runs with a figure of memory, which all ran: one in ten at most is called worse than tight."""
+    risks = []
+    for case in cases_of(SOURCES):
+        if case.memory_bytes is not None and case.machine.backend == "nccl":
+            planner = Planner(model=case.model, machine=case.machine, job=case.job)
+            risks.append(planner.out_of_memory_risk(case.layout))
+    assert len(risks) > 100
+    assert sum(risk > TIGHT_RISK for risk in risks) < 0.1 * len(risks)

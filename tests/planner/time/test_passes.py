@@ -1,0 +1,119 @@
+"""The passes over memory of ``kernels = "eager"`` against the engine's own functions, operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fivefold.planner.time.passes import EAGER as PASSES
+from fivefold.planner.time.passes import ROPE_APART
+from fivefold.trainer.measure.meter import tensors
+from fivefold.trainer.model.kernels.eager import EAGER
+from fivefold.trainer.model.kernels.loss import cross_entropy
+
+NO_WORK = (
+    "view",
+    "_unsafe_view",
+    "expand",
+    "slice",
+    "select",
+    "unsqueeze",
+    "detach",
+    "split",
+    "alias",
+    "zeros",
+    "lift_fresh",
+    "fill_",
+)
+NEAR = 0.03  # numbers of a row, weights and tables are left out of the table
+SOFTMAX = {2: 8, 4: 0}  # bytes an element by which the CPU widens the logits first; a GPU's softmax reads them narrow
+PICKED = 8  # of a scatter, and the width of a gather: both touch one element of a row
+FUSED = {"norm": (2, 3), "rope": (2, 2), "activation": (3, 5), "experts": (3, 5), "loss": (2, 2)}  # tensors moved
+R, D = 64, 2048
+
+
+class Passes(TorchDispatchMode):
+    """Bytes that operations read and write, each for itself, and their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = self.kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._opname not in NO_WORK:
+            reads = list(tensors(args))[func._opname == "copy_" :]
+            self.moved += sum(x.nbytes for x in (*reads, *tensors(out)))
+            self.kernels += 1
+        return out
+
+
+def rows(dtype: torch.dtype) -> Tensor:
+    return torch.ones(R, D, dtype=dtype).requires_grad_()
+
+
+def inputs(kind: str, dtype: torch.dtype) -> list[Tensor]:
+    if kind == "rope":
+        return [torch.ones(1, R, D // 64, 64, dtype=dtype).requires_grad_()]
+    more = {"norm": torch.ones(D, dtype=dtype), "loss": None}.get(kind, torch.ones(R, D, dtype=dtype))
+    found = [rows(dtype), *([] if more is None else [more.requires_grad_()])]
+    return [*found, torch.ones(R).requires_grad_()] if kind == "experts" else found
+
+
+TARGETS = torch.zeros(R, dtype=torch.long)
+WORK: dict[str, Callable[..., Tensor]] = {
+    "norm": lambda x, weight: EAGER.rms_norm(x, weight, epsilon=1e-5),
+    "rope": lambda x: EAGER.rotate_first(x, x[0, :, :1].detach(), x[0, :, :1].detach()),
+    "activation": EAGER.swiglu,
+    "experts": EAGER.weighted_swiglu,
+    "loss": lambda x: cross_entropy(x * 1, TARGETS, scale=1.0),  # it overwrites its logits, so they may be no leaf
+}
+
+
+@pytest.mark.parametrize(("kind", "width"), PASSES)
+def test_passes_are_those_of_the_operations(kind: str, width: int) -> None:
+    dtype = torch.bfloat16 if width == 2 else torch.float32
+    given = inputs(kind, dtype)
+    with Passes() as forward:
+        out = WORK[kind](*given)
+    upstream = torch.ones_like(out)
+    with Passes() as backward:
+        torch.autograd.grad(out, given, upstream)
+    moved, kernels, numel, told = forward.moved, forward.kernels, R * D, PASSES[kind, width]
+    if kind == "loss":  # without the products by 1 and by the scale, and with the kernels of a GPU
+        moved -= (2 * width + SOFTMAX[width] + PICKED + width) * numel
+        kernels -= 2 + (width == 2)
+        backward.moved -= 2 * width * numel
+        backward.kernels -= 1
+    first, second = (number * numel * width for number in FUSED[kind])
+    assert moved == pytest.approx(told.forward * first, rel=NEAR)
+    assert backward.moved == pytest.approx(told.backward * second, rel=NEAR)
+    assert (kernels, backward.kernels) == (told.kernels, told.backward_kernels)
+
+
+def rotated(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
+    """Heads of latent attention as Megatron rotates them without apply_rope_fusion (_apply_rotary_pos_emb_bshd)."""
+    still, turned = torch.split(heads, [nope, angles.shape[-1]], dim=-1)
+    turned = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
+    cos, sin = ((function(angles) * 1.0).to(heads.dtype) for function in (torch.cos, torch.sin))
+    first, second = torch.chunk(turned, 2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((still, torch.cat((turned, turned[..., :0]), dim=-1)), dim=-1)
+
+
+def test_latent_attention_is_rotated_in_as_many_passes_as_megatrons() -> None:
+    heads, angles = torch.ones(R, 1, 16, 128 + 64, dtype=torch.bfloat16).requires_grad_(), torch.ones(R, 1, 1, 64)
+    with Passes() as forward:
+        out = rotated(heads, angles, nope=128)
+    upstream = torch.ones_like(out)
+    with Passes() as backward:
+        torch.autograd.grad(out, heads, upstream)
+    fused = 2 * heads.nbytes
+    assert (forward.kernels, backward.kernels) == (ROPE_APART.kernels, ROPE_APART.backward_kernels)
+    assert forward.moved == pytest.approx(ROPE_APART.forward * fused, rel=NEAR)
+    assert backward.moved == pytest.approx(ROPE_APART.backward * fused, rel=NEAR)

@@ -1,0 +1,270 @@
+"""Measured kernels, single facts with their source, and what must hold for any chip and shape."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivefold.machine.catalog import names, resolve
+from fivefold.machine.reached import REACHED
+from fivefold.machine.spec import Chip
+from fivefold.planner.time.roofline import alignment, attention, matmul, moving
+
+
+def chip(name: str) -> Chip:
+    return resolve(name, local=Path("no/such/local.toml")).chip
+
+
+def cool(name: str) -> Chip:
+    """The chip in a short run: its power is not capped yet."""
+    return chip(name).replace(power_watts=None)
+
+
+# batch, m, n, k, TFLOP/s. XLA: tensorflow/tensorflow@9bebee8:third_party/xla/xla/service/gpu/model/
+# matmul_interpolator_data.h and a later version of it; short runs on a cool chip.
+XLA_H100 = [
+    (1, 4096, 4096, 4096, 780.2),
+    (1, 4096, 1024, 4096, 751.7),
+    (1, 4096, 256, 4096, 398.9),
+    (1, 4096, 4096, 2048, 735.6),
+    (1, 4096, 512, 2048, 531.0),
+    (1, 4096, 4096, 1024, 685.2),
+    (1, 4096, 1024, 1024, 497.6),
+    (1, 4096, 4096, 512, 551.8),
+    (1, 4096, 2048, 256, 308.2),
+    (4, 4096, 2048, 4096, 808.7),
+    (1, 1024, 1024, 4096, 465.6),
+    (4, 512, 4096, 4096, 732.6),
+]
+XLA_B200 = [
+    (1, 4096, 4096, 4096, 1416.9),
+    (1, 4096, 1024, 4096, 1204.9),
+    (1, 4096, 256, 4096, 645.1),
+    (1, 4096, 2048, 2048, 1170.0),
+    (1, 4096, 4096, 1024, 1075.6),
+    (1, 4096, 1024, 1024, 715.6),
+    (4, 4096, 4096, 4096, 1670.5),
+    (4, 4096, 1024, 4096, 1411.9),
+    (4, 4096, 4096, 1024, 1350.5),
+    (4, 2048, 2048, 2048, 1276.4),
+]
+XLA_B200_FP8 = [
+    (1, 4096, 4096, 4096, 2765.0),
+    (1, 4096, 1024, 4096, 1951.8),
+    (1, 4096, 4096, 1024, 1895.4),
+    (4, 4096, 4096, 4096, 3279.7),
+    (4, 4096, 2048, 1024, 2400.8),
+    (4, 2048, 2048, 4096, 2788.9),
+]
+# microsoft/vidur@683364e:data/profiling/compute/h100/meta-llama/Llama-2-70b-hf/mlp.csv, TFLOP/s from milliseconds.
+VIDUR_H100 = [
+    (1, 4096, 10240, 8192, 700.5),
+    (1, 4096, 8192, 8192, 696.8),
+    (1, 4096, 57344, 8192, 681.1),
+    (1, 4096, 8192, 28672, 742.9),
+    (1, 3840, 7168, 8192, 743.3),
+    (1, 3840, 8192, 3584, 843.3),
+    (1, 3840, 8192, 1024, 712.7),
+    (1, 3840, 1280, 8192, 547.8),
+    (1, 3328, 1280, 8192, 757.8),
+]
+# microsoft/vidur@2bb7a08:data/profiling/compute/a100/meta-llama/Meta-Llama-3-70B/mlp.csv
+VIDUR_A100 = [
+    (1, 32768, 57344, 8192, 226.5),
+    (1, 32768, 8192, 28672, 244.3),
+    (1, 32768, 10240, 8192, 269.6),
+    (1, 32768, 8192, 8192, 247.8),
+    (1, 32256, 7168, 8192, 245.7),
+    (1, 32256, 8192, 3584, 230.3),
+    (1, 32256, 8192, 1024, 207.6),
+    (1, 30208, 1280, 8192, 237.0),
+]
+# MooreThreads/SimuMax@3005b17:configs/system/a100_pcie.json, share of 312 times 312: a card of 300 W.
+SIMUMAX_A100_PCIE = [
+    (1, 4096, 1536, 5120, 245.8),
+    (1, 1536, 5120, 4096, 194.8),
+    (1, 4096, 24576, 1536, 217.5),
+    (1, 4096, 576, 5120, 155.0),
+    (1, 4096, 5120, 16384, 233.8),
+    (1, 4096, 102400, 5120, 235.6),
+    (1, 4096, 4096, 4096, 225.1),
+    (1, 4096, 1024, 4096, 142.8),
+    (1, 4096, 4096, 1024, 192.2),
+    (1, 4096, 8192, 8192, 228.6),
+    (1, 57344, 8192, 4096, 221.5),
+]
+A100_PCIE = chip("a100").replace(matmul_share={"bf16": 0.93 * 252.9 / 312}, memory_bandwidth=1.94e12)  # MAMF of PCIe
+
+
+@pytest.mark.parametrize(
+    ("found", "dtype", "measured", "mean", "worst"),
+    [
+        pytest.param(cool("h100"), "bf16", XLA_H100, 0.10, 0.20, id="h100 short runs"),
+        pytest.param(cool("h100"), "bf16", VIDUR_H100, 0.08, 0.20, id="h100 in a loop"),
+        pytest.param(chip("a100"), "bf16", VIDUR_A100, 0.08, 0.20, id="a100 in a loop"),
+        pytest.param(A100_PCIE, "bf16", SIMUMAX_A100_PCIE, 0.10, 0.36, id="a100 pcie"),
+        pytest.param(cool("b200"), "bf16", XLA_B200, 0.08, 0.18, id="b200"),
+        pytest.param(cool("b200"), "fp8", XLA_B200_FP8, 0.10, 0.18, id="b200 fp8"),
+    ],
+)
+def test_measured_matmuls(found, dtype, measured, mean, worst):
+    errors = [
+        abs(2e-12 * batch * m * n * k / matmul(found, m=m, n=n, k=k, dtype=dtype, batch=batch) / tflops - 1)
+        for batch, m, n, k, tflops in measured
+    ]
+    assert sum(errors) / len(errors) < mean
+    assert max(errors) < worst
+
+
+# m, k, n, TFLOP/s of 16 bits whose rows of k are odd, on H100 (meta-pytorch/float8_experimental pull request 145).
+ODD_H100 = [
+    (1023, 1029, 2512, 71.2),
+    (4095, 511, 10000, 94.8),
+    (2047, 3073, 8192, 115.0),
+    (511, 769, 7504, 83.8),
+    (127, 4097, 12288, 86.8),
+]
+
+
+def test_measured_matmuls_on_odd_rows():
+    errors = [
+        2e-12 * m * n * k / matmul(cool("h100"), m=m, n=n, k=k, dtype="bf16", aligned=alignment(n, k)) / tflops - 1
+        for m, k, n, tflops in ODD_H100
+    ]
+    assert abs(sum(errors)) / len(errors) < 0.03
+    assert max(map(abs, errors)) < 0.12
+
+
+def test_rows_of_half_the_alignment():
+    """9477 x 1152 on H100 at 1200 MHz: 588 elements in 130.6 us, 592 in 37.0 (m87-labs/kestrel pull request 143)."""
+    slow = cool("h100").replace(peak_flops={name: peak * 1200 / 1755 for name, peak in chip("h100").peak_flops.items()})
+    found = [1e6 * matmul(slow, m=9477, n=1152, k=k, dtype="bf16", aligned=alignment(1152, k)) for k in (588, 592)]
+    assert found == pytest.approx([130.6, 37.0], rel=0.04)
+
+
+def test_what_alignment_is():
+    assert [alignment(50257), alignment(12565, 2048), alignment(450, 2048), alignment(588, 1152)] == [1, 1, 2, 4]
+    assert alignment(2048, 50304) == alignment(8, 1800) == alignment(0, 64) == 8
+    for dtype in ("fp8", "fp32"):  # whose kernels pad, or have words of 4 bytes
+        sizes = {"m": 512, "n": 511, "k": 512, "dtype": dtype}
+        assert matmul(chip("h100"), **sizes, aligned=1) == matmul(chip("h100"), **sizes)
+
+
+# heads x sequences, tokens, head_dim, TFLOP/s, causal. H100: labels of the charts of arXiv:2407.08608, figure 5, as a
+# third party transcribed them (16 k tokens, width 2048).
+# A100: SimuMax as above, its share of 312 times 156; B200: MooreThreads/SimuMax@e691807, its share of 2250 times 1125,
+# of a kernel in a loop by itself; in a step it has to share the power with matmuls.
+@pytest.mark.parametrize(
+    ("name", "kind", "backward", "measured", "mean", "worst"),
+    [
+        ("h100", "flash", False, [(256, 1024, 128, 410), (64, 4096, 128, 518), (16, 16384, 128, 539)], 0.06, 0.1),
+        ("h100", "flash", False, [(256, 2048, 64, 334), (128, 4096, 64, 363), (32, 16384, 64, 388)], 0.2, 0.22),
+        ("h100", "flash2", False, [(256, 1024, 128, 260), (64, 4096, 128, 319), (16, 16384, 128, 335)], 0.06, 0.1),
+        ("h100", "flash2", False, [(512, 1024, 64, 229), (128, 4096, 64, 284), (32, 16384, 64, 299)], 0.06, 0.1),
+        ("a100", "flash", False, [(64, 4096, 128, 185.2), (32, 4096, 128, 176.6), (8, 4096, 128, 121.2)], 0.1, 0.15),
+        ("a100", "flash", True, [(64, 4096, 128, 156.8), (32, 4096, 128, 152.3), (8, 4096, 128, 119.0)], 0.06, 0.1),
+        ("b200", "flash", False, [(128, 4096, 128, 1121), (64, 4096, 128, 980), (16, 32768, 128, 1311)], 0.28, 0.34),
+        # whole squares, so of long sequences, of which the diagonal is little: tritonbench pull request 171
+        ("b200", "flash2", False, [(128, 8192, 128, 362), (128, 16384, 128, 331)], 0.07, 0.1),
+        ("b200", "flash", True, [(128, 4096, 128, 936), (64, 4096, 128, 821), (16, 32768, 128, 981)], 0.22, 0.26),
+    ],
+)
+def test_measured_attention(name, kind, backward, measured, mean, worst):
+    errors = []
+    for heads, tokens, head_dim, tflops in measured:
+        flops = 2 * heads * tokens * tokens * head_dim
+        seconds = attention(
+            chip(name) if name == "b200" else cool(name),
+            flops=flops,
+            tokens=tokens,
+            keys=tokens,
+            head_dim=head_dim,
+            dtype="bf16",
+            kind=kind,
+            backward=backward,
+        )
+        errors.append(abs((2.5 if backward else 1) * flops / seconds / 1e12 / tflops - 1))
+    assert sum(errors) / len(errors) < mean
+    assert max(errors) < worst
+
+
+def test_measured_additions():
+    """``a + b`` of the files of vidur above: 4096 x 8192 on H100 in 62.4 us, 32768 x 8192 on A100 in 943 us."""
+    assert moving(chip("h100"), moved_bytes=3 * 4096 * 8192 * 2) == pytest.approx(62.4e-6, rel=0.12)
+    assert moving(chip("a100"), moved_bytes=3 * 32768 * 8192 * 2) == pytest.approx(943e-6, rel=0.02)
+
+
+def test_best_measured_matmuls_are_not_beaten():
+    """A step sustains less than the best that anyone measured in a sweep of shapes."""
+    for name in names():
+        for dtype, best in REACHED[name].best.items():
+            seconds = matmul(cool(name), m=8192, n=8192, k=8192, dtype=dtype)
+            assert 0.8 * best < 2e-12 * 8192**3 / seconds < 0.94 * best, (name, dtype)
+
+
+sizes = st.integers(1, 40_000)
+
+
+@given(m=sizes, n=sizes, k=sizes, dtype=st.sampled_from(["bf16", "fp8", "fp32"]), name=st.sampled_from(names()))
+def test_a_better_chip_is_never_slower(m, n, k, dtype, name):
+    worse = chip(name)
+    peaks = {known: 1.3 * peak for known, peak in worse.peak_flops.items()}
+    seconds = matmul(worse, m=m, n=n, k=k, dtype=dtype)
+    assert 0 < matmul(worse.replace(peak_flops=peaks), m=m, n=n, k=k, dtype=dtype) <= seconds
+    more = worse.replace(memory_bandwidth=1.3 * worse.memory_bandwidth)
+    assert matmul(more, m=m, n=n, k=k, dtype=dtype) <= seconds
+    assert 2 * m * n * k / seconds < worse.sustained(dtype)
+
+
+@given(m=sizes, n=sizes, k=sizes, name=st.sampled_from(["a100", "h100", "b200", "mi300x"]))
+def test_a_larger_matmul_takes_longer_but_for_quantisation(m, n, k, name):
+    found = chip(name)
+    seconds = matmul(found, m=m, n=n, k=k, dtype="bf16")
+    assert matmul(found, m=m, n=n, k=k + 64, dtype="bf16") > seconds
+    for larger in ({"m": m + 256, "n": n}, {"m": m, "n": n + 256}):
+        assert matmul(found, k=k, dtype="bf16", **larger) > 0.999 * seconds
+
+
+@given(m=st.integers(577, 20_000), n=st.integers(512, 60_000), k=st.integers(512, 30_000))
+@pytest.mark.parametrize("name", ["a100", "h100", "b200"])
+def test_one_more_token_never_costs_a_third_more(name, m, n, k):
+    found = chip(name)
+    one_more = matmul(found, m=m + 1, n=n, k=k, dtype="bf16")
+    assert one_more < 1.35 * matmul(found, m=m, n=n, k=k, dtype="bf16")
+
+
+def test_tiles_and_waves_cost():
+    """H100 (vidur above): 3328 x 1280 fills 130 of 132 multiprocessors, 3840 x 1280 needs a second round."""
+    found = chip("h100")
+    full = 3328 * 1280 / matmul(found, m=3328, n=1280, k=8192, dtype="bf16")
+    over = 3840 * 1280 / matmul(found, m=3840, n=1280, k=8192, dtype="bf16")
+    assert over < 0.95 * full
+    assert matmul(found, m=4097, n=8192, k=8192, dtype="bf16") == matmul(found, m=4110, n=8192, k=8192, dtype="bf16")
+
+
+def test_nothing_takes_no_time_and_the_smallest_kernel_some():
+    found = chip("h100")
+    assert matmul(found, m=0, n=8, k=8, dtype="bf16") == matmul(found, m=8, n=8, k=0, dtype="bf16") == 0
+    assert attention(found, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16") == moving(found, moved_bytes=0) == 0
+    assert 2e-6 < moving(found, moved_bytes=4) < 5e-6
+    assert 2e-6 < matmul(found, m=1, n=1, k=1, dtype="bf16") < 6e-6
+    assert 2e-6 < attention(found, flops=4, tokens=1, keys=1, head_dim=1, dtype="bf16") < 6e-6
+
+
+@given(tokens=st.integers(1, 10**6), heads=st.integers(1, 256), head_dim=st.sampled_from([64, 128, 192, 256]))
+def test_attention_grows_and_backward_costs_more_than_twice(tokens, heads, head_dim):
+    found = chip("b200")
+
+    def seconds(count: int, *, backward: bool) -> float:
+        flops = 2.0 * heads * count * count * head_dim
+        return attention(
+            found, flops=flops, tokens=count, keys=count, head_dim=head_dim, dtype="fp8", backward=backward
+        )
+
+    forward = seconds(tokens, backward=False)
+    assert seconds(tokens + 128, backward=False) > forward
+    assert seconds(tokens, backward=True) > forward
+    assert 2.0 * heads * tokens**2 * head_dim / forward < found.sustained("bf16")
+    assert math.isfinite(forward)

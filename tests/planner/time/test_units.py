@@ -1,0 +1,86 @@
+"""A layer in time, against the layer times of Korthikanti 2022, and the host that launches it."""
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named as of_catalog
+from fivefold.planner.counts.counts import Run
+from fivefold.planner.predict import Planner
+from fivefold.stack.catalog import named
+
+GPT_22B = gpt(layers=48, width=6144, heads=64, vocab=51200, positions=2048)
+JOB = Job(sequence=2048, global_batch=4, precision=FP16_FP32_GRADIENTS, stack=named("megatron-lm"))
+
+
+def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
+    """Milliseconds of a block's forward and backward."""
+    planner, layout = Planner(model=model, machine=resolve("a100:8", local=Path("no")), job=job), Layout.parse(text)
+    run = planner.counts.stage_work(layout)[0][1][0]
+    unit = planner.units.unit(layout, run)
+    back = unit.backward + unit.weight + sum(unit.backward_exposed)
+    return 1e3 * (unit.forward + sum(unit.forward_exposed)), 1e3 * back
+
+
+# Table 4 of arXiv:2205.05198: 22B, 8 A100, four sequences of 2048.
+@pytest.mark.parametrize(
+    ("layout", "forward", "backward"),
+    [("tp8 mbs4 nosp", 7.7, 11.9), ("tp8 mbs4", 7.2, 11.8), ("tp8 mbs4 nosp ac=selective", 7.7, 13.2)],
+)
+def test_a_layer_of_22b(layout, forward, backward):
+    assert layer(layout) == pytest.approx((forward, backward), rel=0.05)
+
+
+def test_a_repeated_gather_travels_beside_the_gradient_of_the_input():
+    waits, beside = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
+    # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
+    gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
+    assert waits - beside == pytest.approx(0.9 * gather, rel=0.01)  # a tenth is lost to contention
+
+
+def test_a_narrow_layer_takes_as_long_as_its_launches():
+    """vTrain's traces, 1024 wide, whatever tp: what each layer and micro-batch adds to what it composes."""
+    narrow = gpt(layers=16, width=1024, heads=16, vocab=50257, positions=1024)
+    job = JOB.replace(sequence=1024, async_tp=False)
+    for tp, measured in ((1, 3.00), (2, 3.33), (4, 3.44)):
+        assert sum(layer(f"tp{tp}" + (" nosp" if tp > 1 else ""), job, narrow)) == pytest.approx(measured, rel=0.12)
+
+
+def test_a_block_launches_further_kernels():
+    narrow = gpt(layers=16, width=1024, heads=16, vocab=50257, positions=1024)
+    job = JOB.replace(sequence=1024, async_tp=False)
+    for text, times in (("tp1", 1), ("tp1 ac=full", 2)):  # recomputed, those of the forward come again
+        plain, more = (layer(text, job.replace(further_kernels=kernels), narrow) for kernels in ((0, 0), (10, 18)))
+        assert more[0] - plain[0] == pytest.approx(10 * 0.067, rel=0.05)
+        assert more[1] - plain[1] == pytest.approx((18 + 10 * (times - 1)) * 0.067, rel=0.05)
+    graphed = job.replace(graphs="full")
+    assert layer("tp1", graphed.replace(further_kernels=(10, 18)), narrow) == layer("tp1", graphed, narrow)
+
+
+def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
+    for text in ("tp8 mbs4 nosp ac=full", "tp8 mbs1 nosp ac=full"):
+        apart = sum(layer(text, JOB.replace(blocking=True))) - sum(layer(text))
+        assert 3.0 < apart < 5.0, text  # some 55 launches of 67 us, however large the micro-batch
+
+
+@pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
+@pytest.mark.parametrize("overlap", [("dp", "cp", "ep", "pp"), ("dp", "tp", "cp", "ep")])
+def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap):
+    machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64, stack=named(stack))
+    async_tp = job.stack.async_tp and "tp" not in overlap
+    planner, alone = (
+        Planner(model=of_catalog("deepseek-v3"), machine=machine, job=each)
+        for each in (job.replace(overlap=overlap), job.replace(overlap=(), async_tp=async_tp))
+    )
+    for text in ("dp8 tp2 cp4 ep16 mbs1", "dp8 tp2 cp4 ep16 mbs1 ac=full", "dp16 tp4 ep8 etp2 mbs2 ac=norm+act"):
+        layout = Layout.parse(text)
+        for run in (Run("head", 0, 1, True), *(Run(kind, at, 1, True) for kind, at in planner.counts.example.items())):
+            unit, bare = (each.units.unit(layout, run) for each in (planner, alone))
+            assert unit.forward_apart == bare.forward_exposed
+            assert unit.backward_apart == bare.backward_exposed
+            if run.routes and run.name != "head":
+                assert unit.forward_exposed != unit.forward_apart

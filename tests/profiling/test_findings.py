@@ -1,0 +1,142 @@
+"""What is planted in a run is named: a rank that sleeps, a slow message, a stalled loader, a stage that is too slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.profiling.attribution import RankTime, rank_times, split, summary
+from fivefold.profiling.findings import findings
+from fivefold.results.spans import RankTrace
+from fivefold.step import Time
+from fivefold.trainer.build import build
+from fivefold.trainer.data.prepare import prepare
+from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.loop import Loop
+from fivefold.trainer.run import Run
+
+MODEL = Model(name="small", layers=2, width=16, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=256)
+PAUSE = 0.06  # seconds
+READING = 0.3  # of a batch, which is read beside the step before
+PLANNED = Time(step_seconds=1.0, compute_seconds=1.0)  # without a bubble
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text").mkdir()
+    for number in range(20):
+        (folder / "text" / f"{number}.txt").write_text(f"document {number}: " + "no play. " * 60)
+    prepare(str(folder / "text"), directory=folder / "data", holdout=0.2)
+    job = Job(sequence=16, global_batch=4, steps=5, precision=recipe("fp32"))
+    return Run(folder=folder, job=job, evaluate_sequences=4)
+
+
+def traced(run: Run, text: str, folder: Path, plant: Callable[[Loop], None] | None) -> RankTrace:
+    layout = Layout.parse(text)
+    built = build(model=MODEL, layout=layout, job=run.job, device=torch.device("cpu"))
+    shards = Shards.open(run.folder / "data")
+    run = run.replace(folder=folder)
+    loop = Loop(run, model=MODEL, layout=layout, built=built, shards=shards, logs=NoLogs(), ideal_seconds=1.0)
+    if plant is not None:
+        plant(loop)
+    return loop.train().trace
+
+
+def sleeps(module: nn.Module) -> None:
+    """Make its forward sleep."""
+    module.register_forward_pre_hook(lambda *_: time.sleep(PAUSE))
+
+
+def slow_rank(loop: Loop) -> None:
+    if loop.built.ranks.rank == 1:
+        sleeps(loop.built.module.blocks[0].get_submodule("norm1"))
+
+
+def slow_stage(loop: Loop) -> None:
+    if loop.built.ranks.rank == 1:
+        sleeps(loop.built.module.blocks[1].get_submodule("norm2"))
+
+
+def slow_loader(loop: Loop) -> None:
+    inner = loop.prefetcher.read
+
+    def read(position: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        time.sleep(READING)
+        return inner(position)
+
+    loop.prefetcher.read = read
+
+
+class Slow:
+    """A message that takes ``PAUSE`` longer."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self.work = work
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> bool:
+        time.sleep(PAUSE)
+        return self.work.wait()
+
+
+def slow_link(loop: Loop) -> None:
+    inner = dist.all_reduce
+
+    def all_reduce(x: torch.Tensor, **options: Any) -> Any:
+        work = inner(x, **options)
+        return Slow(work) if work is not None and x.numel() > 1000 else work
+
+    dist.all_reduce = all_reduce
+
+
+def told(forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]) -> tuple[str, list[RankTime]]:
+    found = forked(2, traced, run, text, folder, plant)
+    times = rank_times([summary(trace) for trace in found])
+    (line,) = findings(times, predicted=PLANNED, expected=lambda message: 1e-3)
+    return line, times
+
+
+def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path) -> None:
+    line, times = told(forked, run, "dp2 mbs2", tmp_path, slow_rank)
+    assert line.startswith("straggler: rank 1 works ")
+    assert line.endswith("most is in norm1 forward of F")
+    assert times[0].bubble > 0.8 * PAUSE
+    assert times[1].bubble < 0.5 * PAUSE
+    assert split(times, step_seconds=1.0).bubble_seconds * times[1].step < 0.5 * PAUSE  # of the rank that waits least
+
+
+def test_a_stage_that_takes_longer(forked: Any, run: Run, tmp_path: Path) -> None:
+    line, _ = told(forked, run, "pp2 mbs1", tmp_path, slow_stage)
+    assert line.startswith("bubble: rank 0 waits ")
+    assert "planned 0.0 µs: stage 1 works" in line
+    assert line.endswith("most of it is in norm2 forward of F; give it fewer layers")
+
+
+def test_a_loader_that_sleeps(forked: Any, run: Run, tmp_path: Path) -> None:
+    line, times = told(forked, run, "dp2 mbs2", tmp_path, slow_loader)
+    assert line.startswith("stalled loader: rank ")
+    assert line.endswith(" of each step for its batch, 1 more ranks likewise")
+    assert split(times, step_seconds=times[0].step).data_seconds > 0.3 * READING
+
+
+def test_a_message_that_is_slow(forked: Any, run: Run, tmp_path: Path) -> None:
+    line, times = told(forked, run, "dp2 mbs2", tmp_path, slow_link)
+    assert line.startswith("slow link: dp all_reduce of ")
+    assert "among ranks 0, 1 travels" in line
+    assert "the machine takes 1.0 ms; it costs" in line
+    assert split(times, step_seconds=times[0].step).exposed_seconds["dp"] > 0.8 * PAUSE

@@ -1,0 +1,199 @@
+"""``watch``: a loop against formulas, torch's FLOP counter, the doctor's rehearsal, and what DDP and FSDP2 send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+import fivefold as ff
+from fivefold.cli import app
+from fivefold.diagnosis.doctor import examine
+from fivefold.record import Mistake
+from tests.two_ranks import two_ranks
+
+WIDTH, ROWS, BLOCKS = 64, 48, 3
+WEIGHTS = BLOCKS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(BLOCKS))
+    )
+
+
+def loss(module: nn.Module) -> Tensor:
+    return module(torch.ones(ROWS, WIDTH)).square().mean()  # type: ignore[no-any-return]
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), fused=True)
+
+
+def steps(module: nn.Module, optimizer: torch.optim.Optimizer, count: int, micro_batches: int = 1) -> None:
+    for _ in range(count):
+        for _ in range(micro_batches):
+            loss(module).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_states_flops_and_peak_of_a_loop() -> None:
+    module = model()
+    optimizer = adamw(module)
+    with ff.watch(module, optimizer, tokens=ROWS) as watched:
+        steps(module, optimizer, 6)
+    step = watched.step
+    (stage,) = step.memory.stages
+    assert (step.kind, step.world, step.work.parameters) == ("measured", 1, WEIGHTS)
+    assert (stage.parameters_bytes, stage.gradients_bytes) == (4 * WEIGHTS, 4 * WEIGHTS)
+    assert stage.optimizer_bytes == 8 * WEIGHTS + 4 * 4 * BLOCKS  # and a count a tensor
+    with FlopCounterMode(display=False) as counter:
+        loss(module).backward()  # type: ignore[no-untyped-call]
+    assert step.work.hardware_flops == counter.get_total_flops()
+    rehearsed = examine(model, loss, make_optimizer=adamw)
+    assert step.memory.peak_bytes == rehearsed.steady.peak_bytes
+    assert stage.activations_bytes == rehearsed.kept_bytes + 4 * ROWS * WIDTH  # with its input
+    assert 0 < step.time.optimizer_seconds < step.time.step_seconds
+    assert step.tokens_per_second_per_gpu == pytest.approx(ROWS / step.time.step_seconds)
+    assert step.mfu.hardware == 0  # no machine was named, so no peak is known
+    assert step.traffic == ()
+
+
+def test_watching_changes_nothing() -> None:
+    resize = torch.UntypedStorage.resize_
+    states = []
+    for watching in (False, True):
+        module = model()
+        optimizer = adamw(module)
+        if watching:
+            with ff.watch(module, optimizer):
+                steps(module, optimizer, 4)
+        else:
+            steps(module, optimizer, 4)
+        states.append(module.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert torch.UntypedStorage.resize_ is resize
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_micro_batches_are_one_step() -> None:
+    module = model()
+    optimizer = adamw(module)
+    with ff.watch(module, optimizer) as once:
+        steps(module, optimizer, 4)
+    with ff.watch(module, optimizer) as twice:
+        steps(module, optimizer, 4, micro_batches=2)
+    assert twice.step.work.hardware_flops == 2 * once.step.work.hardware_flops
+    assert twice.step.memory.stages[0].activations_bytes == once.step.memory.stages[0].activations_bytes
+
+
+def test_an_error_within_leaves_the_loop_and_no_meter() -> None:
+    module = model()
+    optimizer, resize = adamw(module), torch.UntypedStorage.resize_
+    watched = ff.watch(module, optimizer)
+    with pytest.raises(ZeroDivisionError), watched:
+        _fails(module, optimizer)
+    assert torch.UntypedStorage.resize_ is resize
+    with pytest.raises(Mistake, match="nothing was measured"):
+        _ = watched.step
+    with ff.watch(module, optimizer) as empty:
+        pass
+    with pytest.raises(Mistake, match="has to call optimizer"):
+        _ = empty.step
+
+
+def _fails(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    steps(module, optimizer, 1)
+    raise ZeroDivisionError
+
+
+def test_show_takes_it(tmp_path: Path) -> None:
+    """Alone, and beside a prediction."""
+    module = model()
+    optimizer = adamw(module)
+    with ff.watch(module, optimizer, called="mine") as watched:
+        steps(module, optimizer, 4)
+    watched.save(tmp_path / "alone")
+    found = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)
+    assert "measured  Sequential on this one" in found.stdout
+    assert ff.predict("nano", "h100:1", "mbs1").world == 1
+    with ff.watch(module, optimizer, against=("nano", "h100:1", "mbs1"), seq=128, gbs=4) as watched:
+        steps(module, optimizer, 4)
+    assert watched.tokens == 512
+    watched.save(tmp_path / "beside")
+    rows = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "beside"), "--json"]).stdout)
+    assert {row["quantity"] for row in rows} >= {"parameters", "peak memory", "step time"}
+    assert rows[0]["measured"] == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"optimizer": 3}, "int is no torch.optim.Optimizer"),
+        ({"model": 3}, "int is no torch.nn.Module"),
+        ({"tokens": -1}, "must be 0 or more"),
+        ({"tokens": None}, "must be 0 or more"),
+        ({"stage": -1}, "must be 0 or more"),
+        ({"seq": 128}, "add against"),
+        ({"against": ("nano", "h100:2", "dp2 mbs1"), "gbs": 2}, "of 2 ranks, and 1 watch"),
+    ],
+)
+def test_mistakes(words: dict[str, Any], line: str) -> None:
+    module = model()
+    words = {"model": module, "optimizer": adamw(module)} | words
+    with pytest.raises(Mistake, match=line):
+        ff.watch(words.pop("model"), words.pop("optimizer"), **words)
+
+
+def watched_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    module = wrap(model())
+    optimizer = adamw(module)
+    with ff.watch(module, optimizer) as watched:
+        steps(module, optimizer, 5)
+    return watched.step.model_dump(mode="json")
+
+
+def test_ddp_on_two_ranks(tmp_path: Path) -> None:
+    """Gradients beside their buckets, one all-reduce; of an all-reduce a rank of two sends all once. Where unused
+    parameters are looked for, the first buckets stay, and their use is a message.
+    """
+    ddp = nn.parallel.DistributedDataParallel
+    both = two_ranks(tmp_path, lambda: {"": watched_ranks(ddp), "unused": watched_ranks(
+        lambda module: ddp(module, find_unused_parameters=True))})  # fmt: skip
+    step, other = both[""], both["unused"]
+    assert other["traffic"][0]["messages"] == 2
+    assert other["memory"]["peak_bytes"] == pytest.approx(step["memory"]["peak_bytes"], rel=0.02)
+    kept = 4 * ROWS * (WIDTH + BLOCKS * 5 * WIDTH)
+    (stage,) = step["memory"]["stages"]
+    assert step["traffic"] == [{"axis": "dp", "collective": "all_reduce", "messages": 1, "bytes": 4 * WEIGHTS}]
+    states = 4 * WEIGHTS * 4 + stage["optimizer_bytes"] - 8 * WEIGHTS  # weights, moments; gradients are yet to come
+    assert stage["activations_bytes"] == 4 * WEIGHTS + kept + 8  # the buckets are no tensors of ours
+    assert step["memory"]["peak_bytes"] == pytest.approx(states + 4 * WEIGHTS + kept, rel=0.06)
+    assert step["work"]["parameters"] == WEIGHTS
+
+
+def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+    def sharded(module: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in module.children():
+            fully_shard(block)
+        return fully_shard(module)
+
+    step = two_ranks(tmp_path, lambda: watched_ranks(sharded))
+    (stage,) = step["memory"]["stages"]
+    assert (stage["parameters_bytes"], stage["gradients_bytes"]) == (2 * WEIGHTS, 2 * WEIGHTS)
+    assert {(each["collective"], each["messages"], each["bytes"]) for each in step["traffic"]} == {
+        ("all_gather", 2 * BLOCKS, 4 * WEIGHTS), ("reduce_scatter", BLOCKS, 2 * WEIGHTS),
+    }  # fmt: skip
+    assert step["work"]["parameters"] == WEIGHTS

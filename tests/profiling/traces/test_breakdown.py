@@ -1,0 +1,139 @@
+"""Where the time goes, held against a sweep over every nanosecond and against HolisticTraceAnalysis."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivefold.profiling.traces import read
+from fivefold.profiling.traces.categories import category
+from fivefold.results.trace_report import Breakdown
+from tests.bench.traces import FROZEN, MOST, Found, apart, drawn, ours
+from tests.profiling.traces import kineto, sweep
+from tests.profiling.traces.recorded import ddp_traces, engine_traces
+
+QUICK = kineto.Shape(ranks=2, steps=2, operations=10, longest=400, host=300, latency=90)
+NAMES = ("window", "compute", "communication", "exposed", "memcpy", "memcpy_alone", "idle", "idle_host", "idle_waiting")
+
+
+def nanoseconds(found: Breakdown) -> sweep.Swept:
+    return sweep.Swept(*(round(getattr(found, f"{name}_seconds") * 1e9) for name in NAMES))
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), ranks=st.integers(1, 3))
+def test_every_nanosecond_is_where_a_sweep_finds_it(
+    seed: int, ranks: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("drawn")
+    paths = kineto.write(kineto.draw(seed, QUICK._replace(ranks=ranks)), folder, zipped=seed % 2 == 0)
+    report = read(paths).report
+    for rank, path in enumerate(paths):
+        events = kineto.events(kineto.draw(seed, QUICK._replace(ranks=ranks)), rank)
+        found = [nanoseconds(each) for each in report.breakdown if each.rank == rank]
+        assert found == [sweep.of_gpu(events, window) for window in sweep.windows(events)], path
+        kernels = [sweep.ns(each) for each in events if each.get("cat") in sweep.DEVICE]
+        whole = (min(start for start, _ in kernels), max(end for _, end in kernels))
+        assert nanoseconds(report.whole[rank]) == sweep.of_gpu(events, whole)
+
+
+def test_parts_add_up(tmp_path: Path) -> None:
+    for each in read(kineto.write(kineto.draw(5), tmp_path)).report.breakdown:
+        parts = each.compute_seconds + each.exposed_seconds + each.memcpy_alone_seconds + each.idle_seconds
+        assert parts == pytest.approx(each.window_seconds, abs=1e-12)
+        assert each.idle_host_seconds + each.idle_waiting_seconds == pytest.approx(each.idle_seconds, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", json.loads(FROZEN.read_text(encoding="utf-8")))
+def test_it_is_what_holistic_trace_analysis_finds(seed: str, tmp_path: Path) -> None:
+    """What HTA found on the same files is frozen (``python tests/bench/traces.py --freeze``)."""
+    theirs = {int(rank): Found(*row) for rank, row in json.loads(FROZEN.read_text(encoding="utf-8"))[seed].items()}
+    drawn(int(seed), tmp_path)
+    mine = ours(tmp_path)
+    assert mine.keys() == theirs.keys()
+    assert max(apart(mine[rank], theirs[rank]) for rank in mine) < MOST
+
+
+def test_an_unlaunched_kernel_ends_a_gap_of_nobody(tmp_path: Path) -> None:
+    """Without its launch in the trace a gap is neither the host's nor a wait."""
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": at, "dur": 10, "args": {"stream": 7}}
+        for at in (0, 30)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    (found,) = read([path]).report.breakdown
+    assert (found.idle_seconds, found.idle_host_seconds, found.idle_waiting_seconds) == (20e-6, 0.0, 0.0)
+    assert found.step == "whole"
+
+
+@pytest.mark.parametrize("record", [ddp_traces, engine_traces], ids=["torch DDP", "our engine"])
+def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) -> None:
+    """Recorded by torch.profiler here; the sweep's ticks are of 100 ns, one of which an operator may lose or gain."""
+    assert callable(record)
+    paths = record(tmp_path)
+    report = read(paths).report
+    assert report.device == "CPU"
+    for rank, path in enumerate(paths):
+        found = [nanoseconds(each) for each in report.breakdown if each.rank == rank]
+        swept = sweep.of_cpu(path)
+        assert [each.window for each in found] == [each.window for each in swept]
+        for mine, theirs in zip(found, swept, strict=True):
+            assert mine.communication > 0
+            for name in ("compute", "communication", "exposed", "idle"):
+                assert getattr(mine, name) == pytest.approx(getattr(theirs, name), abs=0.002 * mine.window), name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k", "GEMM"),
+        ("nvjet_tst_192x192_64x3_2x1_v_bz_coopA_NNT", "GEMM"),
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_32x1_nn_align8>(Params)", "GEMM"),
+        ("Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x32", "GEMM"),
+        ("aten::addmm", "GEMM"),
+        ("aten::bmm", "GEMM"),
+        ("void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128>>(Params)", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1", "attention"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int, float)", "norm"),
+        ("aten::native_layer_norm_backward", "norm"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)", "elementwise"),
+        ("triton_poi_fused_add_mul_silu_3", "elementwise"),
+        ("aten::silu_backward", "elementwise"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>()", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("Memcpy DtoD (Device -> Device)", "memcpy"),
+        ("Memset (Device)", "memcpy"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("void deep_ep::internode::dispatch<false, 4, false, 8192>()", "communication"),
+        ("void at::native::index_elementwise_kernel<128, 4>(long)", "elementwise"),
+        ("void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<int>()", "other"),
+        ("aten::embedding", "other"),
+    ],
+)  # fmt: skip
+def test_kernels_are_known_by_their_names(name: str, kind: str) -> None:
+    assert category(name) == kind
+
+
+def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
+    job = kineto.draw(3)
+    report = read(kineto.write(job, tmp_path), top=1000).report
+    kernels = [each for rank in job.kernels for each in rank]
+    mine = sum(each.end - each.start for each in kernels if each.in_optimizer) / 1e9
+    known = {line.category: line for line in report.categories}
+    windows = len(report.breakdown)
+    optimizer = mine + sum(
+        (each.end - each.start) / 1e9 for each in kernels if not each.in_optimizer and "multi_tensor" in each.name
+    )
+    assert known["optimizer"].seconds * windows == pytest.approx(optimizer, abs=1e-12)
+    assert sum(line.calls for line in report.kernels) * windows == pytest.approx(len(kernels))
+    total = sum(each.end - each.start for each in kernels) / 1e9
+    assert sum(line.seconds for line in report.kernels) * windows == pytest.approx(total)
+    by_category = sum(line.seconds for line in report.categories)
+    assert by_category == pytest.approx(sum(line.seconds for line in report.kernels))

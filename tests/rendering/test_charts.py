@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.record import Fault, Mistake
+from fivefold.rendering import charts
+from fivefold.rendering.compare import compare
+from fivefold.step import Memory, Step
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+POINTS = [
+    {"step": i, "loss": 5.5 - i / 100, **({"heldout_loss": 5.6 - i / 100} if i % 100 == 0 else {})} for i in range(301)
+]
+
+
+def title(chart: Any) -> str:
+    return str(chart.to_dict()["title"]["text"])
+
+
+def values(chart: Any) -> list[dict[str, Any]]:
+    spec = chart.to_dict()
+    layers = spec.get("layer", [spec])
+    return list(next(layer["data"]["values"] for layer in [spec, *layers] if "data" in layer))
+
+
+def test_the_loss_title_is_the_finding() -> None:
+    assert title(charts.loss_curve(POINTS)) == "Held-out loss fell from 5.60 to 2.60 by step 300"
+    training = [{"step": p["step"], "loss": p["loss"]} for p in POINTS]
+    assert title(charts.loss_curve(training)) == "Training loss fell from 5.50 to 2.50 by step 300"
+    assert title(charts.loss_curve(POINTS[:1])) == "Held-out loss is 5.60 at step 0"
+    assert "rose from 2.00 to 3.00" in title(charts.loss_curve([{"step": 1, "loss": 2}, {"step": 2, "loss": 3}]))
+
+
+def test_points_without_a_finite_loss_are_left_out() -> None:
+    points = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": None}, {"tokens": 5}]
+    with pytest.raises(Mistake, match="none of 3 logged points has a step and a finite loss"):
+        charts.loss_curve(points)
+    assert len(values(charts.loss_curve([*points, {"step": 3, "loss": 1.0}]))) == 1
+
+
+def test_a_long_run_is_thinned_to_means() -> None:
+    long = [{"step": i, "loss": float(i % 2)} for i in range(1, 10_001)]
+    drawn = values(charts.loss_curve(long))
+    assert len(drawn) == charts.MOST_POINTS
+    assert drawn[-1]["step"] == 10_000
+    assert {point["loss"] for point in drawn} == {0.5}
+
+
+def test_memory_bars_by_stage_and_by_step(small: Step, measured: Step, large: Step) -> None:
+    chart = charts.memory_bars(large)
+    assert title(chart) == "Activations are 54% of the 41.00 GiB peak"
+    bars = [value["bar"] for value in values(chart)]
+    assert list(dict.fromkeys(bars)) == [f"stage {i}" for i in range(4)]
+    assert sum(value["size"] for value in values(chart) if value["bar"] == "stage 0") == pytest.approx(41)
+    bars = [value["bar"] for value in values(charts.memory_bars([small, measured, small]))]
+    assert list(dict.fromkeys(bars)) == [
+        "dp2 zero1 mbs4, predicted",
+        "dp2 zero1 mbs4, measured",
+        "dp2 zero1 mbs4, predicted, again",
+    ]
+
+
+def test_compare_bars_count_the_exact(small: Step, measured: Step) -> None:
+    rows = compare(small, measured)
+    assert title(charts.compare_bars(rows)) == "10 of 10 counts are exact, estimates are within 3.8%"
+    wrong = compare(small.replace(traffic=()), measured)
+    chart = charts.compare_bars(wrong)
+    assert title(chart).startswith("6 of 10 counts are exact")
+    kinds = [value["kind"] for value in values(chart)]
+    assert kinds.count("wrong count") == 4
+
+
+def test_nothing_to_draw_is_one_line(small: Step) -> None:
+    with pytest.raises(Mistake, match="nothing to draw"):
+        charts.compare_bars([])
+    with pytest.raises(Mistake, match="nothing to draw"):
+        charts.memory_bars([])
+    with pytest.raises(Mistake, match="nothing to draw"):
+        charts.memory_bars(small.replace(memory=Memory(peak_bytes=0, stages=())))
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".html", b"<!DOCTYPE html>")])
+def test_saved_by_suffix_and_whole(small: Step, tmp_path: Path, suffix: str, start: bytes) -> None:
+    path = tmp_path / f"memory{suffix}"
+    charts.save(charts.memory_bars(small, subtitle="tiny"), path)
+    content = path.read_bytes()
+    assert content.startswith(start)
+    assert len(content) > 2000
+    assert b'src="http' not in content  # a page that needs no network
+
+
+def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
+    chart = charts.memory_bars(small)
+    with pytest.raises(Mistake, match=r"a chart is saved as \.svg, \.png, \.pdf or \.html, not \.gif"):
+        charts.save(chart, tmp_path / "a.gif")
+    with pytest.raises(Fault, match="cannot be written: No such file or directory"):
+        charts.save(chart, tmp_path / "none" / "a.svg")
+
+
+@pytest.mark.parametrize("missing", ["altair", "vl_convert"])
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str, small: Step) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(Mistake, match=r"charts need the extra show: pip install 'fivefold\[show\]'"):
+        charts.memory_bars(small)
+
+
+def test_a_title_is_no_wider_than_its_chart() -> None:
+    import altair as alt
+
+    panel = alt.Chart(alt.Data(values=[])).mark_point().properties(width=150, height=50)
+    beside = charts.styled(alt.hconcat(panel, panel), title="long " * 20, subtitle="longer " * 40).to_dict()["title"]
+    assert charts.find_width(alt.vconcat(alt.hconcat(panel, panel), panel).to_dict()) == 318
+    assert all(len(line) * 17 * 0.6 <= 318 for line in beside["text"])
+    assert all(len(line) * 12 * 0.6 <= 318 for line in beside["subtitle"])
+    assert charts.styled(panel, title="short", subtitle="").to_dict()["title"]["text"] == "short"

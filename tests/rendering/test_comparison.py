@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fivefold.rendering import comparison
+from fivefold.rendering.compare import to_text
+from fivefold.results.comparison import Comparison, Quantity, Variant
+from fivefold.units import show_seconds
+from tests.rendering.conftest import SMALL
+
+
+def side_by_side(count: int, *, refused: str = "") -> Comparison:
+    steps = [
+        SMALL.replace(
+            time=SMALL.time.replace(step_seconds=0.82 + i), tokens_per_second_per_gpu=1000 / (0.82 + i),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    variants = [Variant(name="ABCDEFGH"[i], facts=(f"mbs{i + 1}",), step=step) for i, step in enumerate(steps)]
+    rows = (
+        Quantity(name="step", unit="seconds", better="less", values=tuple(step.time.step_seconds for step in steps)),
+        Quantity(name="peak memory", unit="bytes", better="less", values=(2.0**30,) * count),
+        Quantity(
+            name="left of memory", unit="bytes", better="more", values=tuple((i - 1) * 2.0**30 for i in range(count))
+        ),
+    )
+    if refused:
+        variants.append(Variant(name="Z", facts=("dp99",), refused=refused))
+    return Comparison(common=("tiny", "dp2"), variants=tuple(variants), rows=rows)
+
+
+def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
+    text = to_text(comparison.page(side_by_side(2, refused="needs 99 ranks")))
+    assert "all: tiny dp2" in text
+    assert "A trains most tokens per second, 122.0% more than B" in text
+    step = next(line for line in text.splitlines() if line.startswith("step"))
+    assert step.split() == ["step", "820.0", "ms*", "1.82", "s", "(+122.0%)"]
+    left = next(line for line in text.splitlines() if line.startswith("left"))
+    assert left.split() == ["left", "of", "memory", "−1.00", "GiB", "0", "B*"]
+    assert "Equal\npeak memory 1.00 GiB" in text
+    assert "refused: needs 99 ranks" in text
+
+
+def test_many_variants_are_rows() -> None:
+    text = to_text(comparison.page(side_by_side(6)))
+    rows = [line.split()[0] for line in text.splitlines() if line[:2] in ("A ", "B ", "C ", "D ", "E ", "F ")]
+    assert rows == [*"ABCDEF", "A", *"ABCDEF"]  # what each is, what was found, the figures of each
+
+
+def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
+    near = side_by_side(2)
+    second = near.variants[1].replace(step=SMALL.replace(tokens_per_second_per_gpu=1000 / 0.83))
+    text = to_text(comparison.page(near.replace(variants=(near.variants[0], second))))
+    assert "1.2% more than B; a prediction does not tell them apart" in text
+
+
+def test_what_makes_the_difference_is_said_part_by_part() -> None:
+    """Of steps of as many tokens; the others' seconds are no comparison."""
+    near = side_by_side(2)
+    first, second = (each.step for each in near.variants)
+    assert first is not None
+    assert second is not None
+    tokens = first.tokens_per_second_per_gpu * first.time.step_seconds
+    time = first.time.replace(step_seconds=1.02, bubble_seconds=first.time.bubble_seconds + 0.3, compute_seconds=0.64)
+    longer = first.replace(time=time, tokens_per_second_per_gpu=tokens / 1.02)
+    by = first.time.compute_seconds - 0.64
+    found = near.replace(variants=(near.variants[0], near.variants[1].replace(step=longer)))
+    line = f"B takes 200.0 ms longer than A: bubble +300.0 ms, compute −{show_seconds(by)}"
+    assert line in to_text(comparison.page(found))
+    fewer = longer.replace(tokens_per_second_per_gpu=longer.tokens_per_second_per_gpu / 2)
+    other = found.replace(variants=(near.variants[0], near.variants[1].replace(step=fewer)))
+    assert comparison.why(other) == []
+
+
+def test_a_bar_for_each_variant_and_part() -> None:
+    pytest.importorskip("altair")
+    pytest.importorskip("vl_convert")
+    drawn: dict[str, Any] = {name: chart.to_dict() for name, chart in comparison.charts(side_by_side(3)).items()}
+    assert sorted(drawn) == ["memory", "time"]
+    bars, ends = (layer["data"]["values"] for layer in drawn["time"]["layer"])
+    assert [end["text"] for end in ends] == ["820.0 ms", "1.82 s", "2.82 s"]
+    assert {bar["part"] for bar in bars} == {"compute", "bubble", "exposed", "update"}
+    assert sum(bar["size"] for bar in bars if bar["variant"] == "A  mbs1") == pytest.approx(0.74 + 0.05 + 0.03)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from fivefold.record import Mistake
+from fivefold.rendering import memory
+from fivefold.rendering.compare import to_text
+from fivefold.results.spans import Level
+from fivefold.step import Step
+
+GIB = 2**30
+
+
+def level(seconds: float, *, activations: int, temporary: int = 0, cause: str = "") -> Level:
+    return Level(seconds, 4 * GIB, 2 * GIB, activations * GIB, 0, 0, temporary * GIB, cause)
+
+
+LEVELS = (
+    level(0.0, activations=0),
+    level(1.0, activations=4),
+    level(1.0, activations=4, temporary=2, cause="head backward"),
+    level(2.0, activations=0),
+    level(3.0, activations=0),
+)
+
+
+def test_a_picture_stands_on_its_parts() -> None:
+    """12 lines for 12 GiB: four of states, two of gradients, activations up to ten, two of temporaries for a moment."""
+    lines = to_text(memory.Picture(LEVELS, rank=1, capacity_bytes=16 * GIB), width=69).splitlines()
+    columns = [line[8:].ljust(60) for line in lines[:12]]
+    assert [line[0] for line in columns[-4:]] == ["█"] * 4
+    assert [line[0] for line in columns[-6:-4]] == ["▓"] * 2
+    peak = next(i for i, letter in enumerate(columns[0]) if letter == "·")
+    assert peak == pytest.approx(60 / 3, abs=1)
+    assert [line[peak] for line in columns] == list("··▒▒▒▒▓▓████")
+    assert all(line[-1] == " " for line in columns[:6])  # back to six
+    assert lines[0].startswith("12 GiB │")
+    assert lines[12].split() == ["0", "GiB", "└", "3.00", "s"]
+    words = "Rank 1 peaks at 12.00 GiB, which leaves 25% of 16.00 GiB; in head backward"
+    assert " ".join(" ".join(lines[14:]).split()) == words
+    assert "gathers" not in lines[13]
+
+
+def test_growth_between_two_levels_is_even() -> None:
+    lines = to_text(memory.Picture(LEVELS[:2], rank=0, capacity_bytes=16 * GIB), width=49).splitlines()
+    heights = [sum(line[i] not in " " for line in lines[:12]) for i in range(8, 47)]
+    assert heights == sorted(heights)
+    assert heights[len(heights) // 2] == pytest.approx(12 * 0.8, abs=1)  # 8 of 10 GiB half-way
+
+
+@pytest.mark.parametrize("width", [1, 9, 20, 40, 200])
+def test_any_width(width: int) -> None:
+    text = to_text(memory.Picture(LEVELS, rank=0, capacity_bytes=16 * GIB), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_does_not_fit_is_said() -> None:
+    assert memory.finding(LEVELS, rank=0, capacity_bytes=10 * GIB) == (
+        "Rank 0 peaks at 12.00 GiB, which is 2.00 GiB too much of 10.00 GiB"
+    )
+
+
+def test_the_chart_has_the_capacity_where_it_is_in_reach(large: Step) -> None:
+    pytest.importorskip("altair")
+    near, far = (memory.chart(LEVELS, step=large, rank=0, capacity_bytes=n * GIB).to_dict() for n in (16, 800))
+    assert "chip 16.00 GiB" in str(near)
+    assert "chip" not in str(far)
+    assert "12.00 GiB in head backward" in str(near)
+    names = near["layer"][0]["encoding"]["color"]["scale"]["domain"]
+    assert names == ["states", "gradients", "activations", "temporary"]  # those that there are
+
+
+def test_nothing_to_draw(large: Step) -> None:
+    pytest.importorskip("altair")
+    with pytest.raises(Mistake, match="nothing to draw"):
+        memory.chart([], step=large, rank=0, capacity_bytes=GIB)

@@ -1,0 +1,156 @@
+"""The line with which every answer begins, and the remark on GPUs that a layout leaves idle."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fivefold as ff
+from fivefold.cli import app
+from fivefold.job import Job
+from fivefold.record import Remark
+from fivefold.rendering.question import describe_job, describe_step
+from fivefold.requests.job import load_job
+from fivefold.stack.catalog import STACKS
+
+ALL = "defaults: seq 4096, global batch 8, bf16, AdamW, software fivefold"
+SAID = "seq 512, global batch 16; defaults: bf16, AdamW, software fivefold"
+OPTIONS = ["--seq", "512", "--gbs", "16"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ([], ALL),
+        (["sequence=512", "global_batch=16"], SAID),
+        (
+            ["optimizer.kind=muon", "loss=chunked", "offload=optimizer"],
+            "Muon, loss=chunked, offload=optimizer; defaults: seq 4096, global batch 8, bf16, software fivefold",
+        ),
+        (["stack=torchtitan"], "software torchtitan; defaults: seq 4096, global batch 8, bf16, AdamW"),
+        (["precision=fp8", "optimizer.epsilon=0.1", "steps=7000"],
+         "fp8, optimizer.epsilon=0.1, steps=7000; defaults: seq 4096, global batch 8, AdamW, software fivefold"),
+    ],
+)  # fmt: skip
+def test_a_job_in_one_line(settings: list[str], line: str) -> None:
+    assert describe_job(load_job(settings=settings)) == line
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_precision_of_every_software_is_its_default(stack: str) -> None:
+    found = describe_job(Job(stack=stack))  # type: ignore[arg-type]
+    assert "bf16" in found.partition("defaults: ")[2]
+
+
+def test_jobs_share_what_is_equal() -> None:
+    jobs = [Job(sequence=512, precision=name) for name in ("bf16", "fp8")]  # type: ignore[arg-type]
+    assert describe_job(*jobs) == "seq 512; defaults: global batch 8, AdamW, software fivefold"
+
+
+def test_what_follows_from_the_machine_is_not_said_as_if_it_was_asked() -> None:
+    step = ff.predict("tiny", "h100:2", "dp2", seq=512, gbs=16)
+    assert describe_step(step) == SAID
+    on_cpu = {**step.job, "stack": {**step.job["stack"], "attention": "blocks", "overlap": [], "kernels": "eager"}}
+    assert describe_step(step.replace(job=on_cpu)) == SAID
+
+
+def lines(*words: str) -> list[str]:
+    result = CliRunner().invoke(app, [*words], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, (words, result.output)
+    return [line.rstrip() for line in result.output.splitlines()]
+
+
+ABOUT = f"tiny on h100, 2 ranks · {SAID}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("search", "tiny", "h100:2"), ("search", "tiny", "h100:2", "--keep", "dp2"), ("ratios", "tiny", "h100:2"),
+        *(("ask", question, "tiny", "h100:2", "dp2")
+          for question in ("micro-batch", "sequence", "batch", "run", "changes")),
+        ("ask", "gpus", "tiny", "h100:2"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_answer_begins_with_what_was_asked(words: tuple[str, ...]) -> None:
+    assert lines(*words, *OPTIONS)[0] == ABOUT
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "tiny", "h100:2", "dp2"), ("compare", "tiny", "h100:2", "dp2", "tp2"),
+        ("search", "tiny", "h100:2", "b200:2", "--tokens", "1B"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_others_say_it_in_their_first_lines(words: tuple[str, ...]) -> None:
+    assert SAID in lines(*words, *OPTIONS)[:2]
+
+
+def test_a_plan_leaves_the_batch_to_its_first_step() -> None:
+    assert lines("plan", "tiny", "h100:2", "--tokens", "1B", "--seq", "512")[1] == (
+        "seq 512; defaults: bf16, AdamW, software fivefold"
+    )
+
+
+def test_a_sweep_begins_with_what_its_rows_share(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('models = ["tiny"]\nmachines = ["h100:2"]\nlayouts = ["dp2", "tp2"]\n[job]\nsequence = 512\n')
+    found = "\n".join(lines("sweep", str(file), "--out", str(tmp_path / "rows.jsonl")))
+    assert "tiny, h100:2, 2 ranks · seq 512; defaults: global batch 8, bf16, software fivefold" in found
+
+
+def test_the_report_prints_the_same_line(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    for words in (["dp2"], []):
+        lines("report", "tiny", "h100:2", *words, *OPTIONS, "-o", str(file))
+        assert SAID in file.read_text(encoding="utf-8")
+
+
+IDLE = (
+    "layout 'dp4 zero0 mbs1' uses 4 of the 8 ranks of h100; 4 stay idle, and all figures are of the 4. "
+    "Take 'h100:4', or degrees that multiply to 8."
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "tiny", "h100:8", "dp4"), ("compare", "tiny", "h100:8", "dp4", "dp8"),
+        ("ask", "run", "tiny", "h100:8", "dp4"), ("ask", "changes", "tiny", "h100:8", "dp4"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_ranks_that_stay_idle_are_said_in_text_and_json(words: tuple[str, ...]) -> None:
+    text = lines(*words)
+    assert sum(IDLE in line for line in text) == 1
+    assert IDLE in json.dumps(json.loads("\n".join(lines(*words, "--json"))))
+    quiet = [word.replace("dp4", "dp8") for word in words[:4]]
+    assert "stay idle" not in "".join(lines(*quiet, *(("tp8",) if words[0] == "compare" else ())))
+
+
+def test_ranks_that_stay_idle_are_warned_of_in_python() -> None:
+    for call in (
+        lambda: ff.predict("tiny", "h100:8", "dp4"),
+        lambda: ff.compare("tiny", "h100:8", "dp4", "dp8"),
+        lambda: ff.ask("run", "tiny", "h100:8", "dp4"),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert [(str(each.message), each.category, Path(each.filename).name) for each in caught] == [
+            (IDLE, Remark, Path(__file__).name)
+        ]
+    assert ff.predict("tiny", "h100:4", "dp4").remarks == ()
+
+
+def test_a_report_says_that_ranks_stay_idle(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    lines("report", "tiny", "h100:8", "dp4", "-o", str(file))
+    assert "4 stay idle" in file.read_text(encoding="utf-8")

@@ -1,0 +1,64 @@
+"""What a layout loses, as text, as HTML and on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.planner.search import search
+from fivefold.rendering import html
+from fivefold.rendering.robust import worded
+from fivefold.rendering.search import page
+from fivefold.results.search_result import Regret, Robustness, SearchResult, Told
+from fivefold.web.pages.search import SearchPage, shown
+from fivefold.web.site import Site
+from tests.planner.search.test_search import FEW, NODE, SMALL
+from tests.rendering.test_search import printed
+
+TOLD = (
+    Told(name="as predicted", source="", best="dp8 zero1 mbs1", best_seconds=1.0, regret=0.01),
+    Told(name="one rank 8 % slower", source="arXiv:1", best="dp8 zero0 mbs1", best_seconds=1.1, regret=0.034),
+)
+ROWS = (
+    Regret(layout="dp8 zero0 mbs1", note="", step_seconds=1.01, memory_bytes=2**30, expected=0.022, worst=0.034,
+           worst_in="one rank 8 % slower"),
+    Regret(layout="dp8 zero1 mbs1", note="the fastest", step_seconds=1.0, memory_bytes=2**29, expected=None, worst=None,
+           worst_in="one rank 8 % slower"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> SearchResult:
+    plain = search(model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",))
+    return plain.replace(by="robust", robust=Robustness(scenarios=TOLD, rows=ROWS))
+
+
+def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_path: Path) -> None:
+    asked = SearchPage(model="llama3-8b", machine="h100:8", by="robust")
+    for told in (
+        printed(page(found), width=160),
+        html.search(found),
+        shown(Site(tmp_path, local=tmp_path), asked, found),
+    ):
+        for words in (
+            "dp8 zero0 mbs1",
+            "3.4%",
+            "2.2%",
+            "one rank 8 % slower",
+            "does not fit",
+            "the fastest",
+            "arXiv:1",
+        ):
+            assert words in told, words
+    assert found.table()[0]["step.layout"] == found.best[0].step.layout
+
+
+def test_it_is_said_in_one_line() -> None:
+    assert worded(Robustness(scenarios=TOLD, rows=ROWS)) == (
+        "1.01 s a step, 1.00 GiB; at worst 3.4% over the best layout of a scenario (one rank 8 % slower), 2.2% on "
+        "average over 2"
+    )
+    assert "nor does any other" in worded(Robustness(scenarios=TOLD, rows=ROWS[1:]))
+    best = ROWS[0].replace(worst=0.0, expected=0.0)
+    assert worded(Robustness(scenarios=TOLD, rows=(best,))).endswith("the best in each of 2 scenarios")

@@ -1,0 +1,113 @@
+"""The page and the chart of a search."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from fivefold.record import Mistake
+from fivefold.rendering import search
+from fivefold.results.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
+from fivefold.step import Step
+
+POINTS = (
+    Point(layout="dp2 zero1 mbs4", precision="bf16", world=2, memory_bytes=60 * 2**30, step_seconds=1.0),
+    Point(layout="dp2 zero3 mbs1", precision="bf16", world=2, memory_bytes=30 * 2**30, step_seconds=1.5),
+)
+REASON = Reason(cause="memory", layouts=1234, nearest="dp2 zero0 mbs8", line="needs 91.00 GiB or more of 79.60 GiB")
+MISS = NearMiss(
+    layout="dp2 zero3 mbs1", needs_bytes=98 * 2**30, has_bytes=80 * 2**30, cause="head", mends=("adamw8bit: 70 GiB",)
+)
+
+
+@pytest.fixture
+def found(small: Step) -> SearchResult:
+    best = (Ranked(step=small, gpu_hours=0.000456, dollars=1.25),)
+    return SearchResult(by="time", best=best, front=POINTS, reasons=(REASON,), tried=2000, evaluated=7, seconds=0.5)
+
+
+def nothing(found: SearchResult) -> SearchResult:
+    return found.model_copy(update={"best": (), "front": (), "misses": (MISS,)})
+
+
+def printed(page: object, width: int = 140) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(page)
+    return console.export_text()
+
+
+def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> None:
+    text = printed(search.page(found))
+    for said in (
+        "2,000 layouts in 500.0 ms, 7 evaluated",
+        found.best[0].step.layout,
+        "0.000456",
+        "1.25",
+        "1,234",
+        "needs 91.00 GiB",
+    ):
+        assert said in text
+    assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")
+    assert "0.0043" in printed(search.page(found.replace(best=(found.best[0].replace(dollars=0.00431),))))
+
+
+def test_a_layout_that_reduces_gradients_otherwise_says_so(found: SearchResult) -> None:
+    """Where that makes a difference."""
+    first = found.best[0]
+    cut = first.replace(step=first.step.replace(layout="dp8 zero2 mbs1"))
+    best = (first.replace(reduce="step"), cut, cut.replace(reduce="step"))
+    text = printed(search.page(found.replace(best=best)))
+    assert text.count("(reduce=step)") == 1
+
+
+def test_where_nothing_fits_the_page_says_what_would(found: SearchResult) -> None:
+    text = printed(search.page(nothing(found)))
+    assert "none fits" in text
+    assert "needs 98.00 GiB of 80.00 GiB: head" in text
+    assert "would fit with adamw8bit: 70 GiB" in text
+
+
+def test_no_number_is_cut_on_a_narrow_terminal(found: SearchResult) -> None:
+    text = printed(search.page(found), width=40)
+    assert "0.000456" in text
+    assert "1,234" in text
+
+
+def test_changes_and_batches_are_rows() -> None:
+    change = Change(change="fp8", layout="dp2", fits=True, memory_bytes=2**30, step_seconds=0.5, faster=1.25,
+                    saved_bytes=-(2**30))  # fmt: skip
+    text = printed(search.changes([change]))
+    assert "+25.0%" in text
+    assert "+1.00 GiB" in text
+    assert "4.19 M" in printed(search.batches([Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)]))
+
+
+def test_the_chart_draws_the_front_and_says_its_price(found: SearchResult) -> None:
+    pytest.importorskip("altair")
+    spec = search.front_chart(found).to_dict()
+    assert spec["title"]["text"] == "50% less memory costs 50% more time"
+    values = spec["layer"][0]["data"]["values"] if "data" in spec["layer"][0] else spec["data"]["values"]
+    assert [(value["memory"], value["seconds"]) for value in values] == [(30.0, 1.5), (60.0, 1.0)]
+    with pytest.raises(Mistake, match="no front to draw"):
+        search.front_chart(nothing(found))
+
+
+def a_change(words: str, *, faster: float, fits: bool = True) -> Change:
+    return Change(
+        change=words, layout=f"dp2 {words}", fits=fits, memory_bytes=2**30, step_seconds=1 / faster, faster=faster,
+        saved_bytes=-(2**20),
+    )  # fmt: skip
+
+
+def test_a_walk_lists_what_helps_most_and_what_would_if_it_fitted() -> None:
+    now = a_change("", faster=1.0)
+    gains = [a_change(f"mbs{n}", faster=1 + n / 100) for n in (9, 8, 7)]
+    large = [a_change(f"tp{n}", faster=n, fits=False) for n in (0.5, 2, 4)]
+    found = Walk(start=now, changes=(*gains, *large), path=(gains[0], gains[1]))
+    text = printed(search.walk(found, top=2))
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith(("mbs", "tp"))]
+    assert rows == ["mbs9", "mbs8", "tp4", "tp2", "mbs9", "mbs8"]
+    assert "ends at dp2 mbs8, +8.0%" in text
+    assert "no single change helps" in printed(search.walk(found.replace(path=()), top=2))

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from fivefold.rendering.compare import to_text
+from fivefold.rendering.stages import Stages
+from fivefold.step import StageMemory
+
+GIB = 2**30
+
+
+def stage(number: int, *, activations: int, cause: str = "") -> StageMemory:
+    return StageMemory(
+        stage=number, parameters_bytes=5 * GIB, gradients_bytes=3 * GIB, optimizer_bytes=9 * GIB,
+        activations_bytes=activations * GIB, temporary_bytes=2 * GIB, peak_bytes=(19 + activations) * GIB,
+        peak_cause=cause,
+    )  # fmt: skip
+
+
+def pipeline(count: int) -> list[StageMemory]:
+    """Ends of their own, all between alike."""
+    middle = [stage(i, activations=9, cause=f"block {i} backward") for i in range(1, count - 1)]
+    return [stage(0, activations=21, cause="embed"), *middle, stage(count - 1, activations=1, cause="head")]
+
+
+def test_equal_neighbours_share_a_line() -> None:
+    lines = to_text(Stages(pipeline(64)), width=100).splitlines()
+    assert [line.split() for line in lines] == [
+        ["stage", "states", "activations", "temporary", "peak", "cause"],
+        ["0", "17.00", "21.00", "2.00", "40.00", "█" * 8 + "▒" * 11 + "·", "embed"],
+        ["1–62", "17.00", "9.00", "2.00", "28.00", "█" * 8 + "▒" * 5 + "·", "block", "backward"],
+        ["63", "17.00", "1.00", "2.00", "20.00", "█" * 8 + "▒" + "·", "head"],
+    ]
+
+
+def test_one_after_the_other_where_none_is_like_the_next() -> None:
+    text = to_text(Stages([stage(i, activations=64 - i) for i in range(64)]), width=80)
+    assert len(text.splitlines()) == 65
+
+
+def test_a_stage_alone() -> None:
+    assert to_text(Stages(pipeline(2)[:1])).splitlines()[1].startswith("0")
+
+
+@pytest.mark.parametrize(("width", "last"), [(88, "embed"), (72, "·"), (50, "40.00"), (30, "40.00"), (12, "40.00")])
+def test_columns_go_as_room_goes(width: int, last: str) -> None:
+    lines = to_text(Stages(pipeline(4)), width=width).splitlines()
+    assert len(lines) == 4
+    assert max(map(len, lines)) <= width
+    assert lines[1].rstrip().endswith(last)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from fivefold.rendering import table
+from fivefold.rendering.compare import to_text
+from fivefold.step import Interval, Memory, Step, Time, Work
+from fivefold.units import GIB
+
+
+def test_a_step_on_one_page(small: Step) -> None:
+    text = to_text(table.step(small))
+    for words in (
+        "predicted  tiny on local:2, 2 ranks",
+        "dp2 zero1 mbs4",
+        "820.0 ms per step",
+        "MFU 38.4% causal, 40.1% full, 40.1% hardware",
+        "169.00 MiB at the peak  ·  fits",
+        "backward of the head",
+        "bound by matmul",
+        "dp, exposed",
+        "reduce_scatter",
+    ):
+        assert words in text
+    assert "by pipeline stage" not in text
+    assert "bubble" not in text  # there is none
+    assert len(text.splitlines()) < 40
+
+
+def test_where_comparable_runs_lie_is_said_of_time_and_memory(small: Step) -> None:
+    time = Interval(
+        low_90=0.7, low_50=0.83, middle=0.9, high_50=0.95, high_90=1.4, error=0.1, sources=2, runs=12,
+        outside=("software ours",),
+    )  # fmt: skip
+    bounds = {name: round(getattr(time, name) * GIB) for name in ("low_90", "low_50", "middle", "high_50", "high_90")}
+    peak = time.replace(**bounds, runs=0, sources=0)
+    known = small.replace(time=small.time.replace(interval=time), memory=small.memory.replace(interval=peak))
+    lines = to_text(table.step(known), width=120).splitlines()
+    assert (
+        "step of comparable runs: half 830.0 ms to 950.0 ms, nine in ten 700.0 ms to 1.40 s"
+        " (12 of just this class, of 2 sources)"
+    ) in lines
+    assert (
+        "peak of comparable runs: half 849.92 MiB to 972.80 MiB, nine in ten 716.80 MiB to 1.40 GiB"
+        " (none of just this class)"
+    ) in lines
+    assert lines.count("outside of what was ever measured: software ours") == 1
+    assert "comparable" not in to_text(table.step(small))
+
+
+def test_bars_are_as_long_as_their_shares(small: Step) -> None:
+    lines = {line.split()[0]: line.count("█") for line in to_text(table.step(small)).splitlines() if "█" in line}
+    assert lines["activations"] == pytest.approx(0.497 * table.BAR_WIDTH, abs=1)
+    assert lines["parameters"] == pytest.approx(0.136 * table.BAR_WIDTH, abs=1)
+
+
+def test_what_only_a_run_knows_is_shown_of_a_run(small: Step) -> None:
+    assert {"data", "host"}.isdisjoint(to_text(table.step(small)).split())
+    run = small.replace(time=small.time.replace(data_seconds=0.1, host_seconds=0.2))
+    assert {"data", "host"} <= set(to_text(table.step(run)).split())
+
+
+def test_a_pipeline_has_a_line_per_stage(large: Step) -> None:
+    lines = to_text(table.step(large)).splitlines()
+    start = next(i for i, line in enumerate(lines) if "by pipeline stage" in line)
+    assert lines[start].endswith("GiB")
+    assert lines[start + 2].split()[:5] == ["0", "17.00", "22.00", "2.00", "41.00"]
+    assert "does not fit" in "\n".join(lines)
+    assert "235.09 G, 22.19 G active" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [1, 10, 24, 40, 80, 300])
+def test_any_width_prints(small: Step, large: Step, width: int) -> None:
+    for step in (small, large):
+        text = to_text(table.step(step), width=width)
+        assert max(map(len, text.splitlines())) <= width
+        if width >= 24:
+            assert "41.00" in text or "169.00" in text
+
+
+def test_zeros_print() -> None:
+    nothing = Step(
+        kind="measured", model="m", machine="x", layout="dp1 zero0 mbs1", job={}, world=1,
+        memory=Memory(peak_bytes=0, stages=()),
+        work=Work(parameters=0, active_parameters=0, model_flops_causal=0, model_flops_full=0, hardware_flops=0),
+        traffic=(), time=Time(step_seconds=0.0, compute_seconds=0.0), tokens_per_second_per_gpu=0.0,
+        mfu={"causal": 0.0, "full": 0.0, "hardware": 0.0},
+    )  # fmt: skip
+    text = to_text(table.step(nothing))
+    assert "1 rank\n" in text
+    assert "none" in text
+    assert "0 B at the peak\n" in text
+    assert "MFU not known" in text
+
+
+def test_measured_memory_says_what_is_reserved(measured: Step) -> None:
+    assert "166.14 MiB at the peak, 583.65 MiB reserved  ·  fits" in to_text(
+        table.step(measured.replace(memory=measured.memory.replace(fits=True)))
+    )
+
+
+def test_the_driver_holds_more(measured: Step) -> None:
+    memory = measured.memory.replace(driver_bytes=1_200_000_000)
+    assert "583.65 MiB reserved, 1.12 GiB with the driver" in to_text(table.step(measured.replace(memory=memory)))
+
+
+def test_what_a_trillion_tokens_take(large: Step) -> None:
+    """1e12 tokens at 2409.4 per second and GPU are 115 290 GPU-hours."""
+    assert "GPU-hours per 1 T tokens 115.29 k" in " ".join(to_text(table.step(large)).split())
+
+
+def test_layouts_in_order_with_reasons(small: Step, large: Step) -> None:
+    refused = [(f"tp{n}", f"heads=12 is not divisible by tp={n}; try tp[4]") for n in range(13, 20)]
+    text = to_text(table.layouts([large, small], refused=refused, limit=3), width=140)
+    lines = text.splitlines()
+    assert lines[2].split()[:3] == ["1", "dp16", "tp8"]
+    assert "41.00 GiB too big" in lines[2]
+    assert lines[3].split()[:3] == ["2", "dp2", "zero1"]
+    assert "tp13  heads=12 is not divisible by tp=13; try tp[4]" in text
+    assert "tp16 " not in text
+    assert text.endswith("and 4 more\n")
+
+
+def test_no_layout_is_left() -> None:
+    text = to_text(table.layouts([], refused=[("dp2", "needs 2 ranks, but one has 1")]))
+    assert text.startswith("No layout is left.")
+    assert "needs 2 ranks" in text

@@ -1,0 +1,65 @@
+"""The best layouts of a search, trained for a few steps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine import toml
+from fivefold.machine.catalog import resolve as machine_of
+from fivefold.model.catalog import resolve
+from fivefold.planner.predict import predict
+from fivefold.record import Mistake
+from fivefold.sweeps import finalists
+from fivefold.sweeps.finalists import different, measure_best
+from fivefold.sweeps.trial import Trial
+from tests.calibration.test_profile import machine
+
+NANO, JOB = resolve("nano"), Job(sequence=32, global_batch=8, precision="fp32")
+
+
+def test_layouts_that_hardly_differ_are_measured_once():
+    layouts = [Layout.parse(text) for text in ("dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs2", "tp2 mbs2")]
+    assert different(layouts, count=3) == [layouts[0], layouts[2], layouts[3]]
+    assert different(layouts, count=1) == layouts[:1]
+
+
+def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
+    """Trials are played: the order that was predicted is turned round, and one runs out of memory."""
+    here, took = machine().replace(ranks=2, ranks_per_node=2), {}
+
+    def played(*, model, machine, layout, job, steps):
+        if not took:
+            took[layout] = 0.0
+            return Trial(ended="memory", why="CUDA out of memory")
+        step = predict(model=model, machine=machine, layout=layout, job=job)
+        seconds = took.setdefault(layout, 1.0 / len(took))
+        return Trial(ended="measured", measured=step.replace(time=step.time.replace(step_seconds=seconds)))
+
+    monkeypatch.setattr(finalists, "trial", played)
+    monkeypatch.setattr(finalists, "profile", lambda *, machine, **_: machine)
+    found, _ = measure_best(model=NANO, machine=here, job=JOB, count=3)
+    assert [each.layout for each in found[:2]] == [str(layout) for layout in reversed(list(took)[1:])]
+    assert (found[2].measured_seconds, found[2].why) == (None, "CUDA out of memory")
+
+
+def test_only_this_computer_can_measure():
+    with pytest.raises(Mistake, match="h100 is not calibrated"):
+        measure_best(model=NANO, machine=machine_of("h100:8", local=None), job=JOB, count=2)
+
+
+def test_a_search_measures_for_real(tmp_path):
+    path = tmp_path / "cache" / "fivefold" / "local.toml"  # not ./fivefold, which Python would take for the package
+    path.parent.mkdir(parents=True)
+    toml.write(machine().replace(ranks=1, ranks_per_node=2), path)
+    words = ["search", "nano", "local:1", "--seq", "32", "--gbs", "4", "--precision", "fp32", "--measure", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fivefold", *words], capture_output=True, text=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Measured" in done.stdout
+    assert toml.read(path).calibration.units  # and its units are known from now on

@@ -1,0 +1,127 @@
+"""The journal through kills: a torn last line is dropped, nothing is done twice, the rows are a quiet sweep's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fivefold.record import Fault, Mistake
+from fivefold.rendering.sweep.row import Row
+from fivefold.sweeps.journal import Journal, opened
+from fivefold.sweeps.spec import Sweep
+from fivefold.sweeps.sweep import Plan, run
+
+SWEEP = Sweep.read(
+    {
+        "models": ["nano", "tiny"], "machines": ["h100"], "ranks": [1, 2, 4, 8], "batches": [16],
+        "layouts": ["dp* tp{1,2} pp{1,2} zero{0,1,3} mbs{1,2,3}"], "sequences": [64, 128],
+    }, origin="test",
+)  # fmt: skip
+
+
+def put_three(path: Path) -> bytes:
+    with opened(path) as journal:
+        for number in range(3):
+            journal.put("predicted", f"key {number}", [{"text": "zwölf" * number, "number": number}])
+    return path.read_bytes()
+
+
+def test_cut_at_any_byte(tmp_path: Path) -> None:
+    whole = put_three(tmp_path / "whole")
+    for size in range(len(whole) + 1):
+        (tmp_path / "cut").write_bytes(whole[:size])
+        with opened(tmp_path / "cut") as journal:
+            known = [journal.get("predicted", f"key {number}") for number in range(3)]
+            lines = whole[:size].count(b"\n")
+            assert [value is not None for value in known] == [number < lines for number in range(3)]
+            journal.put("measured", "more", 1)
+        texts = (tmp_path / "cut").read_text().splitlines()
+        assert [json.loads(text)["key"] for text in texts] == [*(f"key {number}" for number in range(lines)), "more"]
+
+
+def test_a_long_torn_line_is_dropped(tmp_path: Path) -> None:
+    whole = put_three(tmp_path / "journal")
+    with (tmp_path / "journal").open("ab") as file:
+        file.write(b"x" * 200_000)
+    with opened(tmp_path / "journal"):
+        pass
+    assert (tmp_path / "journal").read_bytes() == whole
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path / "journal"),
+        pytest.raises(Mistake, match="another sweep writes to it"),
+        opened(tmp_path / "journal"),
+    ):
+        pytest.fail("two at once")
+    with (
+        pytest.raises(Mistake, match=r"cannot be written: (File exists|Not a directory)"),
+        opened(tmp_path / "journal" / "within"),
+    ):
+        pytest.fail("a file as a folder")
+
+
+def test_a_full_disk_is_a_line_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = put_three(tmp_path / "journal")
+    write = os.write
+    with opened(tmp_path / "journal") as journal:
+        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+        with pytest.raises(Fault, match="cannot be written: No space left on device; the same command goes on"):
+            journal.put("predicted", "key", "value")
+    monkeypatch.undo()
+    assert (tmp_path / "journal").read_bytes() == whole
+
+
+def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
+    with opened(tmp_path / "journal") as journal:
+        journal.put("predicted", "a", 1)
+        journal.put("measured", "b", 2)
+        journal.drop("predicted")
+    with opened(tmp_path / "journal") as journal:
+        assert (journal.get("predicted", "a"), journal.get("measured", "b")) == (None, 2)
+        journal.drop("measured")
+    assert not (tmp_path / "journal").exists()
+
+
+def whole(journal: Journal) -> list[Row]:
+    return run(Plan.of(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None)
+
+
+def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "quiet") as journal:
+        expected = whole(journal)
+    path, draw, kills = tmp_path / "journal", random.Random(0), 0
+    keys_before = 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                with opened(path) as journal:
+                    whole(journal)
+            finally:
+                os._exit(0)
+        time.sleep(draw.uniform(0.01, 0.25))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+        kills += 1
+        keys = path.read_bytes().count(b"\n") if path.exists() else 0
+        assert keys >= keys_before
+        keys_before = keys
+        if draw.random() < 0.5 and path.exists() and path.stat().st_size:  # as if the write itself had been cut
+            os.truncate(path, path.stat().st_size - draw.randint(1, 20))
+            keys_before = 0
+    assert kills >= 3
+    texts = path.read_text().splitlines()
+    keys_once = [json.loads(text)["key"] for text in texts]
+    assert len(set(keys_once)) == len(keys_once) == len(expected)
+    with opened(path) as journal:
+        assert whole(journal) == expected

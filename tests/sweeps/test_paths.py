@@ -1,0 +1,63 @@
+"""Files that a sweep file or a run file names are next to it, or else where the command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.machine.catalog import resolve as resolve_machine
+from fivefold.machine.toml import emit, write
+from fivefold.model import catalog
+from fivefold.requests.cases import cases
+from fivefold.requests.machines import load_machine
+from fivefold.sweeps.spec import Sweep, settings
+from fivefold.trainer.run import Run
+
+SWEEP = 'models = ["mine.toml", "nano"]\nmachines = ["gpu.toml:4", "h100"]\nlayouts = ["dp*"]\nranks = [2]\n'
+RUN = 'model = "mine.toml"\nmachine = "gpu.toml:2"\nlayout = "dp2"\nschedule = "own.csv"\n[data]\ncorpus = "text"\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files, which is not where the command runs; a model of the catalog's name is there too."""
+    folder, elsewhere = tmp_path / "study", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    model = catalog.named("tiny").replace(name="mine", layers=3)
+    for name in ("mine.toml", "nano"):
+        (folder / name).write_text(emit(model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)))
+    write(resolve_machine("h100:8", local=tmp_path), folder / "gpu.toml")
+    (folder / "sweep.toml").write_text(SWEEP)
+    (folder / "run.toml").write_text(RUN)
+    (folder / "text").mkdir()
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+def test_a_sweep_files_models_and_machines_are_next_to_it(folder: Path) -> None:
+    found = list(settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
+    assert [each.model.layers for each in found] == [3, 3, catalog.named("nano").layers, catalog.named("nano").layers]
+    assert {each.ranks for each in found} == {2}
+
+
+def test_a_run_files_files_are_next_to_it_or_where_the_command_runs(folder: Path) -> None:
+    run = Run.load(folder / "run.toml")
+    assert catalog.resolve(run.model).layers == 3
+    assert resolve_machine(run.machine, local=folder / "none").ranks == 2
+    assert run.data.corpus == str(folder / "text")
+    assert (run.data.tokenizer, run.folder) == ("bytes", Path("runs/tiny"))
+    assert run.schedule == Path("own.csv")  # there is none next to the file
+    (case,) = cases([str(folder / "run.toml")], Job(), stacks="", precisions="", machine=load_machine)
+    assert (case.model.layers, case.machine.ranks) == (3, 2)
+
+
+def test_a_file_where_the_command_runs_is_found_too(folder: Path) -> None:
+    (folder / "mine.toml").rename("mine.toml")
+    assert catalog.resolve(Run.load(folder / "run.toml").model).layers == 3
+
+
+def test_a_corpus_where_the_command_runs_comes_before_the_data_of_a_runs_folder(folder: Path) -> None:
+    Path("text").mkdir()
+    assert Run.load(folder / "run.toml").data.corpus == "text"

@@ -1,0 +1,126 @@
+"""Predicted rows against ``fivefold.predict`` and ``search``, by names as on the command line."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fivefold
+from fivefold.job import Job
+from fivefold.machine.catalog import resolve as find_machine
+from fivefold.model.catalog import named
+from fivefold.planner.search import search
+from fivefold.record import Mistake
+from fivefold.rendering.sweep.row import Row
+from fivefold.step import Step
+from fivefold.sweeps.predict import Predictor, digest
+from fivefold.sweeps.spec import Setting, Sweep
+from fivefold.sweeps.sweep import Plan
+
+WIDE = Sweep.read(
+    {
+        "models": ["nano", "llama3-8b", "qwen3-30b-a3b"], "machines": ["h100", "mi300x"], "ranks": [4, 8, 16],
+        "layouts": ["dp* tp{1,2} pp{1,2,2 zbv} zero{0,1,3} mbs{1,3}", "dp* ep{2,4} zero2"],
+        "sequences": [512, 8192], "batches": [16, 64], "precisions": ["bf16", "fp8"],
+        "recomputations": ["none", "full"], "stacks": ["fivefold", "megatron-core"],
+    }, origin="test",
+)  # fmt: skip
+
+
+def plan_of(**values: Any) -> list[tuple[Setting, list[str]]]:
+    least = {"models": ["nano"], "machines": ["h100"], "layouts": ["dp*"]}
+    return Plan.of(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
+
+
+def by_names(row: Row) -> Step:
+    return fivefold.predict(
+        row.model, f"{row.machine}:{row.ranks}", row.layout, seq=row.sequence, gbs=row.batch,
+        precision=row.precision, stack=row.stack,
+    )  # fmt: skip
+
+
+def test_rows_are_what_predict_says() -> None:
+    draw, predictor = random.Random(1), Predictor()
+    pairs = [(setting, text) for setting, texts in Plan.of(WIDE, local=Path("nowhere")).parts for text in texts]
+    counted = {"fits": 0, "memory": 0, "refused": 0}
+    for setting, text in draw.sample(pairs, 160):
+        (row,) = predictor.rows(setting, text)
+        counted[row.status] += 1
+        if row.status == "refused":
+            with pytest.raises(Mistake) as refused:
+                by_names(row.replace(layout=text))
+            assert row.why == str(refused.value)
+            assert row.step_seconds is None
+            continue
+        step = by_names(row)
+        assert (row.step_seconds, row.tokens_per_second_per_gpu) == (
+            step.time.step_seconds, step.tokens_per_second_per_gpu,
+        )  # fmt: skip
+        assert (row.peak_bytes, row.status) == (step.memory.peak_bytes, "fits" if step.memory.fits else "memory")
+        assert (row.mfu_causal, row.mfu_full, row.mfu_hardware) == (step.mfu.causal, step.mfu.full, step.mfu.hardware)
+        assert row.layout == step.layout
+        parts = (row.compute_seconds, row.bubble_seconds, row.exposed_seconds, row.optimizer_seconds)
+        assert sum(part for part in parts if part) == pytest.approx(row.step_seconds, rel=1e-9)
+        assert (row.why == "") == (row.status == "fits")
+    assert min(counted.values()) >= 5, counted
+
+
+def test_the_best_k_are_those_of_search() -> None:
+    ((setting, texts),) = plan_of(machines=["h100:2"], layouts=["best 3"], batches=[4], sequences=[128])
+    rows = Predictor().rows(setting, texts[0])
+    found = search(
+        model=named("nano"),
+        machine=find_machine("h100:2", local=Path("x")),
+        job=Job(sequence=128, global_batch=4),
+        top=3,
+    )
+    assert [(row.layout, row.step_seconds) for row in rows] == [
+        (each.step.layout, each.step.time.step_seconds) for each in found.best
+    ]
+    ((setting, texts),) = plan_of(
+        machines=["h100:2"], layouts=["best 1"], batches=[4], sequences=[128], recomputations=["full"]
+    )
+    assert [row.recomputation for row in Predictor().rows(setting, texts[0])] == ["full"]
+
+
+def test_what_no_layout_holds_is_a_row() -> None:
+    ((setting, texts),) = plan_of(models=["tiny"], machines=["h100:2 memory=1MiB"], layouts=["best 2"], sequences=[128])
+    (row,) = Predictor().rows(setting, texts[0])
+    assert (row.status, row.layout) == ("memory", "best 2")
+    assert row.why.startswith("no layout fits; the nearest, ")
+
+
+def test_rows_of_what_cannot_be() -> None:
+    rows = [
+        row
+        for setting, texts in plan_of(ranks=[8, 12], layouts=["dp* pp{1,2} zb1p"], sequences=[96], batch_tokens=[1024])
+        for text in texts
+        for row in Predictor().rows(setting, text)
+    ]
+    assert {row.status for row in rows} == {"refused"}
+    assert [row.layout for row in rows] == [
+        "dp8 pp1 zb1p",
+        "dp4 pp2 zero0 zb1p mbs1",
+        "dp12 pp1 zb1p",
+        "dp6 pp2 zero0 zb1p mbs1",
+    ]
+    assert all("1024 tokens" in row.why for row in rows)
+    ((setting, texts),) = plan_of(layouts=["dp* pp1 zb1p"])
+    (row,) = Predictor().rows(setting, texts[0])
+    assert "zb1p v1 needs a pipeline" in row.why
+    ((setting, texts),) = plan_of(layouts=["dp4 tp2x1", "dp* tp2x2 nosp"][1:])
+    (row,) = Predictor().rows(setting, texts[0])
+    assert "2D tensor parallelism is not counted" in row.why
+
+
+def test_what_a_row_depends_on_is_in_its_key() -> None:
+    ((setting, _),) = plan_of()
+    chip = setting.machine.chip.replace(memory_bytes=2**33)
+    other = setting._replace(machine=setting.machine.replace(chip=chip))
+    assert digest(setting) != digest(other)
+    assert digest(setting, calibrated=False) == digest(other, calibrated=False)
+    ((longer, _),) = plan_of(sequences=[128])
+    assert len({digest(each, calibrated=False) for each in (setting, longer, setting)}) == 2

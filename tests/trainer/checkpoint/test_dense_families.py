@@ -1,0 +1,136 @@
+"""Families against transformers, most without experts: gradients, a dozen optimizer steps, and files there and back."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fivefold.model.huggingface.export import differs, to_config
+from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.names import parts
+from fivefold.trainer.checkpoint.huggingface_export import _together
+from fivefold.trainer.checkpoint.huggingface_import import Folder
+from tests.model.judged import quiet, reference
+from tests.model.mutations import FAMILIES, PLAIN, STILL
+from tests.trainer.checkpoint.test_huggingface_import import decoder, edit, read_whole
+
+STEPS = 12
+OLD = {"new_decoder_architecture": False, "num_kv_heads": None, "bias": False}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", STILL | {"tie_word_embeddings": True}),
+    "gpt2, unscaled": ("gpt2", STILL | {"scale_attn_weights": False, "n_inner": 40}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, one after another": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "nemotron": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {"tie_word_embeddings": True}),
+    "granite of experts": ("granitemoe", {"tie_word_embeddings": True}),
+    "llama4": ("llama4_text", {"attention_bias": True}),
+    "llama4, all routed": ("llama4_text", {"interleave_moe_layer_step": 1, "use_qk_norm": False}),
+    "starcoder2": ("starcoder2", {"tie_word_embeddings": True}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {"partial_rotary_factor": 1.0}),
+    "smollm3": ("smollm3", {"tie_word_embeddings": True}),
+    "cohere": ("cohere", {"tie_word_embeddings": True, "attention_bias": True}),
+    "cohere of +": ("cohere", {"use_qk_norm": True, "tie_word_embeddings": True}),
+    "cohere2": ("cohere2", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {"tie_word_embeddings": True}),
+    "gemma3": ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "falcon of 40B": ("falcon", {}),
+    "falcon of 7B": ("falcon", OLD),
+    "falcon, one after another": ("falcon", OLD | {"parallel_attn": False, "multi_query": False, "bias": True}),
+}
+# parts of names in memory, and on disk
+RENAMED = {
+    "gpt_neox": {"lm_head.weight": "embed_out.weight"},
+    "granitemoe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
+                   "router.weight": "router.layer.weight"},
+}  # fmt: skip
+# no zeros: where they are padding, transformers drops their gradient
+TOKENS = torch.randint(1, PLAIN["vocab_size"], (3, 25), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Folder]:
+    """Their model, and the folder that it wrote."""
+    kind, changed = CASES[request.param]
+    with quiet():
+        theirs = reference(kind, copy.deepcopy(FAMILIES[kind] | changed))
+        theirs.save_pretrained(tmp_path)
+    return theirs, Folder.open(tmp_path)
+
+
+def on_disk(name: str, folder: Folder) -> str:
+    for here, there in RENAMED.get(folder.family, {}).items():
+        name = name.replace(here, there)
+    return name
+
+
+def losses(module: nn.Module, lost: Any) -> list[float]:
+    """Of a dozen steps of AdamW on the same tokens; a gradient that is nothing but rounding moves little."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-5, weight_decay=0.0)
+    found = []
+    for _ in range(STEPS):
+        loss = lost()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+def test_gradients_and_a_dozen_steps_are_the_references(pair: tuple[Any, Folder]) -> None:
+    theirs, folder = pair
+    ours: Any = decoder(folder)
+    assert ours.model.parameters == sum(weight.numel() for weight in theirs.parameters())
+    scale = 1 / TOKENS[:, 1:].numel()
+    ours(TOKENS[:, :-1], TOKENS[:, 1:], scale=scale).backward()
+    theirs(TOKENS, labels=TOKENS).loss.backward()
+    gradients = {on_disk(name, folder): weight.grad for name, weight in theirs.named_parameters()}
+    found = {part.ours: part for part in parts(ours.model, family=folder.family)}
+    norm = max(float(gradient.norm()) for gradient in gradients.values())
+    for name, weight in ours.named_parameters():
+        part = found[name]
+        wanted = gradients[part.name].index_select(part.dim, torch.tensor(list(part.order())))
+        wanted = wanted.mT if part.transposed else wanted
+        assert (weight.grad - wanted).norm() <= 1e-5 * max(float(wanted.norm()), 1e-2 * norm), name
+    for module in (ours, theirs):
+        module.zero_grad()
+    mine = losses(ours, lambda: ours(TOKENS[:, :-1], TOKENS[:, 1:], scale=scale))
+    assert mine[-1] < mine[0]
+    assert mine == pytest.approx(losses(theirs, lambda: theirs(TOKENS, labels=TOKENS).loss), rel=1e-5)
+
+
+def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
+    theirs, folder = pair
+    found = read_whole(folder)
+    tensors: dict[str, Tensor] = {on_disk(name, folder): tensor for name, tensor in theirs.state_dict().items()}
+    if folder.model.tied_embeddings:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("lm_head", "embed_out"))}
+    fused: dict[str, list[Any]] = {}
+    for several in folder.parts.values():
+        fused.setdefault(several[0].name, []).append(several[0])
+    assert fused.keys() == tensors.keys()
+    for name, there in fused.items():
+        assert torch.equal(_together(there, [found[part.ours] for part in there]), tensors[name]), name
+    assert differs(from_config(to_config(folder.model), name="x"), folder.model) is None
+
+
+def test_gpt2_as_it_is_published(tmp_path: Path) -> None:
+    """Without the head's prefix, and with the masks of old code."""
+    with quiet():
+        reference("gpt2", FAMILIES["gpt2"] | {"tie_word_embeddings": True}).save_pretrained(tmp_path)
+    wanted = read_whole(Folder.open(tmp_path))
+    file = tmp_path / "model.safetensors"
+    save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}, file)
+    edit(tmp_path, h__0__attn__bias=torch.zeros(1, 1, 4, 4))
+    folder = Folder.open(tmp_path)
+    assert folder.ignored == ("transformer.h.0.attn.bias",)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_whole(folder).items())

@@ -1,0 +1,350 @@
+"""The decoder with the weights of a folder that transformers wrote: logits, loss and gradients are its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import CATALOG, named
+from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.names import Part, bias_name, parts
+from fivefold.model.weights import weights
+from fivefold.record import Mistake
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint.full_weights import full_weights
+from fivefold.trainer.checkpoint.huggingface_export import _together
+from fivefold.trainer.checkpoint.huggingface_import import Folder, start
+from fivefold.trainer.model.rotary import frequencies, rotary_tables
+from fivefold.trainer.model.transformer import Transformer
+
+B, T = 3, 40
+PLAIN = {
+    "vocab_size": 131, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = PLAIN | {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_hidden_layers": 3}
+ALIKE = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"} | {"num_local_experts": 4}
+LATENT = EXPERTS | {
+    "num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 6, "head_dim": 4, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e3, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 48}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e3, "factor": 3.0}
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **PLAIN},
+    "llama, tied and biased": {
+        "model_type": "llama", **PLAIN, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True
+    },
+    "llama of 3.1": {"model_type": "llama", **PLAIN, "rope_parameters": LLAMA3},
+    "qwen2, linear": {"model_type": "qwen2", **PLAIN, "rope_parameters": LINEAR},
+    "qwen3, yarn": {"model_type": "qwen3", **PLAIN, "rope_parameters": YARN},
+    "mixtral": {"model_type": "mixtral", **EXPERTS, "num_local_experts": 4, "sliding_window": None},
+    "qwen3-moe": {
+        "model_type": "qwen3_moe", **EXPERTS, "num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [0]
+    },
+    "qwen3-moe, not rescaled": {"model_type": "qwen3_moe", **EXPERTS, "num_experts": 8, "norm_topk_prob": False},
+    "gpt-oss": {"model_type": "gpt_oss", **ALIKE, "sliding_window": 7},
+    "granite-moe": {
+        "model_type": "granitemoe", **ALIKE, "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4, "logits_scaling": 3.0, "tie_word_embeddings": True,
+    },
+    "llama4": {
+        "model_type": "llama4_text", **ALIKE, "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2, "attention_chunk_size": 8, "floor_scale": 7, "attn_scale": 0.5,
+        "rope_parameters": LLAMA3,
+    },
+    "minimax-m2": {"model_type": "minimax_m2", **ALIKE, "rotary_dim": 4},
+    "glm4-moe": {
+        "model_type": "glm4_moe", **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True,
+        "num_mtp_layers": 0,
+    },
+    "deepseek-v2": {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", **LATENT, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
+    },
+    "deepseek-v3, biased, in halves": {
+        "model_type": "deepseek_v3", **LATENT, "n_group": 1, "topk_group": 1, "attention_bias": True,
+        "rope_interleave": False,
+    },
+}  # fmt: skip
+
+
+def reference(case: dict[str, Any]) -> torch.nn.Module:
+    """Their model, all of it drawn wide enough that every part matters."""
+    keys = {key: value for key, value in case.items() if key != "model_type"}
+    config = AutoConfig.for_model(case["model_type"], **keys, attn_implementation="eager")
+    theirs: torch.nn.Module = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in theirs.named_parameters():
+            spread = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.3 * spread if "norm" in name else spread * weight.shape[-1] ** -0.5)
+        for name, bias in theirs.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
+    return theirs
+
+
+def read_whole(folder: Folder) -> dict[str, Tensor]:
+    """Every weight, box by box, and the biases by which experts are chosen."""
+    found = {}
+    for weight in weights(folder.model):
+        boxes = [((0,) * len(weight.shape), weight.shape)]
+        if len(weight.shape) == 3:
+            boxes = [((expert, 0, 0), (1, *weight.shape[1:])) for expert in range(weight.shape[0])]
+        found[weight.name] = torch.cat([folder.read(weight.name, offsets=at, sizes=size) for at, size in boxes])
+    for name in folder.parts.keys() - found.keys():
+        found[name] = folder.read(name, offsets=(0,), sizes=folder.parts[name][0].shape)
+    return found
+
+
+def decoder(folder: Folder) -> Transformer:
+    """Ours with the weights of ``folder``."""
+    model = folder.model
+    if model.moe is not None:  # nor does the reference add it, unless it also hands out the router's logits
+        model = model.replace(moe=model.moe.replace(aux_coefficient=0.0))
+    ours = Transformer(model)
+    missing, unexpected = ours.load_state_dict(read_whole(folder), strict=False)
+    assert (unexpected, [name for name in missing if not name.endswith(".moe.bias")]) == ([], [])
+    return ours
+
+
+def theirs_as_ours(part: Part, tensors: dict[str, Tensor]) -> Tensor:
+    """Of their gradients, which lie as in memory, the one of our weight."""
+    found = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
+    return found.mT if part.transposed else found
+
+
+STACKED = [name for name, case in CASES.items() if "num_experts_per_tok" in case]
+
+
+@pytest.mark.parametrize(
+    ("case", "stacked"),
+    [*((CASES[name], False) for name in CASES), *((CASES[name], True) for name in STACKED)],
+    ids=[*CASES, *(f"{name}, stacked" for name in STACKED)],
+)
+def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stacked: bool, tmp_path: Path) -> None:
+    theirs = reference(case)
+    theirs.save_pretrained(tmp_path, max_shard_size="60KB", save_original_format=not stacked)  # type: ignore[operator]
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    folder = Folder.open(tmp_path)
+    assert folder.ignored == ()
+    ours = decoder(folder)
+    tokens = torch.randint(0, 131, (B, T), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    loss = ours(tokens[:, :-1], tokens[:, 1:], scale=1 / (B * (T - 1)))
+    expected = theirs(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    loss.backward()
+    expected.backward()
+    gradients: dict[str, Tensor] = {name: weight.grad for name, weight in theirs.named_parameters()}  # type: ignore
+    interleaved = case.get("rope_interleave", True)
+    found = {p.ours: p for p in parts(ours.model, family=folder.family, stacked=True, interleaved=interleaved)}
+    for name, weight in ours.named_parameters():
+        wanted = theirs_as_ours(found[name], gradients)
+        assert weight.grad is not None, name
+        assert (weight.grad - wanted).norm() <= 1e-5 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "minimax-m2", "glm4-moe", "mixtral", "deepseek-v3"])
+def test_a_dozen_steps_are_the_references(name: str, tmp_path: Path) -> None:
+    theirs = reference(CASES[name])
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    ours = decoder(Folder.open(tmp_path))
+    tokens = torch.randint(0, 131, (12, B, T), generator=torch.Generator().manual_seed(5))
+    mine, other = (torch.optim.AdamW(each.parameters(), lr=1e-3, eps=1e-5) for each in (ours, theirs))
+    for batch in tokens:
+        loss = ours(batch[:, :-1], batch[:, 1:], scale=1 / (B * (T - 1)))
+        expected = theirs(batch, labels=batch).loss
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        loss.backward()
+        expected.backward()
+        for optimizer in (mine, other):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["llama3-405b", "llama3.2-1b", "deepseek-v2", "deepseek-v3", "kimi-k2", "gpt-oss-20b"])
+def test_scaled_frequencies_are_the_references(name: str) -> None:
+    model, values = named(name), CATALOG[name].config
+    keys = {key: value for key, value in values.items() if key != "model_type"}
+    kind = values["model_type"]
+    config = AutoConfig.for_model("deepseek_v3" if kind == "kimi_k2" else kind, **keys)
+    theirs, factor = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, torch.device("cpu"))
+    torch.testing.assert_close(torch.tensor(frequencies(model)), theirs, rtol=2e-6, atol=0)
+    cos, _ = rotary_tables(model, positions=torch.tensor([0]), dtype=torch.float64, device=torch.device("cpu"))
+    assert cos.unique().tolist() == pytest.approx([factor])
+
+
+def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
+    """gpt-oss: gate and up in one tensor [E, D, 2F], column by column; read whole, by boxes, and put back together."""
+    keys = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"}
+    theirs = reference({"model_type": "gpt_oss", **keys, "num_local_experts": 4, "sliding_window": 8})
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    folder = Folder.open(tmp_path)
+    assert folder.ignored == ()
+    inside, first = theirs.get_submodule("model.layers.1.mlp.experts"), "blocks.1.moe.experts."
+    both, biases = inside.get_parameter("gate_up_proj"), inside.get_parameter("gate_up_proj_bias")
+    wanted = {
+        "gate": both[..., ::2].mT, "up": both[..., 1::2].mT, "down": inside.get_parameter("down_proj").mT,
+        "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2],
+    }  # fmt: skip
+    found = read_whole(folder)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[first + name], tensor), name
+    box = folder.read(f"{first}up", offsets=(2, 5, 7), sizes=(1, 11, 13))
+    assert torch.equal(box, wanted["up"][2:3, 5:16, 7:20])
+    for name, tensor in theirs.state_dict().items():
+        fused = [part for several in folder.parts.values() for part in several if part.name == name]
+        assert torch.equal(_together(fused, [found[part.ours] for part in fused]), tensor), name
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 24, "long_factor": [float(n) for n in range(1, 49)]}
+
+
+@pytest.mark.parametrize("length", [100, 128, 129, 300])
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [("llama", {"rope_type": "dynamic", "factor": 3.0}),
+     ("phi3", LONGROPE | {"original_max_position_embeddings": 128, "factor": 4.0})],
+    ids=["dynamic", "longrope"],
+)  # fmt: skip
+def test_frequencies_that_depend_on_the_length_are_the_references(
+    family: str, scaling: dict[str, Any], length: int
+) -> None:
+    """Which computes them for the longest position that it has seen."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    keys = sizes | {"max_position_embeddings": 128, "intermediate_size": 8, "vocab_size": 8, "rope_scaling": scaling}
+    model = from_config({"model_type": family, **keys}, name="x")
+    config = AutoConfig.for_model(family, **{**keys, "rope_scaling": dict(scaling)})
+    theirs, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"), seq_len=length)
+    torch.testing.assert_close(torch.tensor(frequencies(model, length=length)), theirs, rtol=2e-6, atol=0)
+    part = torch.tensor([0, length - 1])  # of a sequence that several ranks share
+    cos, _ = rotary_tables(model, positions=part, length=length, dtype=torch.float64, device=torch.device("cpu"))
+    assert cos[0].unique().tolist() == pytest.approx([factor])
+    torch.testing.assert_close(cos[1, 0, :48], (theirs.double() * (length - 1)).cos() * factor, rtol=0, atol=1e-4)
+
+
+# Each rank its rows
+
+
+def started(path: Path, layout: Layout) -> dict[str, Tensor]:
+    model = Folder.open(path).model
+    job = Job(sequence=32, global_batch=4, precision=recipe("fp32"))
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    start(path, built=built, model=model)
+    return full_weights(built, model=model)
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "stacked"),
+    [
+        ("llama, tied and biased", "dp2 pp2 zero3 mbs1", False),
+        ("mixtral", "dp2 tp2 ep2 zero1 mbs1", True),
+        ("deepseek-v3", "dp2 tp2 ep2 etp2 zero3 mbs1", False),
+        ("deepseek-v3", "tp2 pp2 ep2 mbs1", False),
+    ],
+)
+def test_every_rank_reads_its_rows(
+    forked: Callable[..., list[Any]], tmp_path: Path, case: str, layout: str, stacked: bool
+) -> None:
+    reference(CASES[case]).save_pretrained(tmp_path / "model", save_original_format=not stacked)  # type: ignore
+    found = forked(4, started, tmp_path / "model", Layout.parse(layout))[0]
+    folder = Folder.open(tmp_path / "model")
+    wanted = read_whole(folder)
+    assert {name for name in found if name not in wanted} <= {bias_name(folder.model, layer) for layer in range(3)}
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+# What is refused
+
+
+def change(path: Path, **config: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+
+
+def edit(path: Path, **tensors: Tensor | None) -> None:
+    """Give a single file some tensors (``__`` for a dot), or take them away."""
+    with safe_open(path / "model.safetensors", "pt") as file:
+        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    values |= {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file({name: value for name, value in values.items() if value is not None}, path / "model.safetensors")
+
+
+def cut(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (
+        lambda p: edit(p, model__norm__weight=None),
+        "lacks 1 of the 21 tensors of its config.json, such as model.norm.weight; it holds 20",
+    ),
+    "misshapen": (
+        lambda p: edit(p, lm_head__weight=torch.zeros(131, 47)),
+        "lm_head.weight is [131, 47], but [131, 48] by its config.json",
+    ),
+    "strange": (
+        lambda p: edit(p, model__layers__1__self_attn__q_norm__weight=torch.zeros(8)),
+        "holds 1 tensors that the model of its config.json does not have, such as model.layers.1.self_attn.q_norm",
+    ),
+    "scaled": (
+        lambda p: edit(p, lm_head__weight=torch.zeros(131, 48).to(torch.float8_e4m3fn)),
+        "lm_head.weight is stored as F8_E4M3; convert it to bf16 first",
+    ),
+    "quantized": (lambda p: change(p, quantization_config={"quant_method": "fp8"}), "its weights are quantized (fp8)"),
+    "cut": (cut, "model.safetensors: is damaged or cut short"),
+    "gone": (lambda p: (p / "model.safetensors").unlink(), "is missing, and there is no model.safetensors.index.json"),
+    "elsewhere": (
+        lambda p: (p / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b", "c": "d"}}'),
+        "b: is missing, and model.safetensors.index.json names it",
+    ),
+    "family": (
+        lambda p: change(p, architectures=["OlmoForCausalLM"]),
+        "architecture 'OlmoForCausalLM' is not known",
+    ),
+    "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
+}
+
+
+@pytest.mark.parametrize(("harm", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_bad_folder_is_refused_in_one_line(harm: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    reference(CASES["llama"]).save_pretrained(tmp_path)  # type: ignore[operator]
+    model = Folder.open(tmp_path).model
+    harm(tmp_path)
+    with pytest.raises(Mistake, match=re.escape(message)) as caught:
+        Folder.open(tmp_path, model=model)
+    assert str(tmp_path.name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_model_does_not_need_is_left_out(tmp_path: Path) -> None:
+    reference(CASES["llama, tied and biased"]).save_pretrained(tmp_path)  # type: ignore[operator]
+    spare = {"lm_head.weight": (131, 48), "model.layers.2.eh_proj.weight": (48, 96),
+             "model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}  # fmt: skip
+    tensors = {name.replace(".", "__"): torch.zeros(shape) for name, shape in spare.items()}
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        edit(tmp_path, **tensors | {"lm_head__weight": file.get_tensor("model.embed_tokens.weight")})
+    assert set(Folder.open(tmp_path).ignored) == set(spare)

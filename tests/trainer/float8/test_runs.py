@@ -1,0 +1,105 @@
+"""Training in eight bits: it learns as bf16 does, and a layout does not change it by more than its casts do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fivefold.job import Job, LearningRate, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.trainer.model.precision import check_chip
+from tests.agree.parity.cases import MODELS, job_for
+from tests.agree.parity.processes import forked
+from tests.agree.parity.rank import Told, play
+
+NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8", "fp8-nanotron")
+STEPS = 3
+
+
+def run(model: Model, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
+    told: Told = forked(layout.world, play, model, layout, job, None, steps)[0]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "name", "bound"),
+    [
+        # What is cast is the same: sums of fp32 in another order.
+        ("dense", "dp2 zero3 mbs1", "fp8-rowwise", 2e-6),
+        ("dense", "pp2 zb1p mbs1", "fp8", 0.0),
+        ("moe", "dp2 zero1 mbs1", "fp8-tiles", 2e-6),
+        ("dense", "ac=full mbs1", "fp8-rowwise-gw", 0.0),
+        ("dense", "dp2 zero3 mbs1", "mxfp8", 2e-6),
+        ("moe", "dp2 tp2 zero1 mbs1", "tf32", 1e-5),
+        ("moe", "dp2 zero1 mbs1", "nvfp4", 2e-6),
+        ("dense", "dp2 zero3 mbs1", "fp8-nanotron", 2e-6),
+        ("dense", "pp2 zb1p mbs1", "fp8-lm", 0.0),
+        ("moe", "dp2 zero1 mbs1", "fp8-deepseek", 2e-6),
+        # Inputs of row layers are cut, and with them what shares a scale; so are the rows that an expert gets.
+        ("dense", "dp2 tp2 zero1 mbs1", "fp8", 2e-3),
+        ("mla", "tp2 mbs1 ac=full", "fp8-rowwise-gw", 2e-3),
+        ("moe", "dp2 ep2 zero2 mbs1", "fp8-rowwise", 1e-3),
+        ("dense", "tp2 mbs1", "mxfp8", 2e-3),
+    ],
+)
+def test_a_layout_changes_no_more_than_its_casts_do(model: str, text: str, name: str, bound: float) -> None:
+    """Losses of three steps against one process; from those of bf16 they differ by up to 1e-3."""
+    layout = Layout.parse(text)
+    job = job_for(layout).replace(precision=recipe(name), emulate=True)
+    few = MODELS[model].replace(layers=3)
+    ours, alone = run(few, layout, job), run(few, Layout(), job)
+    assert max(abs(a - b) for a, b in zip(ours.losses, alone.losses, strict=True)) <= bound
+
+
+@pytest.mark.parametrize(("model", "names"), [("dense", NAMES), ("moe", ("fp8-tiles",))])
+def test_losses_fall_as_those_of_bf16(model: str, names: tuple[str, ...]) -> None:
+    """In 16 steps by 1.7 nats; every recipe ends within 0.05 of bf16."""
+    steps, layout = 16, Layout(mbs=8)
+    rate = LearningRate(kind="constant", peak=3e-3)
+    job = Job(sequence=24, global_batch=8, precision=recipe("bf16"), steps=steps, learning_rate=rate)
+    wide = run(MODELS[model], layout, job, steps=steps).losses
+    assert wide[0] - wide[-1] > 1.7
+    for name in names:
+        narrow = run(MODELS[model], layout, job.replace(precision=recipe(name), emulate=True), steps=steps).losses
+        assert narrow != wide
+        assert sum(narrow[-4:]) / 4 == pytest.approx(sum(wide[-4:]) / 4, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "capability", "pattern"),
+    [
+        ("fp8", "nano", None, r"'fp8': a CPU has no fp8 units; set job.emulate = true"),
+        ("fp8-rowwise", "nano", (8, 0), r"A100 has no fp8 units \(compute capability 8.0, not 8.9\); set job.emulate"),
+        (
+            "fp8-tiles",
+            "nano",
+            (9, 0),
+            r"'fp8-tiles': torch multiplies tiles from CUDA 12.9 on, .*; set job.emulate",
+        ),
+        ("nvfp4", "nano", (10, 0), r"'nvfp4': the engine has no kernel for blocks; set job.emulate = true"),
+        (
+            "fp8",
+            "qwen3-30b-a3b",
+            (9, 0),
+            r"'fp8': .* no kernel for experts but that of fp8-rowwise-gw; set job",
+        ),
+        ("fp8-rowwise", "nano", (9, 0), ""),
+    ],
+)
+def test_a_chip_without_units_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, name: str, model: str, capability: tuple[int, int] | None, pattern: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
+    job = Job(precision=recipe(name))
+    check_chip(job.replace(emulate=True), model=named(model))
+    if not pattern:
+        check_chip(job, model=named(model))
+        return
+    with pytest.raises(Mistake, match=pattern) as error:
+        check_chip(job, model=named(model))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,157 @@
+"""The gradient noise scale against gradients of single sequences, one by one, and against what was drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.logs.step_line import step_line
+from fivefold.trainer.measure.noise_scale import DECAY, Noise, NoiseScale, noise
+from fivefold.trainer.run import Run
+
+MODEL = Model(name="small", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
+SEQUENCES, LENGTH = 8, 16
+TOKENS = torch.randint(MODEL.vocab, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+
+
+def of_single_sequences() -> list[Tensor]:
+    """The gradient of each sequence's own mean loss, as one vector, without parallelism."""
+    job = Job(sequence=LENGTH, global_batch=1, precision=recipe("fp32"))
+    found = []
+    for sequence in TOKENS:
+        built = build(model=MODEL, layout=Layout(), job=job, device=torch.device("cpu"))
+        Engine(built, model=MODEL, layout=Layout(), job=job).backward(sequence.view(1, 1, -1))
+        found.append(torch.cat([s.weight.grad.reshape(-1) for s in built.shards if s.weight.grad is not None]))
+    return found
+
+
+def measured(text: str) -> tuple[Noise | None, float, list[int]]:
+    """What the engine measures of the same sequences under a layout; and of a plain step its norm."""
+    layout = Layout.parse(text)
+    job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=recipe("fp32"))
+    built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
+    engine = Engine(built, model=MODEL, layout=layout, job=job)
+    engine.noise = NoiseScale.of(built, layout)
+    times, rank = layout.micro_batches(job), built.ranks["dp"].rank
+    mine = [
+        TOKENS[(at * layout.dp + rank) * layout.mbs : (at * layout.dp + rank + 1) * layout.mbs] for at in range(times)
+    ]
+    done = engine.step(torch.stack(mine))
+    return done.noise, done.norm, [len(unit.gradients.shards) for unit in built.units]
+
+
+def parts(layout: Layout) -> list[list[int]]:
+    """The sequences whose gradients a rank sums before it reduces them."""
+    times = SEQUENCES // (layout.dp * layout.mbs)
+    each = [
+        [(at * layout.dp + rank) * layout.mbs + n for n in range(layout.mbs)]
+        for rank in range(layout.dp) for at in range(times)
+    ]  # fmt: skip
+    if layout.zero >= 2:  # after every micro-batch
+        return each
+    return [[n for part in each[rank * times : (rank + 1) * times] for n in part] for rank in range(layout.dp)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dp2 zero0 mbs1", "dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs1", "dp2 pp2 zero1 mbs1", "dp2 tp2 nosp"],
+)
+def test_it_is_that_of_gradients_of_single_sequences(forked, text: str) -> None:
+    layout = Layout.parse(text)
+    (single,) = forked(1, of_single_sequences)
+    mean = torch.stack(single).mean(0)
+    small = [torch.stack([single[n] for n in part]).mean(0).square().sum() for part in parts(layout)]
+    square, variance = noise(
+        small=float(torch.stack(small).mean()), whole=float(mean.square().sum()), batches=len(small),
+        sequences=SEQUENCES,
+    )  # fmt: skip
+    ranks = forked(layout.world, measured, text)
+    for found, norm, _ in ranks:
+        assert found is not None
+        assert norm == pytest.approx(float(mean.norm()), rel=1e-5)
+        assert found.square == pytest.approx(square, rel=1e-3)  # a difference of much larger numbers
+        assert found.variance == pytest.approx(variance, rel=1e-3)
+        assert found.scale == pytest.approx(variance / square, rel=1e-3) or square <= 0
+
+
+def test_under_sequence_parallelism_weights_of_partial_gradients_are_left_out(forked) -> None:
+    (single,) = forked(1, of_single_sequences)
+    whole = float(torch.stack(single).mean(0).square().sum())
+    found = forked(4, measured, "dp2 tp2 mbs1")[0][0]
+    assert found is not None
+    assert 0 < found.square + found.variance / SEQUENCES < whole  # |g_B|² is their sum in the mean
+
+
+def test_estimates_are_without_bias() -> None:
+    """Of gradients drawn around a known mean with a known covariance."""
+    drawn, size, batch, batches = torch.Generator().manual_seed(5), 50, 32, 8
+    mean, deviation = torch.linspace(0.1, 0.5, size), torch.linspace(0.5, 2.0, size)
+    found = []
+    for _ in range(400):
+        sequences = mean + deviation * torch.randn(batch, size, generator=drawn)
+        small = sequences.view(batches, -1, size).mean(1).square().sum(1).mean()
+        found.append(noise(small=float(small), whole=float(sequences.mean(0).square().sum()), batches=batches,
+                           sequences=batch))  # fmt: skip
+    squares, variances = torch.tensor(found).mean(0)
+    assert float(squares) == pytest.approx(float(mean.square().sum()), rel=0.03)
+    assert float(variances) == pytest.approx(float(deviation.square().sum()), rel=0.03)
+
+
+def test_the_scale_is_of_means_over_steps() -> None:
+    scale = NoiseScale([], replicas=2, device=torch.device("cpu"))
+    scale.units = [type("Unit", (), {"times": 1})()]  # type: ignore[list-item]
+    sums = [[torch.tensor(0.8), torch.tensor(1.2)], [torch.tensor(1.1), torch.tensor(1.5)]]
+    (first, second) = (scale.take(each, sequences=8, scale=1.0) for each in sums)
+    assert first is not None
+    assert second is not None
+    expected = (DECAY * first.variance + second.variance) / (DECAY * first.square + second.square)
+    assert second.scale == pytest.approx(expected)
+    assert scale.take([], sequences=8, scale=1.0) is None
+
+
+def test_without_it_a_step_sends_what_it_sent(forked) -> None:
+    """No numbers beside the norm's, and nothing is seen of the sums."""
+    assert forked(2, unwatched) == [(3, True)] * 2
+
+
+def unwatched() -> tuple[int, bool]:
+    from fivefold.trainer.optimizers import optimizer
+
+    layout, job = Layout.parse("dp2 zero2 mbs1"), Job(sequence=LENGTH, global_batch=4, precision=recipe("fp32"))
+    built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
+    engine = Engine(built, model=MODEL, layout=layout, job=job)
+    sent: list[int] = []
+    plain = optimizer.all_reduce
+
+    def seen(tensor: Tensor, axis: object) -> object:
+        sent.append(tensor.numel())
+        return plain(tensor, axis)  # type: ignore[arg-type]
+
+    optimizer.all_reduce = seen  # type: ignore[assignment]
+    done = engine.step(TOKENS[:4].view(2, 2, LENGTH + 1)[:, :1])
+    return sent[-1], done.noise is None and all(unit.gradients.squares is None for unit in built.units)
+
+
+def test_the_log_says_it_in_tokens() -> None:
+    job = Job(sequence=16, global_batch=8)
+    done = type("Done", (), {"loss": 1.0, "norm": 2.0, "further": (), "noise": Noise(0.5, 3.0, 6.0)})()
+    line = step_line(1, done, job=job, samples=8, batch=8, rate=1e-3, seconds=1.0, ideal_seconds=0.1)
+    assert (line["noise_scale"], line["gradient_square"], line["gradient_variance"]) == (96.0, 0.5, 48.0)
+
+
+def test_layouts_without_a_part_of_the_batch_are_refused(tmp_path: Path) -> None:
+    run = Run(noise_scale=True)
+    for text, line in (("dp1 tp2", "with dp1 no gradient"), ("dp2 cp2", "under cp2 no rank has")):
+        with pytest.raises(Mistake, match=line):
+            run.check_noise(Layout.parse(text))
+        Run().check_noise(Layout.parse(text))
+    run.check_noise(Layout.parse("dp2 pp2"))

@@ -1,0 +1,132 @@
+"""Casts to eight bits: what they lose, what they keep, and every scale's place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fivefold.trainer.model.float8 import cast
+from fivefold.trainer.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile, widen
+
+KINDS = {"tensor": by_tensor, "matrix": by_matrix, "row": by_row, "tile": by_tile, "block": by_block}
+PARTS = {"matrix": (0, 0), "row": (1, 0), "tile": (1, 128), "block": (128, 128)}  # rows and columns; 0: all
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Rows and columns of very different sizes."""
+    generator = torch.Generator().manual_seed(sum(shape) + seed)
+    x = torch.randn(shape, generator=generator) * torch.randn(*shape[:-1], 1, generator=generator).exp()
+    return (x * torch.randn(shape[-1], generator=generator).exp()).to(dtype)
+
+
+def largest(x: Tensor, kind: str) -> Tensor:
+    """|x| of the part of each element, one part after another."""
+    if kind == "tensor":
+        return x.abs().max().expand(x.shape)
+    found = torch.empty_like(x)
+    rows, columns = (few or size for few, size in zip(PARTS[kind], x.shape[-2:], strict=True))
+    for top in range(0, x.shape[-2], rows):
+        for left in range(0, x.shape[-1], columns):
+            part = (..., slice(top, top + rows), slice(left, left + columns))
+            found[part] = x[part].abs().amax((-2, -1), keepdim=True)
+    return found
+
+
+def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The value of ``dtype`` nearest to each of ``x``, of two the one whose last bit is 0, from a list of them all."""
+    bits = torch.arange(128, dtype=torch.uint8)
+    values = bits.view(dtype).double()
+    values = values[values.isfinite()]
+    place = torch.searchsorted(values, x.abs().double().clamp(max=values[-1])).clamp(max=len(values) - 1)
+    below = (place - 1).clamp(min=0)
+    up, down = values[place] - x.abs(), x.abs() - values[below]
+    take = torch.where((up < down) | ((up == down) & (place % 2 == 0)), place, below)
+    return values[take] * x.sign()
+
+
+@pytest.mark.parametrize("powers", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("shape", [(3, 7), (130, 257), (2, 129, 130)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_element_is_rounded_to_the_nearest_of_its_part(
+    kind: str, shape: tuple[int, ...], dtype: torch.dtype, powers: bool
+) -> None:
+    x = drawn(*shape, dtype=torch.bfloat16)
+    found = KINDS[kind](x, dtype=dtype, powers=powers)
+    factor = (torch.finfo(dtype).max / largest(x.double(), kind)).float()
+    if powers:
+        factor = 2.0 ** torch.frexp(factor).exponent.sub(1)
+    expected = nearest((x.float() * factor), dtype)
+    assert torch.equal(found.data.double(), expected)
+    torch.testing.assert_close(widen(found, torch.float64), expected / factor, rtol=2**-22, atol=0)
+
+
+@given(st.sampled_from(sorted(KINDS)), st.integers(1, 300), st.integers(1, 300), st.booleans(), st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_no_value_is_farther_off_than_half_a_step(kind: str, rows: int, columns: int, powers: bool, seed: int) -> None:
+    """Three bits of mantissa: 1/16 of the value, or half of the smallest step, 2^-9, of the scale."""
+    x = drawn(rows, columns, seed=seed)
+    found = KINDS[kind](x, powers=powers)
+    step = largest(x, kind) / 448 * 2**-10 * (2 if powers else 1)
+    assert ((widen(found, torch.float32) - x).abs() <= torch.maximum(x.abs() / 16, step) * 1.0001).all()
+    again = KINDS[kind](widen(found, torch.float32), powers=powers)
+    assert powers or torch.equal(again.data.float(), found.data.float())  # the largest stays the largest
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "scales"),
+    [
+        ("tensor", (130, 300), ()), ("matrix", (4, 130, 300), (4, 1, 1)), ("row", (130, 300), (130, 1)),
+        ("tile", (130, 300), (130, 3)), ("block", (4, 130, 300), (4, 2, 3)), ("tile", (0, 300), (0, 3)),
+    ],
+)  # fmt: skip
+def test_scales_have_their_places_on_fake_tensors_too(
+    kind: str, shape: tuple[int, ...], scales: tuple[int, ...]
+) -> None:
+    found = KINDS[kind](torch.ones(shape))
+    with FakeTensorMode():
+        fake = KINDS[kind](torch.ones(shape))
+        assert widen(fake, torch.bfloat16).shape == shape
+    for each in (found, fake):
+        assert (each.data.shape, each.data.dtype) == (shape, torch.float8_e4m3fn)
+        assert (each.scale.shape, each.scale.dtype) == (scales, torch.float32)
+    assert found.data.is_contiguous()
+
+
+def test_zeros_stay_zero_and_no_number_stays_visible() -> None:
+    for kind in KINDS.values():
+        assert torch.equal(widen(kind(torch.zeros(3, 4)), torch.float32), torch.zeros(3, 4))
+        for powers in (False, True):
+            for bad in (torch.nan, torch.inf, -torch.inf):
+                x = torch.ones(3, 4)
+                x[1, 2] = bad
+                assert widen(kind(x, powers=powers), torch.float32)[1, 2].isnan()
+    x = torch.ones(3, 4)
+    x[1, 2] = torch.inf
+    assert torch.equal(widen(by_row(x), torch.float32)[::2], torch.ones(2, 4))  # rows of their own scale are well
+
+
+def test_a_given_amax_makes_one_scale_of_many_shards() -> None:
+    x = drawn(64, 48)
+    whole = by_tensor(x)
+    for part in x.chunk(4):
+        shard = by_tensor(part, amax=x.abs().max())
+        assert torch.equal(shard.scale, whole.scale)
+    assert torch.equal(by_tensor(x.flatten()).data.float(), whole.data.float().flatten())
+    clipped = by_tensor(x, amax=x.abs().max() / 4)  # saturates
+    assert clipped.data.float().abs().max() == 448
+
+
+def test_transposed_and_chunked_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = drawn(300, 70)
+    whole = [kind(x.t()) for kind in KINDS.values()]
+    monkeypatch.setattr(cast, "CHUNK_ELEMENTS", 1000)
+    for kind, other in zip(KINDS.values(), whole, strict=True):
+        found: Cast = kind(x.t().contiguous())
+        assert torch.equal(found.data.float(), other.data.float())
+        assert torch.equal(found.scale, other.scale)
+        assert torch.equal(widen(found, torch.float32), widen(other, torch.float32))

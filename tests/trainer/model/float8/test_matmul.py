@@ -1,0 +1,154 @@
+"""The products of linear layers in eight bits: against sums written out, torchao's values, and fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.job import recipe
+from fivefold.trainer.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile
+from fivefold.trainer.model.float8.matmul import Float8Gemms, emulated
+from fivefold.trainer.model.linear import Linear, fused_linears
+
+NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles")
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def values(*shape: int, seed: int) -> Tensor:
+    """Drawn without a generator, so that any version of torch has the same."""
+    place = torch.arange(torch.Size(shape).numel()) + seed
+    drawn = ((place * place * 31 + place * 17) % 1009 - 504).double() / 504 * (1 + (place % 7) ** 3) / 64
+    return drawn.view(shape).bfloat16()
+
+
+def linears(name: str, *, into: int = 96, outof: tuple[int, ...] = (160,), dtype: torch.dtype) -> list[Linear]:
+    found = []
+    for each in outof:
+        made = Linear(into, each, bias=False).to(dtype)
+        with torch.no_grad():
+            made.matrix.copy_(values(each, into, seed=1))
+        made.gemms = Float8Gemms(recipe(name), kernel=False)
+        found.append(made)
+    return found
+
+
+def run(ours: list[Linear], *, rows: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """y, dx and dW of the first."""
+    weight = ours[0].matrix
+    x = values(rows, weight.shape[1], seed=2).to(weight.dtype).requires_grad_()
+    outs = fused_linears(x, *ours)
+    torch.autograd.backward(outs, [values(*out.shape, seed=3).to(out.dtype) for out in outs])
+    assert x.grad is not None
+    assert weight.grad is not None
+    return outs[0].detach(), x.grad, weight.grad
+
+
+# Σ and Σ of squares of y, dx, dW: torchao 0.18.0, Float8Linear.from_float with
+# Float8LinearConfig.from_recipe_name(...) and emulate=True, in bf16.
+TORCHAO = {
+    "fp8": ((-648.381023, 612201.9509), (341.810371, 606703.5186), (158.012623, 611293.4941)),
+    "fp8-rowwise": ((-596.026148, 604615.9101), (363.862133, 598895.4628), (133.769108, 602229.1922)),
+    "fp8-rowwise-gw": ((-596.026148, 604615.9101), (363.862133, 598895.4628), (128.19532, 607512.6703)),
+}
+
+
+@pytest.mark.parametrize("name", TORCHAO)
+def test_three_recipes_are_torchaos(name: str) -> None:
+    for found, (total, squares) in zip(run(linears(name, dtype=torch.bfloat16)), TORCHAO[name], strict=True):
+        assert found.dtype == torch.bfloat16
+        assert found.double().sum().item() == pytest.approx(total, abs=0.05)  # one bit of one element
+        assert found.double().square().sum().item() == pytest.approx(squares, rel=1e-6)
+
+
+def spelled(cast: Cast) -> Tensor:
+    """Every element by the scale that covers it, in fp64."""
+    scale = cast.scale.double().expand(1, 1) if cast.scale.dim() == 0 else cast.scale.double()
+    places = [
+        torch.arange(whole)
+        if size == whole
+        else torch.arange(whole).div(128, rounding_mode="floor").clamp(max=size - 1)
+        for size, whole in zip(scale.shape, cast.data.shape, strict=True)
+    ]
+    return cast.data.double() * scale[places[0]][:, places[1]]
+
+
+def written(a: Cast, b: Cast) -> Tensor:
+    """Σ over k of a[m, k] · b[n, k]."""
+    return spelled(a) @ spelled(b).t()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) -> None:
+    """Three tiles along every sum, the last of them short; the casts of each operand spelled out."""
+    rows, into, outof = 259, 262, 130
+    y, dx, dw = run(linears(name, into=into, outof=(outof,), dtype=torch.float32), rows=rows)
+    x, w, g = (
+        values(rows, into, seed=2).float(),
+        values(outof, into, seed=1).float(),
+        values(rows, outof, seed=3).float(),
+    )
+    pairs = {
+        "fp8": (
+            (by_tensor(x), by_tensor(w)), (by_tensor(g, dtype=E5M2), by_tensor(w.t())),
+            (by_tensor(g.t(), dtype=E5M2), by_tensor(x.t())),
+        ),
+        "fp8-rowwise": tuple(
+            (by_row(a, powers=True), by_row(b, powers=True)) for a, b in ((x, w), (g, w.t()), (g.t(), x.t()))
+        ),
+        "fp8-rowwise-gw": (
+            (by_row(x, powers=True), by_row(w, powers=True)), (by_row(g, powers=True), by_matrix(w.t(), powers=True)),
+        ),
+        "fp8-tiles": (
+            (by_tile(x), by_block(w)), (by_tile(g), by_block(w.t())), (by_tile(g.t()), by_tile(x.t())),
+        ),
+    }[name]  # fmt: skip
+    expected = [written(*pair) for pair in pairs]
+    if name == "fp8-rowwise-gw":
+        expected.append(g.double().t() @ x.double())
+    for found, sums in zip((y, dx, dw), expected, strict=True):
+        torch.testing.assert_close(found.double(), sums, rtol=0, atol=2e-6 * sums.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("fp8", 0.06), ("fp8-rowwise", 0.045), ("fp8-rowwise-gw", 0.045), ("fp8-tiles", 0.04)]
+)
+def test_the_error_is_that_of_three_bits(name: str, bound: float) -> None:
+    """Each operand is off by up to 1/16 (2^-4 of a mantissa of three bits; e5m2 1/8), on average by a third of it."""
+    ours = run(linears(name, into=256, dtype=torch.float32), rows=256)
+    x, w, g = values(256, 256, seed=2).float(), values(160, 256, seed=1).float(), values(256, 160, seed=3).float()
+    for found, exact in zip(ours, (x @ w.t(), g @ w, g.t() @ x), strict=True):
+        error = (found - exact).norm() / exact.norm()
+        assert error < bound
+        assert (error < 1e-6) == (name == "fp8-rowwise-gw" and found is ours[2])
+
+
+def test_tiles_bear_outliers_that_one_scale_does_not() -> None:
+    """DeepSeek-V3 §3.3: a few large activations push all others below the smallest step of a common scale."""
+    x, w = values(64, 512, seed=2).float() / 1000, values(32, 512, seed=1).float()
+    x[:, 3] = 2000.0
+    exact = x[:, 128:] @ w[:, 128:].t()  # of the other tiles
+    errors = []
+    for a, b in ((by_tensor(x), by_tensor(w)), (by_row(x), by_row(w)), (by_tile(x), by_block(w))):
+        tail = emulated(a, b) - emulated(_first(a), _first(b))
+        errors.append(((tail - exact).norm() / exact.norm()).item())
+    assert errors[0] > 0.5
+    assert errors[1] > 0.5
+    assert errors[2] < 0.05
+
+
+def _first(cast: Cast) -> Cast:
+    """With zeros behind the first tile."""
+    data = cast.data.clone()
+    data[:, 128:] = 0
+    return Cast(data, cast.scale)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_on_one_input_add_their_gradients(name: str) -> None:
+    several = linears(name, outof=(160, 32), dtype=torch.bfloat16)
+    y, dx, dw = run(several)
+    first, second = (run(linears(name, outof=(outof,), dtype=torch.bfloat16)) for outof in (160, 32))
+    assert torch.equal(y, first[0])
+    assert torch.equal(dw, first[2])
+    assert torch.equal(dx, first[1] + second[1])

@@ -1,0 +1,94 @@
+"""Casts to fp8 in Triton's kernels, in its interpreter, against PyTorch's: the same bytes and the same scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile
+from fivefold.trainer.model.kernels.fused import casts
+
+pytest.importorskip("triton", reason="Triton is made for Linux on x86-64")
+Fork = Callable[..., list[Any]]
+KINDS = {"tensor": by_tensor, "matrix": by_matrix, "row": by_row, "tile": by_tile, "block": by_block}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows and columns of very different sizes, and numbers far below them."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=generator) * torch.randn(*shape[:-1], 1, generator=generator).exp()
+    return (x * torch.randn(shape[-1], generator=generator).mul(3).exp()).to(dtype)
+
+
+def same(found: Cast, wanted: Cast) -> None:
+    assert (found.data.dtype, found.data.shape, found.scale.shape) == (
+        wanted.data.dtype, wanted.data.shape, wanted.scale.shape,
+    )  # fmt: skip
+    torch.testing.assert_close(found.scale, wanted.scale, rtol=0, atol=0, equal_nan=True)
+    ours, theirs = found.data.float(), wanted.data.float()
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "into", "powers"),
+    [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, powers: bool) -> None:
+    wide, tall, stack = (drawn(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))
+    for x in (wide, wide.mT, tall, tall.mT, stack, stack.mT):
+        options = {"dtype": into, "powers": powers}
+        same(KINDS[kind](x, fused=True, **options), KINDS[kind](x, **options))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # of the interpreter's numpy
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_nothing_and_what_is_no_number(kind: str) -> None:
+    empty = torch.zeros(0, 256)
+    for x in (torch.zeros(3, 200), empty):
+        same(KINDS[kind](x, fused=True), KINDS[kind](x))
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = drawn(3, 200)
+        x[1, 150] = bad
+        for powers in (False, True):
+            same(KINDS[kind](x, fused=True, powers=powers), KINDS[kind](x, powers=powers))
+
+
+def test_a_known_amax_is_taken() -> None:
+    x = drawn(9, 70)
+    for amax in (x.abs().max(), x.abs().max() / 8):  # the latter saturates
+        same(by_tensor(x, amax=amax, fused=True), by_tensor(x, amax=amax))
+    same(by_tensor(x[0], fused=True), by_tensor(x[0]))
+
+
+MODEL = Model(name="small", layers=1, width=24, heads=2, kv_heads=1, head_dim=12, ffn=40, vocab=61)
+LAYOUT = Layout.parse("dp1 mbs1")
+CASTS = 7 + 4 + 7 + 7 + 4 + 7  # of seven weights and four inputs; of W in dx and g; of x and g along columns
+
+
+def trained(kernels: str) -> tuple[float, float, int]:
+    """Loss and gradient norm of a step, and calls of Triton's casts."""
+    calls, real = [], casts.cast
+    casts.cast = lambda *tensors, **sizes: (calls.append(1), real(*tensors, **sizes))[1]  # type: ignore[assignment]
+    job = Job(sequence=9, global_batch=1, precision=recipe("fp8-tiles"), emulate=True, steps=9, kernels=kernels)
+    built = build(model=MODEL, layout=LAYOUT, job=job, device=torch.device("cpu"))
+    tokens = torch.randint(61, (1, 1, 10), generator=torch.Generator().manual_seed(0))
+    done = Engine(built, model=MODEL, layout=LAYOUT, job=job).step(tokens)
+    return done.loss, done.norm, len(calls)
+
+
+def test_a_step_casts_by_tritons_kernels(forked: Fork) -> None:
+    ((*ours, calls),), ((*theirs, none),) = (forked(1, trained, kernels) for kernels in ("triton", "eager"))
+    assert (calls, none) == (CASTS, 0)
+    assert ours == pytest.approx(theirs, rel=2e-2)  # bf16 of the other kernels is cut in the interpreter

@@ -1,0 +1,94 @@
+"""Which kernels a job gets: by the device, by what is installed, by what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.planner.predict import Planner
+from fivefold.record import Mistake
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.model.kernels import choice
+from fivefold.trainer.model.kernels.choice import check_kernels, settled
+from fivefold.trainer.model.kernels.fused.kernels import TRITON
+
+Fork = Callable[..., list[Any]]
+MODEL = Model(
+    name="mixed", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83, qk_norm="head",
+    moe=MoE(experts=4, topk=2, ffn=9, dense_layers=1),
+)  # fmt: skip
+JOB = Job(sequence=32, global_batch=2, precision="fp32", steps=9)
+
+
+def test_fused_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "unavailable", lambda: "")
+    names = [settled(job, gpu=gpu).stack.kernels for job in (JOB, JOB.replace(compile=True)) for gpu in (True, False)]
+    assert names == ["triton", "eager", "compiled", "compiled"]
+    assert settled(JOB.replace(kernels="eager"), gpu=True).stack.kernels == "eager"
+    assert settled(JOB.replace(stack="megatron-core"), gpu=True).stack.kernels == "fused"
+
+
+def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "unavailable", lambda: "the package triton is not installed")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found, remark = check_kernels(JOB)
+    assert found.stack.kernels == settled(JOB, gpu=True).stack.kernels == "eager"
+    assert remark.startswith("kernels='eager': the package triton is not installed")
+    assert check_kernels(found) == (found, "")
+    assert check_kernels(JOB.replace(compile=True))[1] == ""
+    with pytest.raises(Mistake, match="kernels='triton' cannot run: the package triton is not installed"):
+        check_kernels(JOB.replace(kernels="triton"))
+
+
+def test_compiled_is_not_eager() -> None:
+    assert JOB.replace(kernels="compiled").stack.compiles
+    with pytest.raises(ValueError, match="drop either"):
+        JOB.replace(compile=True, kernels="eager")
+
+
+def test_the_planner_prices_and_counts_each_as_what_it_is() -> None:
+    """8B, 8 GPUs: eager norms pass four to twelve times over memory, and hold fp32 copies; Triton's do neither."""
+    machine, layout = resolve("h100:8", local=Path()), Layout.parse("dp8 zero3 mbs1")
+    steps = {}
+    for kernels in ("fused", "triton", "eager", "compiled"):
+        job = Job(sequence=8192, global_batch=8, kernels=kernels)
+        planner = Planner(model=named("llama3-8b"), machine=machine, job=job)
+        found = planner.estimate(layout)
+        steps[kernels] = found.step_time.seconds, found.peak_bytes, planner.step(layout).memory.stages[0]
+    assert steps["fused"] == steps["triton"]
+    assert steps["eager"][0] > 1.05 * steps["triton"][0]
+    assert steps["eager"][0] > steps["compiled"][0]
+    assert steps["eager"][1] >= steps["triton"][1]
+    assert steps["eager"][2].activations_bytes == steps["triton"][2].activations_bytes
+
+
+def trained(kernels: str) -> list[tuple[float, float]]:
+    """Loss and gradient norm of two steps."""
+    job, layout = JOB.replace(kernels=kernels, sequence=8, global_batch=1), Layout.parse("dp1 mbs1")
+    built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
+    assert (built.module.head.kernels is TRITON) == (kernels == "triton")
+    engine, found = Engine(built, model=MODEL, layout=layout, job=job), []
+    for number in range(2):
+        drawn = torch.Generator().manual_seed(number)
+        done = engine.step(torch.randint(MODEL.vocab, (1, 1, 9), generator=drawn))
+        engine.zero_grad()
+        found.append((done.loss, done.norm))
+    return found
+
+
+def test_a_step_in_tritons_kernels_is_the_eager_step(forked: Fork) -> None:
+    pytest.importorskip("triton", reason="Triton is made for Linux on x86-64")
+    (ours,), (theirs,) = (forked(1, trained, kernels) for kernels in ("triton", "eager"))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)

@@ -1,0 +1,216 @@
+"""Our linear layer against torch's, its order of work, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.trainer.model.linear import Linear, LinearHooks, WgradStore, fused_linears, recomputing
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def linear(into: int, outof: int, *, bias: bool, dtype: torch.dtype = torch.float32) -> Linear:
+    made = Linear(into, outof, bias=bias).to(dtype)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(drawn(*weight.shape))
+    return made
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, tolerance: float) -> None:
+    ours = [linear(16, outof, bias=bias, dtype=dtype) for outof in (8, 12, 4)]
+    theirs = [nn.Linear(16, each.matrix.shape[0], bias=bias, dtype=dtype) for each in ours]
+    for mine, other in zip(ours, theirs, strict=True):
+        other.load_state_dict(mine.state_dict())  # same names, same shapes
+    x, y = (drawn(10, 16).to(dtype).requires_grad_() for _ in range(2))
+    for _ in range(2):  # gradients add up over micro-batches
+        found, expected = fused_linears(x, *ours), [other(y) for other in theirs]
+        for mine, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=0)
+        for outs in (found, expected):
+            torch.autograd.backward(outs, [drawn(*out.shape).to(dtype) for out in outs])
+    pairs = [(x.grad, y.grad)]
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs += [(a.grad, b.grad) for a, b in zip(mine.parameters(), other.parameters(), strict=True)]
+    for mine, other in pairs:
+        assert mine is not None
+        assert mine.dtype == dtype
+        assert (mine - other).norm() <= tolerance * other.norm()
+
+
+class Recorded(LinearHooks):
+    """Twice the rows inside, as over two ranks that are alike, and a record of what happened when."""
+
+    partial = True
+
+    def __init__(self, did: list[str]) -> None:
+        self.did = did
+
+    def enter(self, x: Tensor) -> Tensor:
+        self.did.append("enter")
+        return torch.cat((x, x))
+
+    def begin_reenter(self, x: Tensor) -> Callable[[], Tensor]:
+        self.did.append("begin again")
+        return lambda: (self.did.append("wait again"), torch.cat((x, x)))[1]
+
+    def begin_enter_backward(self, gradient: Tensor) -> Callable[[], Tensor]:
+        self.did.append("begin gradient")
+        return lambda: (self.did.append("wait gradient"), gradient.chunk(2)[0])[1]
+
+    def leave(self, y: Tensor) -> Tensor:
+        self.did.append("leave")
+        return y.chunk(2)[0].clone()
+
+    def leave_backward(self, gradient: Tensor) -> Tensor:
+        self.did.append("left gradient")
+        return torch.cat((gradient, gradient))
+
+
+def recorded(*, deferring: bool = False) -> tuple[list[str], WgradStore, list[Linear]]:
+    did: list[str] = []
+    wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
+    for index, each in enumerate(linears):
+        each.hooks, each.wgrad_store = Recorded(did), wgrad_store
+        each.weight.collect = lambda gradient, index=index: did.append(f"weight {index}")  # type: ignore[union-attr]
+        each.bias.collect = lambda gradient, index=index: did.append(f"bias {index}")  # type: ignore[union-attr]
+    wgrad_store.deferring = deferring
+    return did, wgrad_store, linears
+
+
+def run(linears: list[Linear]) -> Tensor:
+    x = drawn(4, 16).requires_grad_()
+    sum(out.sum() for out in fused_linears(x, *linears)).backward()  # type: ignore[union-attr]
+    assert x.grad is not None
+    return x.grad
+
+
+WEIGHTS = ["bias 0", "weight 0", "bias 1", "weight 1"]
+
+
+def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
+    did, _, linears = recorded()
+    run(linears)
+    assert did == ["enter", "leave", "leave", "begin again", "left gradient", "left gradient", "begin gradient",
+                   "wait again", *WEIGHTS, "wait gradient"]  # fmt: skip
+    assert all(weight.grad is None for each in linears for weight in each.parameters())  # collected, not kept twice
+
+
+def test_weights_gradients_wait_for_who_takes_them() -> None:
+    did, wgrad_store, linears = recorded(deferring=True)
+    run(linears)
+    assert did[-3:] == ["left gradient", "begin gradient", "wait gradient"]
+    assert "begin again" not in did  # only the rank's own rows are held until then
+    did.clear()
+    for work in wgrad_store.take():
+        work()
+    assert did == ["enter", *WEIGHTS]
+    assert wgrad_store.take() == []
+
+
+def test_what_runs_again_keeps_what_entered() -> None:
+    for deferring in (False, True):
+        did, wgrad_store, linears = recorded(deferring=deferring)
+        with recomputing():
+            (out,) = fused_linears(drawn(4, 16).requires_grad_(), linears[0])
+        out.sum().backward()
+        for work in wgrad_store.take():
+            work()
+        assert did.count("enter") == 1
+        assert "begin again" not in did
+        assert "weight 0" in did
+    did, _, linears = recorded()
+    run(linears)
+    assert "begin again" in did  # outside of it as before
+
+
+def test_put_off_equals_at_once() -> None:
+    found = []
+    for deferring in (False, True):
+        wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
+        wgrad_store.deferring = deferring
+        for each in linears:
+            each.wgrad_store = wgrad_store
+        gradient = run(linears)
+        weights = [weight for each in linears for weight in each.parameters()]
+        assert all((weight.grad is None) == deferring for weight in weights)
+        for work in wgrad_store.take():
+            work()
+        found.append([gradient, *(weight.grad for weight in weights)])
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine, other)  # type: ignore[arg-type]
+
+
+def test_a_bias_is_added_once_after_a_sum_over_ranks() -> None:
+    did: list[str] = []
+    row = linear(16, 8, bias=True)
+    row.hooks = Recorded(did)
+    x = drawn(4, 16).requires_grad_()
+    out = row(x)
+    torch.testing.assert_close(out, F.linear(x, row.matrix, row.bias))
+    out.backward(drawn(4, 8))
+    assert row.bias is not None
+    torch.testing.assert_close(row.bias.grad, drawn(4, 8).sum(0))  # of its own rows
+
+
+def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
+    embedding = nn.Embedding(12, 16)
+    tied = Linear.tied(embedding)
+    assert not list(tied.parameters())
+    embedding.weight = nn.Parameter(drawn(12, 16))  # as ZeRO does, later
+    assert tied.matrix is embedding.weight
+    delivered: list[str] = []
+    embedding.weight.collect = lambda gradient: delivered.append("head")  # type: ignore[attr-defined]
+    embedding.weight.register_post_accumulate_grad_hook(lambda weight: delivered.append("embedding"))
+    ids = torch.arange(5)
+    tied(embedding(ids)).sum().backward()
+    assert delivered == ["head", "embedding"]  # autograd's hook runs once, though the head uses the weight too
+    del embedding.weight.collect  # type: ignore[attr-defined]
+    embedding.weight.grad = None
+    tied(embedding(ids)).square().sum().backward()
+    whole = drawn(12, 16).requires_grad_()
+    F.linear(F.embedding(ids, whole), whole).square().sum().backward()
+    torch.testing.assert_close(embedding.weight.grad, whole.grad)
+
+
+def test_evaluation_keeps_nothing() -> None:
+    each = linear(16, 8, bias=True)
+    with torch.no_grad():
+        assert each(drawn(4, 16)).grad_fn is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it where it resumes
+def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
+    each = linear(16, 16, bias=True)
+    x, y = (drawn(4, 16).requires_grad_() for _ in range(2))
+
+    def block(x: Tensor) -> Tensor:
+        return F.silu(each(F.silu(x))) + x
+
+    torch.compile(block, backend="eager")(x).sum().backward()
+    weight, each.matrix.grad = each.matrix.grad, None
+    block(y).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    torch.testing.assert_close(weight, each.matrix.grad)
+
+
+def test_the_backward_is_called_by_the_weight_alone_where_the_input_has_no_gradient() -> None:
+    """By both, autograd would take its time to hand no gradient to each weight of each micro-batch."""
+    for asks in (True, False):
+        layer, x = linear(4, 3, bias=False), drawn(2, 4).requires_grad_(asks)
+        (out,) = fused_linears(x, layer)
+        assert out.grad_fn is not None
+        leaves = [node.variable for node, _ in out.grad_fn.next_functions if node is not None]
+        assert leaves == [x if asks else layer.matrix]
+        out.sum().backward()
+        assert layer.matrix.grad is not None
+        torch.testing.assert_close(layer.matrix.grad, x.detach().sum(0).expand(3, 4))

@@ -1,0 +1,350 @@
+"""Our mixture of experts against transformers', against loops, and against formulas; what it keeps and counts."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_weights
+from fivefold.record import Fault
+from fivefold.trainer.measure.meter import Meter
+from fivefold.trainer.model.experts import Experts, by_group, summed_by_group
+from fivefold.trainer.model.linear import WgradStore
+from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.model.routing import Sequences
+
+D, FFN, E, K, B, T = 16, 24, 8, 3, 2, 12
+
+
+def model(**moe: Any) -> Model:
+    fields = {"experts": E, "topk": K, "ffn": FFN, "balance": "none"} | moe
+    return Model(name="m", layers=1, width=D, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=64, moe=fields)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def made(of: Model) -> Moe:
+    layer = Moe(of)
+    with torch.no_grad():
+        for index, weight in enumerate(layer.parameters()):
+            weight.copy_(drawn(*weight.shape, seed=index) * 0.4)
+    return layer
+
+
+def rows() -> Tensor:
+    return drawn(B * T, D).requires_grad_()
+
+
+def close(found: Tensor | None, expected: Tensor | None, *, within: float = 1e-5) -> None:
+    assert found is not None
+    assert expected is not None
+    assert (found - expected).norm() <= within * expected.norm()
+
+
+def test_names_and_shapes_are_those_of_the_list_of_weights() -> None:
+    of = model(shared_experts=2, router_bias=True, expert_bias=True)
+    expected = {w.name: w.shape for w in block_weights(of, 0) if w.name.startswith("moe.")}
+    assert {f"moe.{name}": tuple(weight.shape) for name, weight in Moe(of).named_parameters()} == expected
+
+
+def _mixtral() -> tuple[Model, Any]:
+    config = mixtral.MixtralConfig(
+        hidden_size=D, intermediate_size=FFN, num_local_experts=E, num_experts_per_tok=K, router_jitter_noise=0.0
+    )
+    return model(), mixtral.MixtralSparseMoeBlock(config)
+
+
+def _qwen3() -> tuple[Model, Any]:
+    config = qwen3_moe.Qwen3MoeConfig(
+        hidden_size=D, moe_intermediate_size=FFN, num_experts=E, num_experts_per_tok=K, norm_topk_prob=False
+    )
+    return model(normalized=False), qwen3_moe.Qwen3MoeSparseMoeBlock(config)
+
+
+def _deepseek_v2() -> tuple[Model, Any]:
+    config = deepseek_v2.DeepseekV2Config(
+        hidden_size=D, num_attention_heads=2, moe_intermediate_size=FFN, n_routed_experts=E, num_experts_per_tok=K,
+        n_shared_experts=2,
+        n_group=4, topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=1.7,
+    )  # fmt: skip
+    ours = model(shared_experts=2, groups=4, topk_groups=2, normalized=False, scaling=1.7)
+    return ours, deepseek_v2.DeepseekV2Moe(config)
+
+
+def _deepseek_v3() -> tuple[Model, Any]:
+    config = deepseek_v3.DeepseekV3Config(
+        hidden_size=D, num_attention_heads=2, moe_intermediate_size=FFN, n_routed_experts=E, num_experts_per_tok=K,
+        n_shared_experts=1,
+        n_group=2, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+    )  # fmt: skip
+    ours = model(shared_experts=1, groups=2, topk_groups=1, score="sigmoid", scaling=2.5, balance="free")
+    block = deepseek_v3.DeepseekV3MoE(config)
+    block.gate.e_score_correction_bias.copy_(drawn(E, seed=5) * 0.5)
+    return ours, block
+
+
+@pytest.mark.parametrize("family", [_mixtral, _qwen3, _deepseek_v2, _deepseek_v3])
+def test_values_and_gradients_are_those_of_transformers(family: Any) -> None:
+    of, theirs = family()
+    ours = made(of)
+    if of.moe is not None and of.moe.balance == "free":
+        ours.bias.copy_(theirs.gate.e_score_correction_bias)
+    with torch.no_grad():
+        theirs.gate.weight.copy_(ours.router.weight)
+        theirs.experts.gate_up_proj.copy_(torch.cat((ours.experts.gate, ours.experts.up), 1))
+        theirs.experts.down_proj.copy_(ours.experts.down)
+        for name in ("gate", "up", "down") if ours.shared else ():
+            linear = getattr(theirs.shared_experts, f"{name}_proj")
+            linear.weight.copy_(getattr(ours.shared, name).weight)
+    x, y = rows(), rows()
+    found, expected = ours(x), theirs(y.view(B, T, D)).view(B * T, D)
+    close(found, expected)
+    for out in (found, expected):
+        out.backward(drawn(B * T, D, seed=1))
+    close(x.grad, y.grad)
+    close(ours.router.weight.grad, theirs.gate.weight.grad)
+    close(torch.cat((ours.experts.gate.grad, ours.experts.up.grad), 1), theirs.experts.gate_up_proj.grad)
+    close(ours.experts.down.grad, theirs.experts.down_proj.grad)
+    for name in ("gate", "up", "down") if ours.shared else ():
+        linear = getattr(theirs.shared_experts, f"{name}_proj")
+        close(getattr(ours.shared, name).weight.grad, linear.weight.grad)
+
+
+def test_clamped_experts_with_biases_are_those_of_gpt_oss() -> None:
+    """Wide enough that some gates and ups are beyond the limit on either side."""
+    config = gpt_oss.GptOssConfig(hidden_size=D, intermediate_size=FFN, num_local_experts=E, num_experts_per_tok=K)
+    of = model(router_bias=True, expert_bias=True).replace(activation="clamped_swiglu")
+    ours, theirs = made(of), gpt_oss.GptOssMLP(config)
+    w = ours.experts
+    pairs = {
+        "gate_up_proj": lambda part: torch.stack((part(w.gate), part(w.up)), 2).flatten(1, 2).transpose(1, 2),
+        "gate_up_proj_bias": lambda part: torch.stack((part(w.gate_bias), part(w.up_bias)), 2).flatten(1),
+        "down_proj": lambda part: part(w.down).transpose(1, 2),
+        "down_proj_bias": lambda part: part(w.down_bias),
+    }
+    with torch.no_grad():
+        for weight in (w.gate, w.up, w.gate_bias, w.up_bias):
+            weight.mul_(6)
+        for name, of_ours in pairs.items():
+            getattr(theirs.experts, name).copy_(of_ours(lambda weight: weight))
+        for name in ("weight", "bias"):
+            getattr(theirs.router, name).copy_(getattr(ours.router, name))
+    x, y = rows(), rows()
+    gate, up = w.gate_up(x.detach(), torch.tensor([B * T] * E, dtype=torch.int32))
+    assert min(int(beyond.sum()) for beyond in (gate > 7, up > 7, up < -7)) > 5
+    found, expected = ours(x), theirs(y.view(B, T, D))[0].view(B * T, D)
+    close(found, expected)
+    for out in (found, expected):
+        out.backward(drawn(B * T, D, seed=1))
+    close(x.grad, y.grad)
+    for name, of_ours in pairs.items():
+        close(of_ours(lambda weight: weight.grad), getattr(theirs.experts, name).grad)
+    for name in ("weight", "bias"):
+        close(getattr(ours.router, name).grad, getattr(theirs.router, name).grad)
+
+
+def by_loops(layer: Moe, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Every expert on every row, with biases, in autograd's own hands; a choice beyond the capacity weighs nothing."""
+    of, w = layer.moe, layer.experts
+    bias = 0 if layer.router.bias is None else layer.router.bias
+    scores = (x @ layer.router.weight.t() + bias).softmax(-1)
+    top = scores.topk(of.topk, dim=-1)
+    weights = top.values / top.values.sum(-1, keepdim=True) * of.scaling
+    dense = torch.zeros_like(scores).scatter(1, top.indices, weights)
+    if of.capacity is not None:
+        most, taken, kept = ceil(of.capacity * T * of.topk / of.experts), torch.zeros(B, E), torch.ones(B * T, E)
+        for row, expert in ((row, int(e)) for row, choice in enumerate(top.indices) for e in choice):
+            taken[row // T, expert] += 1
+            kept[row, expert] = taken[row // T, expert] <= most
+        dense = dense * kept
+    out = torch.zeros_like(x)
+    for e in range(of.experts):
+        gate, up = (
+            x @ getattr(w, name)[e].t() + getattr(w, f"{name}_bias", torch.zeros(E, 1))[e] for name in ("gate", "up")
+        )
+        made_here = (F.silu(gate) * up) @ w.down[e].t() + getattr(w, "down_bias", torch.zeros(E, 1))[e]
+        out = out + dense[:, e, None] * made_here
+    return out, scores
+
+
+CASES = {
+    "plain": {},
+    "biases": {"router_bias": True, "expert_bias": True, "scaling": 1.5},
+    "capacity": {"capacity": 0.8, "expert_bias": True},
+    "tight": {"capacity": 0.1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_loops(case: str) -> None:
+    ours, theirs = made(model(**CASES[case])), made(model(**CASES[case]))
+    ours.sequences = Sequences(T)
+    x, y = rows(), rows()
+    found, (expected, _) = ours(x), by_loops(theirs, y)
+    close(found, expected)
+    for out in (found, expected):
+        out.backward(drawn(B * T, D, seed=1))
+    close(x.grad, y.grad)
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert mine.grad is not None, name
+        close(mine.grad, other.grad)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_the_aux_loss_adds_its_gradient_and_nothing_else(score: str) -> None:
+    alpha, scale = 0.3, 1 / 100
+    layers = [made(model(score=score, balance=kind, aux_coefficient=alpha)) for kind in ("none", "aux")]
+    inputs, outs = [rows() for _ in layers], []
+    for layer, x in zip(layers, inputs, strict=True):
+        layer.sequences, layer.scale = Sequences(T), scale
+        outs.append(layer(x))
+        outs[-1].backward(torch.zeros(B * T, D))  # of the token loss: what is left is the other's
+    assert torch.equal(*outs)
+    x = rows()
+    weight = layers[0].router.weight.detach().requires_grad_()
+    scores = (x @ weight.t()).softmax(-1) if score == "softmax" else (x @ weight.t()).sigmoid()
+    loss = torch.zeros(())
+    for part in scores.view(B, T, E):
+        chosen = part.topk(K, dim=-1).indices
+        f = torch.stack([(chosen == e).sum() for e in range(E)]) * E / (K * T)
+        loss = loss + alpha * (f * (part / part.sum(-1, keepdim=True)).mean(0)).sum() * T * scale
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.norm() > 1e-3
+    close(layers[1].router.weight.grad, weight.grad)
+    close(inputs[1].grad, x.grad)
+    assert not inputs[0].grad.any()
+
+
+def test_an_aux_loss_without_a_weight_is_refused() -> None:
+    with pytest.raises(Fault, match=r"moe\.scale"):
+        made(model(balance="aux"))(rows()).sum().backward()
+
+
+def test_the_bias_moves_against_the_load() -> None:
+    layer = made(model(balance="free", score="sigmoid"))
+    for _ in range(2):
+        x = rows()
+        layer(x)  # a forward alone, as a recomputation's first, counts nothing
+        layer(x).sum().backward()
+    scores = (x @ layer.router.weight.t()).sigmoid()
+    expected = 2 * torch.bincount(scores.topk(K, dim=-1).indices.flatten(), minlength=E)
+    assert layer.load.tolist() == expected.tolist()
+    layer.update_bias(layer.load, rate=0.5)
+    assert layer.bias.tolist() == (0.5 * torch.sign(expected.float().mean() - expected)).tolist()
+    busiest = int(expected.argmax())
+    layer.load.zero_()
+    layer(x).sum().backward()
+    assert layer.load[busiest] < expected[busiest] / 2
+
+
+def test_weight_gradients_wait_when_they_are_put_off() -> None:
+    now, later = made(model(shared_experts=1)), made(model(shared_experts=1))
+    wait = WgradStore()
+    wait.deferring = True
+    for module in later.modules():
+        if hasattr(module, "wgrad_store"):
+            module.wgrad_store = wait
+    x, y = rows(), rows()
+    for layer, source in ((now, x), (later, y)):
+        layer(source).backward(drawn(B * T, D, seed=1))
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+    assert all(weight.grad is None for weight in later.parameters())
+    for work in wait.take():
+        work()
+    for mine, other in zip(later.parameters(), now.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)  # type: ignore[arg-type]
+
+
+def test_it_keeps_what_the_planner_counts() -> None:
+    """x, scores, and of the k copies: rows, gate, up, activation; all else is small: indices and weights."""
+    kept: dict[int, int] = {}
+    layer, x = made(model()), rows()
+    weights = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = layer(x)
+    large = sorted(size for size in kept.values() if size > B * T * K * 8)
+    copies = B * T * K * 4
+    assert large == sorted([B * T * E * 4, B * T * D * 4, copies * D, copies * FFN, copies * FFN, copies * FFN])
+    del out
+
+
+@pytest.mark.parametrize("sizes", [[3, 0, 4], [0, 0, 0], [0, 7, 0]])
+@pytest.mark.parametrize(("into", "outof"), [(8, 12), (6, 10)])
+def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int], into: int, outof: int) -> None:
+    n, offsets = sum(sizes), torch.tensor(sizes).cumsum(0, dtype=torch.int32)
+    x, g, w = drawn(n, into), drawn(n, outof), drawn(3, into, outof)
+    close(by_group(x, w, offsets), by_group(x.double(), w.double(), offsets))
+    summed = summed_by_group(g.double(), x.double(), offsets)
+    close(summed_by_group(g, x, offsets), summed)
+    for expert, size in enumerate(sizes):
+        assert bool(summed[expert].any()) == (size > 0)
+
+
+def test_groups_of_16_bits_are_multiplied_in_fp32_on_a_cpu() -> None:
+    """oneDNN would compile a kernel for every new number of rows, which takes ten times as long as the product."""
+    x, g, w = drawn(9, 8).bfloat16(), drawn(9, 12).bfloat16(), drawn(3, 8, 12).bfloat16()
+    offsets = torch.tensor([2, 2, 9], dtype=torch.int32)
+    with Meter([x, g, w], axis=str) as meter:
+        found, summed = by_group(x, w, offsets), summed_by_group(g, x, offsets)
+    assert meter.flops == 2 * 2 * 9 * 8 * 12
+    assert meter.peak_bytes - meter.base_bytes == found.nbytes + summed.nbytes  # the rest is scratch
+    assert torch.equal(found, by_group(x.double(), w.double(), offsets).bfloat16())
+    assert torch.equal(summed, summed_by_group(g.double(), x.double(), offsets).bfloat16())
+
+
+def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
+    narrow, wide = made(model(shared_experts=1)).bfloat16(), made(model(shared_experts=1)).bfloat16().float()
+    x, y = rows().detach().bfloat16().requires_grad_(), rows().detach().bfloat16().float().requires_grad_()
+    found, expected = narrow(x), wide(y)
+    assert found.dtype == torch.bfloat16
+    assert narrow.router(x).dtype == torch.float32
+    assert torch.equal(narrow.router(x), wide.router(y))
+    close(found.float(), expected, within=2e-2)
+    for out in (found, expected):
+        out.backward(drawn(B * T, D, seed=1).to(out.dtype))
+    close(x.grad.float(), y.grad, within=2e-2)
+    for mine, other in zip(narrow.parameters(), wide.parameters(), strict=True):
+        assert mine.grad is not None
+        assert mine.grad.dtype == torch.bfloat16
+        close(mine.grad.float(), other.grad, within=3e-2)
+
+
+def test_local_experts_may_be_a_part() -> None:
+    """Shapes are read when it runs: half of each expert gives a part of the sum."""
+    whole = made(model()).experts
+    x, share, offsets = drawn(9, D), drawn(9), torch.tensor([1, 1, 4, 4, 6, 9, 9, 9], dtype=torch.int32)
+
+    def run(experts: Experts) -> Tensor:
+        gate, up = experts.gate_up(x, offsets)
+        return experts.last(F.silu(gate) * up * share[:, None], share, offsets)
+
+    expected, total = run(whole), torch.zeros(9, D)
+    for half in range(2):
+        part = Experts(model())
+        cut = slice(half * FFN // 2, (half + 1) * FFN // 2)
+        part.gate, part.up = (torch.nn.Parameter(w[:, cut].contiguous()) for w in (whole.gate, whole.up))
+        part.down = torch.nn.Parameter(whole.down[:, :, cut].contiguous())
+        total += run(part)
+    close(total, expected)

@@ -1,0 +1,37 @@
+"""Recipes as dtypes, and what is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fivefold.job import Recipe, recipe
+from fivefold.record import Mistake
+from fivefold.trainer.model.precision import TRAINABLE, Dtypes
+
+
+def test_every_copy_has_as_many_bytes_as_the_recipe_says() -> None:
+    for name in TRAINABLE:
+        bytes_, dtypes = recipe(name), Dtypes(recipe(name))
+        assert dtypes.matrices.itemsize == bytes_.weights_bytes
+        assert dtypes.weights.itemsize == bytes_.wide_bytes
+        assert dtypes.updated.itemsize == bytes_.updated_bytes
+        assert dtypes.summed.itemsize == bytes_.summed_bytes
+    assert Dtypes(recipe("fp16")).weights == torch.float16
+    assert Dtypes(recipe("fp8")).weights == torch.bfloat16
+    assert Dtypes(recipe("bf16-pure")).updated == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        (recipe("fp8-te"), r"precision 'fp8-te' cannot be trained yet; known: fp32, tf32, bf16, .*fp8-tiles"),
+        (recipe("fp8").replace(scaling="rowwise"), r"'fp8': the engine has scaling=tensorwise in it, not rowwise"),
+        (recipe("fp16").replace(loss_scaling=False), r"'fp16': fp16 without loss_scaling loses .*; set loss_scaling"),
+        (recipe("bf16").replace(moments_bytes=(2, 2)), r"'bf16': the engine has moments_bytes=\(4, 4\) in it, not \(2"),
+    ],
+)
+def test_what_the_engine_does_not_have_is_refused(asked: Recipe, pattern: str) -> None:
+    with pytest.raises(Mistake, match=pattern) as error:
+        Dtypes(asked)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,282 @@
+"""Experts over 1, 2 and 4 ranks against one process: values, gradients, load, messages, and what mutations break."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.feedforward import experts as planned
+from fivefold.planner.counts.operations.part import Local, part_of
+from fivefold.step import sent_bytes
+from fivefold.trainer.measure.meter import Meter
+from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.model.routing import Sequences
+from fivefold.trainer.parallel import expert
+from fivefold.trainer.parallel.collectives import Pending
+from fivefold.trainer.parallel.mesh import Axis, Ranks, ranks
+
+D, FFN, E, K, ROWS = 16, 16, 8, 2, 32
+SCALE = 1 / 50
+
+
+def model(tokens: int = 8, **moe: Any) -> Model:
+    """Sequences of ``tokens``. Expert 0 is asked for often, 2 and 3 never: under ep4 a whole rank has nothing to do."""
+    fields = {"experts": E, "topk": K, "ffn": FFN, "shared_experts": 1, "router_bias": True, "expert_bias": True,
+              "balance": "aux", "aux_coefficient": 0.5}  # fmt: skip
+    return Model(
+        name="m", layers=1, width=D, heads=4, kv_heads=4, head_dim=8, ffn=32, vocab=64, positions=tokens,
+        moe=fields | moe,
+    )  # fmt: skip
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def whole(of: Model) -> Moe:
+    layer = Moe(of)
+    with torch.no_grad():
+        for index, weight in enumerate(layer.parameters()):
+            weight.copy_(drawn(*weight.shape, seed=index) * 0.3)
+        assert layer.router.bias is not None
+        layer.router.bias[0] = 2.0
+        layer.router.bias[2:4] = -100.0
+    layer.scale = SCALE
+    return layer
+
+
+@cache
+def alone(of: Model) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+    """Output, gradient of the rows, gradients of the weights, load: of one process."""
+    layer, x = whole(of), drawn(ROWS, D).requires_grad_()
+    layer.sequences = Sequences(of.positions)
+    out = layer(x)
+    out.backward(drawn(ROWS, D, seed=9))
+    gradients = {name: weight.grad for name, weight in layer.named_parameters() if weight.grad is not None}
+    assert x.grad is not None
+    return out.detach(), x.grad, gradients, layer.load
+
+
+def own_rows(of: Model, layout: Layout, mesh: Ranks) -> Tensor:
+    """Which of the rows this rank has."""
+    rows = torch.arange(ROWS).view(layout.dp, -1, of.positions)[mesh["dp"].rank]
+    if layout.cp_kind == "ring":
+        chunks = rows.chunk(2 * layout.cp, 1)
+        rows = torch.cat((chunks[mesh["cp"].rank], chunks[-1 - mesh["cp"].rank]), 1) if layout.cp > 1 else rows
+    else:
+        rows = rows.chunk(layout.cp, 1)[mesh["cp"].rank]
+    sp = layout.sp and layout.tp > 1
+    return rows.flatten().chunk(layout.tp)[mesh["tp"].rank] if sp else rows.flatten()
+
+
+def own_part(name: str, weight: Tensor, mesh: Ranks) -> Tensor:
+    if not name.startswith("experts."):
+        return weight
+    part = weight.chunk(mesh["ep"].size)[mesh["ep"].rank]
+    dim = {"experts.down": 2, "experts.down_bias": None}.get(name, 1)
+    return part if dim is None else part.chunk(mesh["etp"].size, dim)[mesh["etp"].rank]
+
+
+def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
+    layout = Layout.parse(text)
+    mesh = ranks(layout, kv_heads=of.kv_heads, device=torch.device("cpu"), experts=True)
+    layer = whole(of)
+    sp, zigzag = layout.sp and layout.tp > 1, layout.cp_kind == "ring"
+    expert.attach(layer, mesh, sp=sp, sequence=of.positions, zigzag=zigzag)
+    for name, weight in list(layer.named_parameters()):
+        owner, _, attribute = name.rpartition(".")
+        part = own_part(name, weight.detach(), mesh).clone()
+        setattr(layer.get_submodule(owner), attribute, nn.Parameter(part))
+    return layer, layout, mesh
+
+
+def apart(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
+    """One rank's share of what ``alone`` returns, and what it said. ``left_out``: a collective that does nothing."""
+    layer, layout, mesh = spread(text, of)
+    if left_out is not None:
+        setattr(expert, left_out, IDLE[left_out])
+    rows = own_rows(of, layout, mesh)
+    x = drawn(ROWS, D)[rows].requires_grad_()
+    meter = Meter([], axis=mesh.axis)
+    with meter:
+        out = layer(x)
+        out.backward(drawn(ROWS, D, seed=9)[rows])
+    gradients = {name: weight.grad for name, weight in layer.named_parameters()}
+    places = {name: mesh[name].rank for name in ("ep", "etp")}
+    return {"rows": rows, "out": out.detach(), "x": x.grad, "gradients": gradients, "load": layer.load,
+            "traffic": meter.traffic, **places}  # fmt: skip
+
+
+def farthest(text: str, of: Model, answers: list[dict[str, Any]]) -> float:
+    """The largest relative error over all ranks; gradients of the same weight are summed, as ZeRO does."""
+    layout, (out, x, gradients, load) = Layout.parse(text), alone(of)
+    errors = [_error(a["out"], out[a["rows"]]) for a in answers] + [_error(a["x"], x[a["rows"]]) for a in answers]
+    copies = layout.tp if layout.tp > 1 and not layout.sp else 1
+    total: dict[Any, Tensor] = {}
+    for answer in answers:
+        for name, gradient in answer["gradients"].items():
+            inside = name.startswith("experts.")
+            key = (name, *((answer["ep"], answer["etp"]) if inside else ()))
+            total[key] = total.get(key, 0) + gradient / (1 if inside else copies)
+    for (name, *place), found in total.items():
+        places = zip(("ep", "etp"), place or (0, 0), strict=True)
+        axes = {axis: SimpleNamespace(rank=rank, size=getattr(layout, axis)) for axis, rank in places}
+        errors.append(_error(found, own_part(name, gradients[name], axes)))  # type: ignore[arg-type]
+    errors.append(_error(sum(a["load"] for a in answers) / copies, load.float()))
+    return max(errors)
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-9))
+
+
+LAYOUTS = ["dp2 ep2", "tp2 etp2", "tp2 ep2", "tp2 etp2 nosp", "tp2 ep2 nosp", "cp2 ep2", "cp2 cp=ulysses", "dp4 ep4",
+           "dp2 tp2 ep2 etp2", "dp2 tp2 ep4", "cp2 tp2 ep2 etp2", "tp4 ep2 etp2"]  # fmt: skip
+
+
+LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one sequence, which sp cuts
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens", "experts"),
+    [*((each, 8, E) for each in LAYOUTS), *((each, 32, E) for each in LONG), ("dp4 ep4", 8, 4), ("tp4 ep2 etp2", 8, 2)],
+)
+def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, tokens: int, experts: int) -> None:
+    of = model(tokens, experts=experts)
+    assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, None)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens"),
+    [("dp2 ep2", 8), ("tp2 ep2", 32), ("cp2 ep2", 16), ("cp2 cp=ulysses ep2", 8), ("cp2 tp2 ep4", 32)],
+)
+def test_the_capacity_drops_the_same_tokens_however_they_lie(forked, layout: str, tokens: int) -> None:
+    of = model(tokens, capacity=0.6, score="sigmoid", balance="free")
+    assert (alone(of)[0] - alone(model(tokens, score="sigmoid", balance="free"))[0]).norm() > 0.1  # some are
+    assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, None)) < 1e-5
+
+
+def _stays(x: Tensor, axis: Any, *, sent: Any = None, received: Any = None) -> Pending:
+    """The counts come; but rows do not."""
+    if received is None:
+        return ALL_TO_ALL(x, axis)
+    return Pending(x.new_zeros(sum(received), *x.shape[1:]))
+
+
+ALL_TO_ALL = expert.all_to_all
+IDLE = {
+    "all_to_all": _stays,
+    "all_gather": lambda x, axis: Pending(torch.cat([x] * axis.size)),
+    "reduce_scatter": lambda x, axis: Pending(x.chunk(axis.size)[axis.rank]),
+    "all_reduce": lambda x, axis: Pending(x),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "left_out"),
+    [("dp2 ep2", "all_to_all"), ("tp2 etp2", "all_gather"), ("tp2 etp2", "reduce_scatter"), ("tp2 ep2", "all_reduce"),
+     ("cp2 ep2", "all_reduce")],
+)  # fmt: skip
+def test_what_is_not_said_is_missed(forked, layout: str, left_out: str) -> None:
+    of = model(tokens=32 // Layout.parse(layout).dp)
+    assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, left_out)) > 1e-3
+
+
+@pytest.mark.parametrize("layout", ["dp2 ep2", "dp4 ep4", "tp2 etp2", "tp2 ep2", "dp2 tp2 ep4"])
+def test_messages_sum_to_the_planners(forked, layout: str) -> None:
+    """Rows as the planner counts them; their weights, 4 bytes each, and the counts of rows besides."""
+    of, parsed = model(balance="none"), Layout.parse(layout)
+    job = Job(sequence=of.positions, global_batch=ROWS // of.positions, precision=recipe("fp32"))
+    answers = forked(parsed.world, apart, layout, of, None)
+    local = Local(of, job, part_of(parsed.replace(mbs=job.global_batch // parsed.dp)))
+    expected: dict[tuple[str, str], list[int]] = {}
+    for op in planned(local, "x"):
+        if op.message is not None and op.message.axis in ("ep", "etp"):
+            for collective in (op.message.forward, op.message.backward):
+                expected.setdefault((op.message.axis, collective), []).append(op.message.payload)
+    copies, payload = local.stream_rows * K, {"ep": E * 8, "etp": E * 8 * parsed.etp}
+    if parsed.ep > 1:
+        expected["ep", "all_to_all"] += [copies * 4] * 2 + [payload["ep"]]
+    if parsed.etp > 1:
+        expected["etp", "all_gather"] += [copies * parsed.etp * 4, payload["etp"]]
+        expected["etp", "reduce_scatter"] += [copies * parsed.etp * 4]
+    for (axis, collective), payloads in expected.items():
+        found = [t for a in answers for t in a["traffic"] if (t.axis, t.collective) == (axis, collective)]
+        assert [t.messages for t in found] == [len(payloads)] * parsed.world
+        size = getattr(parsed, axis)
+        sent = sum(sent_bytes(collective, payload=each, ranks=size) for each in payloads)
+        assert sum(t.bytes for t in found) == sent * parsed.world
+    assert {(t.axis, t.collective) for a in answers for t in a["traffic"]} == expected.keys()
+
+
+def balanced(text: str, of: Model) -> tuple[Tensor, Tensor, int]:
+    """Load that was reported, biases that came of it, and what is left of the load."""
+    layer, layout, mesh = spread(text, of)
+    layer(drawn(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()).sum().backward()
+    total = expert.balance(layer, mesh["dp"], mesh["cp"], mesh["tp"])
+    return total, layer.bias, int(layer.load.sum())
+
+
+def test_load_is_summed_and_biases_move_alike_everywhere(forked) -> None:
+    of = model(balance="free")
+    load = alone(of)[3]
+    for total, bias, left in forked(4, balanced, "dp2 tp2 ep4", of):
+        assert total.tolist() == [load.tolist()]
+        assert bias.tolist() == pytest.approx([1e-3 if each < ROWS * K / E else -1e-3 for each in load.tolist()])
+        assert left == 0
+
+
+def test_what_is_built_without_storage_gets_its_buffers() -> None:
+    with torch.device("meta"):
+        layer = Moe(model())
+    nobody = Axis("", 0, (0,), None)
+    here = Ranks(0, 1, torch.device("cpu"), dict.fromkeys(("ep", "etp", "tp", "cp"), nobody))
+    expert.attach(layer, here, sp=False)
+    assert layer.load.tolist() == layer.bias.tolist() == [0] * E
+
+
+def overlapped(text: str) -> list[str]:
+    """What one rank did in which order, forward and backward."""
+    did: list[str] = []
+    of = model()
+    layer, layout, mesh = spread(text, of)
+
+    class Watched(Pending):
+        def wait(self) -> Tensor:
+            did.append("wait")
+            return super().wait()
+
+    def watched(x: Tensor, axis: Any, **sizes: Any) -> Pending:
+        pending = ALL_TO_ALL(x, axis, **sizes)
+        did.append("start")
+        pending.__class__ = Watched
+        return pending
+
+    expert.all_to_all = watched  # type: ignore[assignment]
+    assert layer.shared is not None
+    layer.shared.register_forward_hook(lambda *_: did.append("shared"))
+    x = drawn(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()
+    out = layer(x)
+    layer.shared.gate.weight.collect = lambda _gradient: did.append("shared")  # type: ignore[attr-defined]
+    for name in ("gate", "down"):
+        layer.experts.get_parameter(name).collect = lambda _gradient, name=name: did.append(name)  # type: ignore[attr-defined]
+    did.append("backward")
+    out.sum().backward()
+    return did
+
+
+def test_shared_experts_compute_while_rows_travel(forked) -> None:
+    """Forward: counts; rows and weights start; shared; both arrive; back. Backward the mirror, and the gradients of
+    the experts' first weights meanwhile.
+    """
+    for did in forked(2, overlapped, "dp2 ep2"):
+        forward = "start wait start start shared wait wait start wait"
+        assert " ".join(did) == f"{forward} backward start wait down start start gate shared wait wait"

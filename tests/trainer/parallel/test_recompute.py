@@ -1,0 +1,394 @@
+"""Recomputation gives the same gradients, keeps the bytes that the planner counts, and runs no more than it must."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.stages import recomputed_layers
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.operations.layer import kind_of
+from fivefold.planner.counts.operations.part import Part
+from fivefold.planner.counts.operations.recompute import groups as planned_groups
+from fivefold.trainer.measure.meter import Meter
+from fivefold.trainer.model.block import Block
+from fivefold.trainer.model.linear import Linear, WgradStore
+from fivefold.trainer.model.rotary import Rows, rotary_tables
+from fivefold.trainer.parallel import recompute, tensor
+from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.recomputed import OperationInput
+
+SEQUENCES, TOKENS = 2, 16
+DENSE = Model(name="dense", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61)
+NORMED = DENSE.replace(name="normed", qk_norm="head")
+LATENT = DENSE.replace(
+    name="latent", kv_heads=4, mla=MLA(q_rank=12, kv_rank=10, nope_dim=6, rope_dim=4, v_dim=8)
+)  # fmt: skip
+ROUTED = DENSE.replace(name="routed", moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1))
+MODELS = {model.name: model for model in (DENSE, NORMED, LATENT, ROUTED)}
+EVERYTHING = "+".join(RECOMPUTABLE)
+SETS = ("selective", "full", *RECOMPUTABLE, "norm+act", "norm+rope+act", "qkv+norm", "qkv+core", "core+out", "mlp+norm",
+        "core+rope+up", "norm+mlp+moe+shared", EVERYTHING)  # fmt: skip
+
+
+class Stack(nn.Module):
+    """Blocks one after another, with equal weights whatever is recomputed."""
+
+    wgrad_store: Any
+
+    def __init__(self, model: Model, ac: str, *, layers: int = 1, compiled: recompute.Compile | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(layers))
+        self.wgrad_store = WgradStore()
+        generator = torch.Generator().manual_seed(0)
+        for weight in self.parameters():
+            torch.nn.init.normal_(weight, 0, 0.2, generator=generator)
+        for module in self.modules():
+            if hasattr(module, "wgrad_store"):
+                module.wgrad_store = self.wgrad_store
+            if hasattr(module, "dispatcher"):
+                module.scale = 0.1  # type: ignore[assignment]
+        positions, device = torch.arange(TOKENS), torch.device("cpu")
+        self.tables = rotary_tables(model, positions=positions, dtype=torch.float32, device=device)
+        again = recomputed_layers(len(self.blocks), Layout(ac=ac))
+        recompute.attach(zip(self.blocks, again, strict=True), groups=Layout(ac=ac).recomputed, compiled=compiled)
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        for block in self.blocks:
+            x_RD = block(x_RD, Rows(TOKENS, self.tables))
+        return x_RD
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
+
+
+def micro_batch(index: int, width: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(index + 1)
+    return torch.randn(SEQUENCES * TOKENS, width, generator=generator).requires_grad_()
+
+
+def trained(model: Model, ac: str, *, order: tuple[int, ...] = (0,), **more: Any) -> dict[str, Tensor]:
+    """Gradients after forwards in a row and backwards in ``order``; of the inputs too."""
+    stack, entries = Stack(model, ac, **more), [micro_batch(index) for index in range(len(order))]
+    losses = [stack(entry).square().mean() for entry in entries]
+    for index in order:
+        losses[index].backward()
+    return stack.gradients() | {
+        f"x{index}": entry.grad for index, entry in enumerate(entries) if entry.grad is not None
+    }
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest over all tensors, relative to the largest element."""
+    assert found.keys() == expected.keys()
+    return max(((found[name] - e).abs().max() / e.abs().max()).item() for name, e in expected.items())
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[Model], dict[str, Tensor]]:
+    known: dict[str, dict[str, Tensor]] = {}
+
+    def gradients(model: Model) -> dict[str, Tensor]:
+        if model.name not in known:
+            known[model.name] = trained(model, "none", order=(0, 1, 2), layers=2)
+        return known[model.name]
+
+    return gradients
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("ac", ["full", "full/2", "selective", "norm+rope+act+up", EVERYTHING])
+def test_gradients_are_those_of_no_recomputation(name: str, ac: str, plain: Any) -> None:
+    model = MODELS[name]
+    assert difference(trained(model, ac, order=(2, 0, 1), layers=2), plain(model)) < 1e-6
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    chosen=st.sets(st.sampled_from(RECOMPUTABLE), min_size=1),
+    name=st.sampled_from(sorted(MODELS)),
+    order=st.permutations(range(3)),
+)
+def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: list[int], plain: Any) -> None:
+    found = trained(MODELS[name], "+".join(sorted(chosen)), order=tuple(order), layers=2)
+    assert difference(found, plain(MODELS[name])) < 1e-6
+
+
+# Bytes
+
+
+def measured(model: Model, ac: str) -> tuple[int, int, int]:
+    """Kept bytes, the backward's peak and FLOPs of one block; weights' gradients are let go as they come."""
+    stack, entry = Stack(model, ac), micro_batch(0)
+    for weight in stack.parameters():
+        weight.collect = lambda gradient: None  # type: ignore[attr-defined]
+    with Meter([*stack.parameters(), *stack.buffers(), *stack.tables, entry], axis=str) as meter:
+        out = stack(entry)
+        kept = meter.live_bytes - meter.base_bytes + entry.nbytes - out.nbytes
+        loss = out.sum()  # whose gradient has no bytes
+        del out
+        meter.peak_bytes = meter.live_bytes
+        loss.backward()
+    return kept, meter.peak_bytes - meter.base_bytes + entry.nbytes, meter.flops
+
+
+def planned(model: Model, ac: str) -> tuple[int, int, int]:
+    job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True, attention="blocks")
+    part = Part(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed)
+    counts, kind = Counts(model, job), kind_of(model, 0)
+    profile = counts.profile(part, kind)
+    flops = sum(op.flops * (4 if op.recomputed else 3) for op in counts.unit(part, kind).ops)
+    return profile.kept_bytes, profile.backward_peak_bytes, flops
+
+
+@pytest.mark.parametrize("model", [DENSE, NORMED, LATENT], ids=lambda model: model.name)
+@pytest.mark.parametrize("ac", ["none", *SETS])
+def test_kept_bytes_are_the_planners(model: Model, ac: str) -> None:
+    assert measured(model, ac)[0] == planned(model, ac)[0]
+
+
+@pytest.mark.parametrize("model", [DENSE, NORMED], ids=lambda model: model.name)
+@pytest.mark.parametrize("ac", ["none", *SETS])
+def test_the_peak_of_the_backward_is_the_planners(model: Model, ac: str) -> None:
+    """What is made again lives no longer than its readers. Here a loss and its gradient take the output's place."""
+    stream = SEQUENCES * TOKENS * model.width * 4
+    assert measured(model, ac)[1] == planned(model, ac)[1] - stream + 2 * 4
+
+
+@pytest.mark.parametrize("model", [DENSE, ROUTED], ids=lambda model: model.name)
+@pytest.mark.parametrize("ac", ["none", *(ac for ac in SETS if ac != "qkv+core")])
+def test_flops_are_the_planners_when_it_stops_early(model: Model, ac: str) -> None:
+    """Under qkv+core the planner makes the values alone again, and the engine its fan of queries, keys and values."""
+    assert measured(model, ac)[2] == planned(model, ac)[2]
+
+
+@pytest.mark.parametrize("ac", ["none", "full", "core+act", EVERYTHING])
+@pytest.mark.parametrize("backward", [True, False])
+def test_everything_is_let_go_without_the_garbage_collector(ac: str, backward: bool) -> None:
+    stack, entry = Stack(DENSE, ac, layers=2), micro_batch(0)
+    for weight in stack.parameters():
+        weight.collect = lambda gradient: None  # type: ignore[attr-defined]
+    for norm in [block.get_submodule(name) for block in stack.blocks for name in ("norm1", "norm2")]:
+        norm.requires_grad_(False)  # whose gradients go through autograd, and stay
+    gc.collect()
+    gc.disable()
+    try:
+        with Meter([*stack.parameters(), *stack.tables, entry], axis=str) as meter:
+            loss = stack(entry).sum()
+            if backward:
+                loss.backward()
+            del loss
+            entry.grad = None
+        assert meter.live_bytes == meter.base_bytes
+    finally:
+        gc.enable()
+
+
+# What runs
+
+
+def counted(stack: Stack) -> Counter[str]:
+    """How often each operation has run."""
+    runs: Counter[str] = Counter()
+
+    def counting(name: str, function: Any, *inputs: Any) -> Any:
+        runs[name] += 1
+        return function(*inputs)
+
+    def through(run: Any, name: str, function: Any, *inputs: Any) -> Any:
+        return run(name, partial(counting, name, function), *inputs)
+
+    for module in stack.modules():
+        if hasattr(module, "run"):
+            module.run = partial(through, module.run)  # type: ignore[assignment]
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("ac", "twice"),
+    [
+        ("none", ""),
+        ("selective", "attention.core"),
+        (
+            "full",
+            "norm1 attention.qkv rope.q rope.k attention.core attention.out attention.add norm2 mlp.gate_up mlp.act",
+        ),
+        ("norm+act", "norm1 norm2 mlp.act"),
+        ("mlp", "mlp.gate_up mlp.act"),  # nothing is read of what mlp.down makes
+        ("qkv", ""),  # its values are kept by the core, and queries and keys by nobody
+        ("qkv+rope", "attention.qkv rope.q rope.k"),
+        ("core+out", "attention.core"),
+    ],
+)
+def test_operations_run_a_second_time_only_if_their_result_is_read(ac: str, twice: str) -> None:
+    stack = Stack(DENSE, ac)
+    runs = counted(stack)
+    stack(micro_batch(0)).sum().backward()
+    assert {name for name, times in runs.items() if times > 1} == set(twice.split())
+    assert max(runs.values()) <= 2
+
+
+def test_only_every_kth_layer_is_recomputed() -> None:
+    stack = Stack(DENSE, "full/2", layers=3)
+    runs = counted(stack)
+    stack(micro_batch(0)).sum().backward()
+    assert runs["attention.core"] == 2 + 1 + 2
+
+
+@pytest.mark.parametrize("ac", ["full", EVERYTHING])
+def test_put_off_weights_need_no_third_forward(ac: str, plain: Any) -> None:
+    """A zero-bubble schedule: B now, W later. torch's own pipelining runs such a block three times."""
+    stack, entries = Stack(DENSE, ac, layers=2), [micro_batch(index) for index in range(3)]
+    runs = counted(stack)
+    stack.wgrad_store.deferring = True
+    losses = [stack(entry).square().mean() for entry in entries]
+    assert set(runs.values()) == {2 * 3}  # two layers, three micro-batches, once each
+    works = []
+    for loss in losses:
+        loss.backward()
+        works += stack.wgrad_store.take()
+    after_b = dict(runs)
+    for work in works:
+        work()
+    assert after_b == dict(runs)
+    assert (runs["attention.core"], runs["mlp.down"]) == (2 * 2 * 3, 2 * 3)
+    expected = plain(DENSE)
+    assert difference(stack.gradients(), {name: expected[name] for name in stack.gradients()}) < 1e-6
+
+
+def test_no_gradient_wanted_nothing_recorded() -> None:
+    stack = Stack(DENSE, "core+act")
+    with torch.no_grad():
+        assert torch.equal(stack(micro_batch(0)), Stack(DENSE, "none")(micro_batch(0)))
+
+
+# Beside other things
+
+
+def messages(ac: str) -> dict[str, int]:
+    """Of one block forward and backward on two tensor-parallel ranks with their rows cut, as this rank counts them."""
+    axis = Axis("tp", torch.distributed.get_rank(), (0, 1), torch.distributed.group.WORLD)
+    stack = Stack(DENSE.replace(kv_heads=4), ac)
+    for name, part in stack.named_modules():
+        if isinstance(part, Linear):
+            column = name.rpartition(".")[2] not in ("out", "down")
+            part.hooks = (tensor.ColumnParallel if column else tensor.RowParallel)(axis, sp=True)
+            assert part.weight is not None
+            part.weight = nn.Parameter(part.weight.chunk(2, dim=0 if column else 1)[axis.rank].detach().clone())
+    entry = micro_batch(0).chunk(2)[axis.rank].detach().requires_grad_()
+    with Meter([*stack.parameters()], axis=str) as meter:
+        out = stack(entry)
+        out.sum().backward()
+    assert entry.grad is not None
+    found = {each.collective: each.messages for each in meter.traffic}
+    return found | {"gradient": round(entry.grad.abs().sum().item(), 3)}
+
+
+def every(sets: tuple[str, ...]) -> list[dict[str, int]]:
+    return [messages(ac) for ac in sets]
+
+
+def test_messages_of_what_runs_again(forked: Any) -> None:
+    """Forward 2 gathers and 2 scatters; backward 2 gathers of what had entered, 2 of gradients, 2 scatters.
+
+    What runs again gathers once more, but then it is kept; its row layer scatters again, the block's last one never.
+    """
+    none, core, full, mlp, attention = forked(2, every, ("none", "core", "full", "mlp", "norm+qkv+rope"))[0]
+    assert (none["all_gather"], none["reduce_scatter"]) == (6, 4)
+    assert full == none | {"reduce_scatter": 5}
+    assert core == mlp == attention == none
+
+
+class Gathered:
+    """A unit under ZeRO-3: its weights are there while its forward runs, and again from its backward on."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.weights = {weight: weight.detach().clone() for weight in block.parameters()}
+        self.gathers = 0
+        block.register_forward_pre_hook(lambda *_: self.gather())
+        block.register_forward_hook(self.after)
+
+    def gather(self) -> None:
+        self.gathers += 1
+        for weight, value in self.weights.items():
+            weight.untyped_storage().resize_(value.untyped_storage().nbytes())
+            weight.data.copy_(value)
+
+    def after(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        for weight in self.weights:
+            weight.untyped_storage().resize_(0)
+        output.register_hook(lambda _: self.gather())
+
+
+@pytest.mark.parametrize("ac", ["none", "full", "norm+act", EVERYTHING])
+def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
+    expected, stack = Stack(DENSE, "none", layers=2), Stack(DENSE, ac, layers=2)
+    units = [Gathered(block) for block in stack.blocks]
+    for each in (expected, stack):
+        each(micro_batch(0)).square().mean().backward()
+    assert [unit.gathers for unit in units] == [2, 2]
+    assert difference(stack.gradients(), expected.gradients()) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
+@pytest.mark.parametrize(("ac", "backend"), [("norm+core+act", "aot_eager"), ("full/2", "inductor")])
+def test_under_compilation(ac: str, backend: str, plain: Any) -> None:
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, backend=backend)
+    found = trained(DENSE, ac, order=(1, 2, 0), layers=2, compiled=compiled)
+    assert difference(found, plain(DENSE)) < 1e-6 * (10 if backend == "inductor" else 1)  # fused, rounded less often
+
+
+# What is wrong is found
+
+
+@pytest.mark.parametrize("ac", ["full", "norm", "core+rope", "mlp"])
+def test_a_run_from_wrong_inputs_is_found(ac: str, monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
+    right = OperationInput.open
+    monkeypatch.setattr(
+        OperationInput, "open", lambda self: (right(self).detach() * 1.01).requires_grad_(self.requires_grad)
+    )
+    assert difference(trained(DENSE, ac, order=(0, 1, 2), layers=2), plain(DENSE)) > 1e-4
+
+
+@pytest.mark.parametrize("ac", ["full", "norm"])
+def test_an_input_changed_in_place_is_refused(ac: str) -> None:
+    entry = micro_batch(0) * 1.0
+    loss = Stack(DENSE, ac)(entry).sum()
+    with torch.no_grad():
+        entry.add_(1)
+    with pytest.raises(RuntimeError, match=r"\[32, 32\] kept for the backward was changed in place"):
+        loss.backward()
+
+
+def names(model: Model) -> Iterator[str]:
+    stack = Stack(model, "none")
+    runs = counted(stack)
+    stack(micro_batch(0))
+    yield from runs
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
+def test_groups_are_the_planners(model: Model) -> None:
+    ops = Counts(model, Job(sequence=TOKENS, attention="blocks")).unit(Part(sequences=1), kind_of(model, 0)).ops
+    expected = {op.name: planned_groups(op) - {"layer"} for op in ops}
+    own = {  # several of the planner's in one
+        "attention.qkv": "attention.q", "attention.down": "attention.kv_down", "mlp.gate_up": "mlp.gate",
+        "moe.experts.gate_up": "moe.experts.gate", "moe.shared.gate_up": "moe.shared.gate",
+        "moe.send": "moe.dispatch", "moe.arrive": "moe.dispatch", "moe.return": "moe.combine",
+    }  # fmt: skip
+    for name in names(model):
+        assert recompute.groups(name) == expected[own.get(name, name)], name

@@ -1,0 +1,77 @@
+"""A build fails at once where the module tree and the table of weights disagree, also in a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fivefold.layout.local_weight
+from fivefold.dry_run import dryrun
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model import weights as table
+from fivefold.model.shape import MLA, ModelShape, MoE
+from fivefold.model.spec import Model
+from fivefold.trainer.parallel.placement import Placement
+
+MODEL = Model(
+    name="small", layers=2, width=16, heads=2, kv_heads=2, head_dim=6, ffn=16, vocab=40, attention_sinks=True,
+    mla=MLA(q_rank=8, kv_rank=8, nope_dim=4, rope_dim=2, v_dim=4), moe=MoE(experts=2, topk=1, ffn=8),
+)  # fmt: skip
+
+
+def findings(text: str = "tp2") -> tuple[str, ...]:
+    """Return the findings of a dry run of ``MODEL``."""
+    layout, job = Layout.parse(text), Job(sequence=8, global_batch=8)
+    machine = resolve(f"h100:{layout.world}", local=Path("/nowhere"))
+    return tuple(dryrun(model=MODEL, machine=machine, layout=layout, job=job).findings)
+
+
+@pytest.mark.parametrize("text", ["tp2", "pp2 dualpipe zero0", "dp2 zero3 ep2"])
+def test_a_model_of_its_table_is_built(text: str) -> None:
+    assert findings(text) == ()
+
+
+def test_a_parameter_that_the_table_lacks_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As latent attention's sinks did, which stayed on the meta device."""
+    monkeypatch.setattr(table, "_sinks", lambda model: iter(()))
+    (line,) = findings()
+    assert "blocks.0.attention.sinks of model 'small' is (2,) in the modules and missing in model/weights.py" in line
+
+
+def test_a_weight_that_no_module_has_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = table._sinks
+
+    def more(model: ModelShape) -> Iterator[table.Weight]:
+        yield from known(model)
+        yield table.Weight("attention.more", (3,), "vector")
+
+    monkeypatch.setattr(table, "_sinks", more)
+    (line,) = findings()
+    assert "blocks.0.attention.more of model 'small' is missing in the modules and (3,) in model/weights.py" in line
+
+
+def test_a_weight_that_is_left_on_meta_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Placement._zero_unit
+
+    def fewer(self: Placement, weights: list[table.Weight], backwards: int, **rest: Any) -> Any:
+        return known(self, [each for each in weights if not each.name.endswith("sinks")], backwards, **rest)
+
+    monkeypatch.setattr(Placement, "_zero_unit", fewer)
+    (line,) = findings()
+    assert "blocks.0.attention.sinks of model 'small' is on device meta after the build, not cpu" in line
+
+
+def test_a_weight_that_is_cut_otherwise_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = fivefold.layout.local_weight.local_weight
+
+    def uncut(weight: table.Weight, **rest: Any) -> table.Weight:
+        return weight if weight.name.endswith("sinks") else known(weight, **rest)
+
+    monkeypatch.setattr(fivefold.layout.local_weight, "local_weight", uncut)
+    (line,) = findings()
+    assert "blocks.0.attention.sinks of model 'small' is (2,) on this rank, and (1,) in layout/sharding.py" in line

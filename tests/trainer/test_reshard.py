@@ -1,0 +1,86 @@
+"""A run that changes its layout at every checkpoint is the run of one process, and loses not a bit on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.job import Job, LearningRate, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.trainer.build import Built, build
+from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.trainer.checkpoint.full_weights import gather_full
+from fivefold.trainer.engine import Engine
+
+MODEL = Model(
+    name="odd", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True,
+    moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, score="sigmoid", balance="free"),
+)  # fmt: skip
+JOB = Job(sequence=16, global_batch=4, precision=recipe("fp32"), steps=20, learning_rate=LearningRate(peak=1e-2))
+CHAIN = [
+    "dp2 zero3 mbs1 ep2",
+    "tp2 mbs2",
+    "dp2 tp2 etp2 ep2 zero1 mbs1",
+    "pp2 dualpipe mbs1",
+    "cp2 ep2 zero2 mbs2",
+    "mbs4",
+]
+Bits = dict[str, list[Tensor]]
+Fork = Callable[..., list[Any]]
+
+
+def bits(built: Built) -> Bits:
+    """Whole weights and moments, on the first rank."""
+    found: Bits = {}
+    for kind in ("weight", "exp_avg", "exp_avg_sq"):
+        rows = [
+            s.weight if kind == "weight" else built.optimizer.state[s.weight][kind] if s.rows else s.weight
+            for s in built.shards
+        ]
+        for name, whole in gather_full(built, rows, model=MODEL).items():
+            found.setdefault(name, []).append(whole)
+    return found
+
+
+def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[float], list[Tensor]]:
+    """Take up what is there, train two steps, save: the bits that were found and those that were left."""
+    built = build(model=MODEL, layout=layout, job=JOB, device=torch.device("cpu"))
+    found: Bits = {}
+    if path := latest(directory):
+        assert load(path, built=built, model=MODEL, job=JOB).step == first
+        found = bits(built)
+    engine, losses = Engine(built, model=MODEL, layout=layout, job=JOB), []
+    for step in range(first, first + 2):
+        tokens = torch.randint(0, MODEL.vocab, (4, 17), generator=torch.Generator().manual_seed(step))
+        micro = layout.micro_batches(JOB)
+        losses.append(engine.step(tokens.view(micro, layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank]).loss)
+        engine.zero_grad()
+    progress = Progress(step=first + 2, samples=0, tokens=0)
+    save(directory, built=built, progress=progress, model=MODEL, layout=layout, job=JOB)
+    biases = [built.module.blocks[layer].get_submodule("moe").get_buffer("bias") for layer in (1, 2)]
+    return found, bits(built), losses, biases
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_every_layout_takes_up_what_any_other_left(forked: Fork, tmp_path: Path, backwards: bool) -> None:
+    alone, changing = [], []
+    left: Bits = {}
+    chain = CHAIN[::-1] if backwards else CHAIN
+    for number, text in enumerate(chain):
+        layout = Layout.parse(text)
+        found, now, losses, _ = forked(layout.world, leg, tmp_path / "changing", layout, 2 * number)[0]
+        assert found.keys() == left.keys()
+        assert all(torch.equal(a, b) for name in left for a, b in zip(left[name], found[name], strict=True))
+        left = now
+        changing += losses
+        *_, expected, biases = forked(1, leg, tmp_path / "alone", Layout.parse("mbs4"), 2 * number)[0]
+        alone += expected
+    assert changing == pytest.approx(alone, rel=2e-5)
+    assert any(bias.any() for bias in biases)

@@ -1,0 +1,145 @@
+"""One training at a time in a run's folder: by processes of this host, and by what another host would have written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fivefold.record import Fault, Mistake
+from fivefold.trainer import loop, run_lock
+from fivefold.trainer.checkpoint import checkpoint
+from fivefold.trainer.run_lock import NAME, Holder, check_held, hold
+from tests.trainer.test_faults import Child, assert_line, here, logged, saved_step, set_run, wait_for
+
+__all__ = ["here"]
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[int]:
+    """Another process that holds the lock, by its id."""
+    pid = os.fork()
+    if pid == 0:
+        with hold(folder):
+            time.sleep(60)
+        os._exit(0)
+    wait_for(lambda: (folder / NAME).exists() and (folder / NAME).stat().st_size)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def elsewhere(folder: Path, beat: int = 0) -> None:
+    """The lock as a process of another host writes it."""
+    there = Holder(host="node7", process=4711, kernel="another", started="1", since=1.0, beat=beat)
+    folder.mkdir(exist_ok=True)
+    (folder / NAME).write_text(there.model_dump_json())
+
+
+def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with holder(folder) as pid:
+        line = rf"process {pid} on host \S+ has been using this folder since \d\d:\d\d:\d\d; wait for it, stop it, or"
+        with pytest.raises(Mistake, match=rf"^{folder}: {line} give this run another folder$"), hold(folder):
+            pytest.fail("two hold it")
+        with pytest.raises(Fault, match=rf"process {pid} on host .* has taken this run over"):
+            check_held(folder)
+        os.kill(pid, signal.SIGKILL)  # and nobody has waited for it yet
+        wait_for(lambda: Holder.of(pid).started == "", seconds=5)
+        with hold(folder):
+            assert Holder.model_validate_json((folder / NAME).read_text()).process == os.getpid()
+            check_held(folder)
+        assert not (folder / NAME).exists()
+
+
+def test_of_many_who_find_a_dead_ones_lock_one_takes_it(tmp_path: Path) -> None:
+    there = Holder.of(os.getpid()).replace(started="another process of this id")
+    (tmp_path / NAME).write_text(there.model_dump_json())
+    begin = time.time() + 0.3
+    children = []
+    for _ in range(6):
+        child = os.fork()
+        if child == 0:
+            time.sleep(max(0.0, begin - time.time()))
+            try:
+                with hold(tmp_path):
+                    time.sleep(1.5)
+                os._exit(0)
+            except Mistake:
+                os._exit(2)
+            finally:
+                os._exit(1)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(codes) == [0, 2, 2, 2, 2, 2]
+
+
+def test_another_host_is_watched_until_it_is_known_to_live_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes cannot be seen from here; its clock is not asked."""
+    monkeypatch.setattr(run_lock, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    said: list[str] = []
+    elsewhere(tmp_path)
+    with hold(tmp_path, report=said.append):
+        pass
+    assert said == [f"{tmp_path}: waiting up to 0.5 s to see whether process 4711 on host node7 still trains here"]
+    elsewhere(tmp_path)
+    threading.Timer(0.2, elsewhere, (tmp_path, 1)).start()
+    with pytest.raises(Mistake, match="process 4711 on host node7 has been using"), hold(tmp_path):
+        pytest.fail("two hold it")
+
+
+def test_a_holder_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.05)
+    with hold(tmp_path):
+        wait_for(lambda: Holder.model_validate_json((tmp_path / NAME).read_text()).beat >= 2, seconds=10)
+        elsewhere(tmp_path)  # takes it over while this one stands still
+        time.sleep(0.2)
+        with pytest.raises(Fault, match="process 4711 on host node7 has taken this run over"):
+            check_held(tmp_path)
+    assert "node7" in (tmp_path / NAME).read_text(), "what is not ours was removed"
+
+
+def test_a_damaged_lock_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("{")
+    with hold(tmp_path):
+        pass
+    with pytest.raises(Mistake, match="cannot be written: Not a directory"), hold(Path("/dev/null/run")):
+        pytest.fail("held")
+
+
+def test_checkpoints_of_who_has_taken_over_are_let_alone(tmp_path: Path) -> None:
+    elsewhere(tmp_path)
+    theirs = tmp_path / "checkpoints" / "step-00000008.tmp-1234"
+    theirs.mkdir(parents=True)
+    with pytest.raises(Fault, match="taken this run over"):
+        checkpoint._begin(tmp_path / "checkpoints" / "step-00000004")
+    assert theirs.is_dir()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_second_train_is_refused_in_one_line_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = loop.Loop._step
+    with monkeypatch.context() as slowly:
+        slowly.setattr(loop.Loop, "_step", lambda *own: (time.sleep(0.1), step(*own))[1])
+        set_run(job={"steps": 20}, checkpoints={"every_steps": 2})
+        first = Child()
+        wait_for(lambda: logged() >= 3)
+        error = Path("stderr.txt").rename("first.txt")
+        ended = Child().wait()
+    assert ended.code == 2
+    assert_line(ended.line, rf"run: process {first.pid} on host \S+ has been using this folder since .*")
+    assert first.wait().code == 0, error.read_text()
+    assert saved_step() == 20
+    assert not Path("run", NAME).exists()

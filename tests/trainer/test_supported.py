@@ -1,0 +1,86 @@
+"""What the planner counts of other softwares and the engine does not run is refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.model.shape import MLA, MoE
+from fivefold.record import Mistake
+from fivefold.stack.catalog import STACKS
+from fivefold.trainer.supported import OURS, check_supported, idle_window
+
+OTHERS: dict[str, Any] = {
+    "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
+    "received": "held", "shards": "beside", "fetch": "weights", "reduce_bucket": 1000,
+    "unit_buffers": "held", "deferred": "graph", "dispatcher": "fused", "scatter_hops": True, "rope": "apart",
+    "narrow_kept": ("attention",),
+    "further_kernels": (10, 18), "offload": ("optimizer",),
+}  # fmt: skip
+
+
+def test_the_default_is_ours() -> None:
+    check_supported(Layout(), Job(), model=named("nano"))
+
+
+@pytest.mark.parametrize("field", OURS)
+def test_a_fact_of_another_software_is_refused(field: str) -> None:
+    job = Job.read({field: OTHERS[field]}, origin="test")
+    with pytest.raises(Mistake, match=f"job: the engine has {field}="):
+        check_supported(Layout(), job, model=named("nano"))
+
+
+@pytest.mark.parametrize("name", sorted(STACKS.keys() - {"fivefold"}))
+def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
+    with pytest.raises(Mistake, match=f"job: the engine is fivefold's own and does not run as {name}"):
+        check_supported(Layout(), Job(stack=STACKS[name]), model=named("nano"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"head_dim": 25, "position": "learned"},
+        {"head_dim": 25, "position": "none"},
+        {"head_dim": 25, "mla": MLA(q_rank=None, kv_rank=16, nope_dim=17, rope_dim=8, v_dim=16)},
+    ],
+    ids=str,
+)
+def test_odd_heads_are_computed_where_nothing_or_another_part_is_rotated(changed: dict[str, Any]) -> None:
+    model = named("nano").replace(**changed)
+    check_supported(Layout(), Job(), model=model)
+
+
+@pytest.mark.parametrize("dense", [{"dense_layers": 1}, {"pattern": (True, False)}, {"shared_experts": 1}], ids=str)
+def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> None:
+    moe = MoE(experts=4, topk=1, ffn=16)
+    model = named("nano").replace(activation="clamped_swiglu", moe=moe)
+    check_supported(Layout(), Job(), model=model)
+    with pytest.raises(Mistake, match="cannot compute activation='clamped_swiglu'"):
+        check_supported(Layout(), Job(), model=model.replace(moe=moe.replace(**dense)))
+
+
+def test_a_window_that_does_nothing_is_said() -> None:
+    model = named("nano").replace(window=64, window_pattern=(True, False))
+    job = Job(sequence=64)
+    assert idle_window(model, job) == "model 'nano': its window of 64 tokens does nothing in sequences of 64"
+    assert idle_window(model, job.replace(sequence=65)) is None
+    assert idle_window(model.replace(window_pattern=(False,)), job) is None
+    assert idle_window(named("nano"), job) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "changed", "line"),
+    [
+        ("flash2", "dp1", {}, "the engine has attention=flash or unfused, not flash2"),
+        ("unfused", "cp2", {}, "a ring merges blocks of flash attention; with unfused take cp=ulysses"),
+        ("unfused", "dp1", {"attention_sinks": True}, "unfused attention has no attention_sinks"),
+        ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention has no attention_softcap"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(Mistake, match=line):
+        check_supported(Layout.parse(layout), Job(attention=kind), model=named("nano").replace(**changed))
