@@ -46,12 +46,12 @@ docs: .venv-docs/bin/zensical
 	@echo build/docs/site/index.html
 
 bench: $(BIN)/fivefold
-	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r tests/bench/requirements.txt
-	$(BIN)/python tests/bench/search.py
-	$(BIN)/python tests/bench/bench.py
-	$(BIN)/python tests/bench/rehearsal.py
-	$(BIN)/python tests/bench/traces.py
-	$(BIN)/python tests/bench/page.py
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r benchmarks/speed/requirements.txt
+	$(BIN)/python benchmarks/speed/search.py
+	$(BIN)/python benchmarks/speed/bench.py
+	$(BIN)/python benchmarks/speed/rehearsal.py
+	$(BIN)/python benchmarks/speed/traces.py
+	$(BIN)/python benchmarks/speed/page.py
 	$(BIN)/python -m tests.agree.network --quick --folder runs/network-quick
 	$(BIN)/python -m tests.agree.time --groups 2 --each 2 --folder runs/time-quick
 

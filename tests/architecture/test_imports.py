@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fivefold"
 HEAVY = {"torch", "altair", "vl_convert", "transformers", "tokenizers", "pyarrow", "tensorboard", "fastapi"}
 WITH_TORCH = ("train", "check")
-WITHOUT_TORCH_IN_THEM = "check/published/"
+WITHOUT_TORCH_IN_THEM = "benchmarks/published/"
 NOUNS = ("job", "layout", "machine", "model", "step", "record", "units", "update")
 
 
@@ -60,7 +60,7 @@ def parsed(path: Path) -> ast.Module:
         (modules(*NOUNS), HEAVY | {"numpy", "rich"}),
         (modules("show"), HEAVY | {"numpy"}),
         (modules("plan"), HEAVY),
-        (modules("check/published"), HEAVY),
+        (modules("benchmarks/published"), HEAVY),
         (modules("profiling/traces"), HEAVY),
         (modules("diagnosis/explain"), HEAVY),
     ],

@@ -2,7 +2,7 @@
 
     python -m tests.endure.rows [--rounds N] [--seed S]
 
-The long form of tests/check/published/test_rows.py: one to four cells of every row are changed, each case is predicted
+The long form of tests/benchmarks/published/test_rows.py: one to four cells of every row are changed, each case is predicted
 and scored. Ends with 1 where a row is lost or anything but a ``Mistake`` of one line is raised.
 """
 
@@ -15,8 +15,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from fivefold.check.published import SOURCES, case, run
 from tests.check.published.test_rows import mutated, put
+
+from benchmarks.published import SOURCES, case, run
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
 """What comparable published runs measured where the planner said 1: intervals by class, with the bias in them.
 
-    ratio = measured / predicted, by constants set without the run's source (check/published/left_out.py)
+    ratio = measured / predicted, by constants set without the run's source (benchmarks/published/left_out.py)
     weight of a source = ALIKE ^ (features in which its nearest runs differ), shared by its runs as they are alike
     interval = quantiles of the weighted ratios, after ``DOUBT`` (the weight of a source that nobody has seen yet)
 
-``errors.csv`` is written by ``fivefold published --learn`` (check/published/intervals.py): a row per source and class.
+``errors.csv`` is written by ``python -m benchmarks.published --learn`` (benchmarks/published/intervals.py): a row per source and class.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.check.published.readers.gpt import gpt
+from benchmarks.published.readers.gpt import gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.check.published.constants import ALL, CONSTANTS, OF_MEMORY, Constant, scaled, times
+from benchmarks.published.constants import ALL, CONSTANTS, OF_MEMORY, Constant, scaled, times
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "docs" / "how-a-step-costs" / "constants.md"

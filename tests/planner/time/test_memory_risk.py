@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.check.published import SOURCES, cases_of
+from benchmarks.published import SOURCES, cases_of
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import names, resolve

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
+from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.speed.traces import FROZEN, MOST, Found, apart, drawn, ours
 from fivefold.profiling.traces import read
 from fivefold.profiling.traces.categories import category
 from fivefold.results.trace_report import Breakdown
-from tests.bench.traces import FROZEN, MOST, Found, apart, drawn, ours
 from tests.profiling.traces import kineto, sweep
 from tests.profiling.traces.recorded import ddp_traces, engine_traces
 
@@ -50,7 +50,7 @@ def test_parts_add_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", json.loads(FROZEN.read_text(encoding="utf-8")))
 def test_it_is_what_holistic_trace_analysis_finds(seed: str, tmp_path: Path) -> None:
-    """What HTA found on the same files is frozen (``python tests/bench/traces.py --freeze``)."""
+    """What HTA found on the same files is frozen (``python benchmarks/speed/traces.py --freeze``)."""
     theirs = {int(rank): Found(*row) for rank, row in json.loads(FROZEN.read_text(encoding="utf-8"))[seed].items()}
     drawn(int(seed), tmp_path)
     mine = ours(tmp_path)

@@ -1,0 +1,146 @@
+"""Predictions against published runs: one of ``readers`` per source turns rows into cases, ``run`` scores them.
+
+Every row is a case or is excluded with the rule that says so: a fact that it lacks, a cell that is not read, a layout
+that the planner refuses; never its error. Which constants were set on which source: docs/how-a-step-costs/constants.md.
+
+case · cells · convert · exclusions   a published run; cells of a row as our nouns; what readers share; what is left out
+score · intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
+constants · left_out      the registry of constants; each source scored with those that were set without it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from math import ceil
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from benchmarks.published.case import Case, Excluded, Message
+from benchmarks.published.intervals import coverage
+from benchmarks.published.score import Score, score, score_message, summarise
+from benchmarks.published.table import Summary, markdown
+from fivefold.record import Mistake, Record, nearest
+
+if TYPE_CHECKING:
+    from benchmarks.published.left_out import Fit
+
+Reader = Callable[[], Iterator[Case | Message | Excluded]]
+
+SOURCES = (  # a module each, with ``cases()``
+    "korthikanti2022",
+    "megatron2021",
+    "megascale",
+    "llama3_table4",
+    "deepseek_v3",
+    "bloom_prequel",
+    "vtrain",
+    "zero_bubble",
+    "simumax_b200",
+    "ultrascale_playbook",
+    "kempnerforge",
+    "torchtitan",
+    "llm_foundry",
+    "nemo_perf",
+    "dgxc_benchmarking",
+    "megatron_bridge_perf",
+    "megatron_bridge_memory",
+    "finetune_memory",
+    "misc_throughput",
+    "prime_rl",
+    "nanotron_bench",
+    "paddlenlp",
+    "flagperf",
+    "xtuner",
+    "megatron_moe_zoo",
+    "nemo_automodel",
+    "fms_acceleration",
+    "nccl_logs",
+)
+
+
+class Refusal(Record):
+    """A row that is not scored, and the rule that says so."""
+
+    source: str
+    row: str
+    rule: str
+
+
+class Report(Record):
+    """All that was scored and all that was not."""
+
+    scores: tuple[Score, ...]
+    summaries: tuple[Summary, ...]
+    excluded: tuple[Refusal, ...]
+
+
+def reader(source: str) -> Reader:
+    """The reader of one source; a ``Mistake`` names the nearest where there is none."""
+    if source not in SOURCES:
+        raise nearest(source, list(SOURCES), kind="source")
+    cases: Reader = import_module(f"{__name__}.readers.{source}").cases
+    return cases
+
+
+def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
+    """Every case that a fit may see."""
+    for case in (case for source in sources for case in reader(source)() if isinstance(case, Case)):
+        if not (case.held_out or case.composed):
+            yield case
+
+
+def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) -> Report:
+    """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
+    from benchmarks.published import left_out  # only here: readers need no planner
+    from benchmarks.published.tune import Run
+    from fivefold.planner.predict import planner, predict
+
+    scores: list[Score] = []
+    excluded: list[Refusal] = []
+    known = tuple(left_out.read() if fits is None else fits)
+    for source in sources:
+        without = left_out.factors_without(source, known)
+        for case in reader(source)():
+            if isinstance(case, Excluded):
+                excluded.append(Refusal(**case._asdict()))
+                continue
+            if isinstance(case, Message):
+                scores.append(score_message(case))
+                continue
+            try:
+                step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
+            except Mistake as refused:
+                excluded.append(Refusal(source=case.source, row=case.row, rule=str(refused)))
+            else:
+                plan = planner(case.model, case.machine, case.job)
+                again = Run(case, plan.counts, plan.memory(case.layout))
+                scores += score(case, step, left_out.predictions(again, without))
+                excluded += [
+                    Refusal(source=case.source, row=f"{case.row} {quantity}", rule=f"{quantity}: {rule}")
+                    for quantity, rule in case.left_out
+                ]
+    covered = coverage(scores) if set(sources) == set(SOURCES) else ()
+    return Report(scores=tuple(scores), summaries=summarise(scores, covered), excluded=tuple(excluded))
+
+
+def table_markdown(report: Report) -> str:
+    """The summaries as a Markdown table, for docs/how-a-step-costs/published.md."""
+    return markdown(report.summaries)
+
+
+def headline(report: Report) -> str:
+    """The table in a sentence per quantity, for the README; sources count alike in the mean, runs in the rest."""
+    lines = []
+    for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):
+        mine = [each for each in report.scores if each.quantity == quantity]
+        errors = sorted(abs(each.predicted / each.measured - 1) for each in mine)
+        half, most = (errors[ceil(share * len(errors)) - 1] for share in (0.5, 0.9))
+        sources = dict.fromkeys(each.source for each in mine)
+        mean = fmean(fmean(abs(each.predicted / each.measured - 1) for each in mine if each.source == source)
+                     for source in sources)  # fmt: skip
+        lines.append(
+            f"- **{len(mine):,} {name} of {len(sources)} sources**: half within {half:.1%}, nine tenths within "
+            f"{most:.0%}; the mean error of a source is {mean:.0%}.\n"
+        )
+    return "".join(lines)

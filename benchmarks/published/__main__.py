@@ -1,0 +1,106 @@
+"""The command ``published``: predictions against what others measured, and what is learned from that. No torch."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fivefold.cli.options import AsJson, say, show
+
+if TYPE_CHECKING:
+    from benchmarks.published import Report
+    from benchmarks.published.left_out import Fit
+
+Field = Literal["chip", "generation", "nodes", "model", "kind", "precision", "software", "recomputed"]
+Sources = Annotated[list[str] | None, typer.Argument(help="Data files by name; without any, all of them.")]
+
+
+def published(
+    sources: Sources = None,
+    excluded: Annotated[bool, typer.Option("--excluded", help="Also list what is left out, and why.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
+    by: Annotated[Field | None, typer.Option(help="Errors by this instead of by source.")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As the table of docs/how-a-step-costs/published.md.")
+    ] = False,
+    halves: Annotated[bool, typer.Option("--halves", help="Calibrate on every second run, score the others.")] = False,
+    left_out: Annotated[
+        Path | None, typer.Option(help="Set the constants again without each source, into this file; goes on with it.")
+    ] = None,
+    learn: Annotated[Path | None, typer.Option(help="Write what to expect of each class of runs here.")] = None,
+    charts: Annotated[
+        Path | None, typer.Option(help="Draw predicted against measured, and errors over ranks, into this folder.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Predictions against what others measured and published: every accuracy claim, made anew."""
+    from benchmarks.published import SOURCES, run
+
+    names = tuple(sources) if sources else SOURCES
+    if halves:
+        _halves(names, json=json)
+        return
+    fits = _refit(names, left_out) if left_out else None
+    report = run(names, fits=fits)
+    _print(report, excluded=excluded, rows=rows, by=by, markdown=markdown, json=json)
+    if charts:
+        _draw(report, charts)
+    if learn:
+        from benchmarks.published import intervals
+
+        intervals.write(intervals.learn(report.scores), learn)
+        say(f"wrote {learn}")
+
+
+def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, markdown: bool, json: bool) -> None:
+    from benchmarks.published import table as page
+    from benchmarks.published.score import summarise
+
+    summaries = summarise(report.scores, by=by) if by else report.summaries
+    if json:
+        show(report.replace(summaries=summaries).model_dump_json(indent=2))
+    elif markdown:
+        show(page.markdown(summaries, first=by or "source"))
+    else:
+        left_out = [(refusal.source, refusal.rule) for refusal in report.excluded] if excluded else []
+        show(page.table(summaries, excluded=left_out, first=by or "source"))
+        if rows:
+            show(page.runs([(s.source, s.row, s.layout, s.quantity, s.predicted, s.measured) for s in report.scores]))
+
+
+def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:
+    """The constants without each of ``sources``; those that ``path`` has already are kept."""
+    from benchmarks.published import left_out
+    from fivefold.rendering.progress import bar
+
+    with bar("without") as progress:
+        return left_out.refit(sources, path, report=progress)
+
+
+def _halves(sources: tuple[str, ...], *, json: bool) -> None:
+    from benchmarks.published import cases_of
+    from benchmarks.published import table as page
+    from benchmarks.published.tune import halves as calibrated
+
+    found = [each._asdict() | {"factors": each.factors._asdict()} for each in calibrated(cases_of(sources))]
+    show(json_module.dumps(found, indent=2) if json else page.halves(found))
+
+
+def _draw(report: Report, folder: Path) -> None:
+    from benchmarks.published import charts as published_charts
+    from fivefold.record import Mistake
+    from fivefold.rendering.charts import save
+
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"--charts {folder}: is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    points = [
+        (s.source, s.row, s.quantity, s.ranks, s.predicted, s.measured)
+        for s in report.scores if s.quantity in ("time", "peak") and s.ranks
+    ]  # fmt: skip
+    for quantity, picture in published_charts.pictures(points).items():
+        save(picture, folder / f"{quantity}.svg")
+        say(f"drew {folder / quantity}.svg")

@@ -1,0 +1,224 @@
+"""The cells of a row as our nouns: hardware, model, schedule, recomputation, precision, counts.
+
+A cell that is missing, malformed or names what we have no name for raises a ``Mistake`` of one line: the row is left
+out by it, and ``published --excluded`` prints it. Nothing is guessed from a cell that was not understood.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal, NamedTuple
+
+from benchmarks.published.case import machine
+from fivefold.job import Recipe, recipe
+from fivefold.layout.names import ScheduleName
+from fivefold.machine import catalog as machines
+from fivefold.machine.spec import Machine
+from fivefold.model import catalog as models
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+
+Row = dict[str, str]
+
+NO_STAGES = "virtual stages are not printed"
+LARGEST = 10**8  # of any count in a row
+
+
+def integer(row: Row, key: str) -> int:
+    """The integer in a cell; 0 where the source is silent."""
+    text = row.get(key, "")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or int(text) > LARGEST:
+        raise Mistake(f"{key} is {text!r}, which is no whole number up to {LARGEST:g}")
+    return int(text)
+
+
+def needed(row: Row, key: str) -> int:
+    """The integer in a cell, 1 or more, without which there is no run to predict."""
+    found = integer(row, key)
+    if found < 1:
+        raise Mistake(f"{key} is {row[key]!r}" if row.get(key) else f"{key} is not printed")
+    return found
+
+
+def degree(row: Row, key: str) -> int:
+    """A degree of parallelism; 1 where the source is silent."""
+    return needed(row, key) if row.get(key) else 1
+
+
+def number(row: Row, key: str) -> float:
+    """The figure in a cell; 0.0 where the source is silent."""
+    text = row.get(key, "")
+    try:
+        found = float(text or 0)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise Mistake(f"{key} is {text!r}, which is no figure")
+    return found
+
+
+def sharding(row: Row, *, silent: int) -> int:
+    """The ZeRO stage: ``3``, ``1 (8 GPUs)``."""
+    text = row.get("zero", "")
+    match = re.fullmatch(r"([0-3])( \(.*\))?", text)
+    if text and not match:
+        raise Mistake(f"zero is {text!r}, which is no stage of ZeRO")
+    return int(match[1]) if match else silent
+
+
+def chip(text: str) -> str:
+    """The catalog's chip in ``A100-80GB``, ``DGX-GB300``, ``H200 SXM 141GB``; its memory must be the one printed."""
+    if not text:
+        raise Mistake("the hardware is not printed")
+    words = set(re.findall(r"[a-z0-9]+", re.sub(r"rtx[ -]?", "rtx", text.lower())))
+    found = [name for name in machines.names() if name in words]
+    if len(found) != 1 or re.search(r"not (named|certain)", text):
+        raise Mistake(f"hardware {text!r} is no chip of our catalog")
+    if "pcie" in words:
+        found = [f"{found[0]}-pcie"] if f"{found[0]}-pcie" in machines.names() else []
+    else:
+        found += [name for name in machines.names() if name.startswith(f"{found[0]}-") and not name.endswith("pcie")]
+    memory = re.search(r"(\d+) ?(gi?b)\b(?!/s)", text.lower())
+    unit = 2**30 if memory and memory[2] == "gib" else 1e9
+    fits = [
+        name
+        for name in found
+        if not memory or abs(machine(name, 1).chip.memory_bytes / unit / int(memory[1]) - 1) < 0.1
+    ]
+    if not fits:
+        raise Mistake(f"hardware {text!r}: our catalog has no such part")
+    return fits[0]
+
+
+def where(row: Row, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
+    """The machine of a row: as many GPUs as it prints, of the hardware that it prints."""
+    return machine(chip(row.get("hardware", "")), needed(row, "gpus"), nic_gigabits=nic_gigabits, source=source)
+
+
+@cache
+def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """How a table may write the catalog's names; Llama 3.1 has the weights' shapes of Llama 3."""
+    rest = r"(?: (?:\d\d\.\d\d|[A-Z]{1,2}\d{3}))*"  # a release, a chip
+    patterns = []
+    for name in models.names():
+        parts = re.findall(r"[a-z]+|\d+(?:\.\d+)?", name)
+        text = "[ _-]?".join(r"3(?:\.1)?" if name.startswith("llama3-") and part == "3" else re.escape(part)
+                             for part in parts)  # fmt: skip
+        patterns.append((name, re.compile(text + rest, re.IGNORECASE)))
+    return tuple(patterns)
+
+
+def named_model(text: str) -> Model:
+    """The catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
+    found = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
+    if found is None:
+        raise Mistake(f"model {text!r} is not in our catalog")
+    return models.resolve(found)
+
+
+def printed(model: Model, row: Row) -> Model:
+    """``model`` with the layers and the vocabulary that the row prints; what else it prints must be the model's."""
+    moe = model.moe
+    if moe and not row.get("ep"):
+        raise Mistake("over how many ranks the experts lie is not printed")
+    ours = {
+        "hidden": model.width, "heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn,
+        "experts": moe.experts if moe else 0, "topk": moe.topk if moe else 0, "moe_ffn": moe.ffn if moe else 0,
+    }  # fmt: skip
+    for key, figure in ours.items():
+        if (said := integer(row, key)) and said != figure:
+            raise Mistake(f"{key} is {said}, where {model.name} has {figure}")
+    layers, vocab = integer(row, "layers") or model.layers, integer(row, "vocab") or model.vocab
+    return model if (layers, vocab) == (model.layers, model.vocab) else model.replace(layers=layers, vocab=vocab)
+
+
+def head_dim(row: Row) -> int:
+    """Width over heads, which must divide it."""
+    width, heads = needed(row, "hidden"), needed(row, "heads")
+    if width % heads:
+        raise Mistake(f"hidden {width} is not divisible by heads {heads}")
+    return width // heads
+
+
+class Order(NamedTuple):
+    """A schedule with its virtual stages per rank."""
+
+    name: ScheduleName
+    v: int
+
+
+SCHEDULES: dict[str, ScheduleName] = {
+    "gpipe": "gpipe", "1f1b": "1f1b", "zb1p": "zb1p", "zbh1": "zb1p", "zb2p": "zb2p", "zbh2": "zb2p", "zbv": "zbv",
+    "interleaved": "interleaved", "interleaved1f1b": "interleaved", "1f1bi": "interleaved",
+    "dualpipe": "dualpipe", "dualpipev": "dualpipev",
+}  # fmt: skip
+
+
+def schedule(row: Row) -> Order:
+    """In which order the pipeline works; silent: 1F1B, interleaved between virtual stages."""
+    pp, v, text = degree(row, "pp"), degree(row, "vp"), row.get("schedule", "")
+    if pp == 1:
+        return Order("1f1b", 1)
+    match = re.fullmatch(r"(.*?)(?: vpp(\d+))?", text.lower())
+    assert match is not None
+    name, stages = re.sub(r"[^a-z0-9]", "", match[1]), int(match[2] or v)
+    found = SCHEDULES.get(name or "1f1b")
+    if found is None:
+        raise Mistake(f"schedule {text!r} is none of ours")
+    if found in ("zbv", "dualpipev"):
+        return Order(found, 2)
+    if found == "interleaved" and stages == 1:
+        raise Mistake(NO_STAGES)
+    return Order("interleaved" if found == "1f1b" and stages > 1 else found, stages)
+
+
+RECOMPUTED = {"none": "none", "full": "full", "selective": "selective"}
+
+
+def recomputed(row: Row, *, silent: str | None = None, words: Mapping[str, str] = RECOMPUTED) -> str:
+    """What is recomputed, as a layout says it; ``silent`` where the source leaves it to what its software does."""
+    text = row.get("recompute", "")
+    if not text and silent is not None:
+        return silent
+    if match := re.fullmatch(r"(?:full|selective) \(every (\d+)(?:st|nd|rd|th) layer\)", text):
+        return f"full/{match[1]}"
+    if text not in words:
+        raise Mistake(f"recompute is {text!r}, which no layout says" if text else "what is recomputed is not printed")
+    return words[text]
+
+
+SUMS = re.compile(r"[,(;]?\s*\(?fp32 grad(?:ient)?s?(?: accumulation| sums)?\)?")
+
+
+def number_format(text: str) -> str:
+    """The catalog's recipe in ``BF16``, ``FP8-CS``, ``amp_fp8``, ``float8 rowwise``, ``bf16, fp32 gradient sums``."""
+    words: set[str] = set(re.findall(r"[a-z0-9]+", SUMS.sub("", text.lower())))
+    if "nvfp4" in words:
+        return "nvfp4"
+    if words & {"mx", "mxfp8"}:
+        return "mxfp8"
+    if words & {"fp8", "float8"}:
+        return "fp8-rowwise" if "rowwise" in words else "fp8"
+    found = words & {"bf16", "fp16", "fp32"}
+    if len(found) != 1:
+        raise Mistake(f"precision {text!r} is none of ours" if text else "the precision is not printed")
+    return found.pop()
+
+
+def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
+    """The recipe of a cell; gradients are summed in fp32 where it says so, or else as the source's software does."""
+    found = recipe(number_format(text))
+    if sums == "narrow" and not SUMS.search(text.lower()):
+        return narrow_gradients(found.name) if found.accumulated_bytes else found
+    wide = found.accumulated_bytes == 4 or found.gradients_bytes == 4
+    return found if wide else found.replace(name=f"{found.name}, fp32 gradients", accumulated_bytes=4)
+
+
+def narrow_gradients(name: str) -> Recipe:
+    """The recipe, with gradients summed and reduced in 16 bits (Megatron's grad_reduce_in_fp32=False)."""
+    return recipe(name).replace(name=f"{name}-grad16", accumulated_bytes=0)

@@ -1,0 +1,176 @@
+"""What the readers share: rows as cases or exclusions, throughput as seconds, and the layout of a row.
+
+    step seconds = tokens of a step / (tokens/s/GPU · GPUs) = FLOPs of a step / (FLOP/s/GPU · GPUs)
+
+Which FLOPs a source counts differs: attention as the full square (``full``) or only what the mask lets
+through (``causal``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from benchmarks.published.case import Case, Counter, Excluded, Quantity, held_out, rows
+from benchmarks.published.cells import Row, degree, integer, needed, precision, schedule, where
+from fivefold.job import Job, Recipe
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.work import work
+from fivefold.record import Mistake, explain
+from fivefold.stack.spec import Stack
+
+CHECK = "the source contradicts itself"
+OUT_OF_MEMORY = "the run ended out of memory"
+ADAPTERS = "trains adapters on frozen weights; our jobs train every weight"
+PACKED = "fine-tuning on samples packed to an unknown mix of lengths; attention and so time are less than of one sample"
+NOTHING = "nothing was measured"
+
+T = TypeVar("T")
+
+
+def read(
+    source: str,
+    *,
+    rule: Callable[[Row], str],
+    case: Callable[[Row], Case | list[Case]],
+    kinds: tuple[str, ...] = ("measured",),
+    halved: bool = False,
+) -> Iterator[Case | Excluded]:
+    """Every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read.
+
+    ``halved``: half of the rows are kept out of every fit (``case.held_out``).
+    """
+    for row in rows(source):
+        found = outcome(row, rule=rule, case=case, kinds=kinds)
+        if isinstance(found, str):
+            yield Excluded(source, row["row_id"], found)
+        else:
+            for each in [found] if isinstance(found, Case) else found:
+                seconds, size = each.step_seconds or None, each.memory_bytes or None
+                kept_out = halved and held_out(row["row_id"])
+                measured = each._replace(step_seconds=seconds, memory_bytes=size, held_out=each.held_out or kept_out)
+                yield measured if seconds or size else Excluded(source, each.row, NOTHING)
+
+
+def outcome(
+    row: Row, *, rule: Callable[[Row], str], case: Callable[[Row], T], kinds: tuple[str, ...] = ("measured",)
+) -> str | T:
+    """What ``case`` makes of a row, or the first rule that it breaks or the cell that is not read."""
+    try:
+        return _rule(row, kinds) or rule(row) or case(row)
+    except Mistake as unread:
+        return str(unread)
+    except ValidationError as illegal:  # of a layout, job or model
+        return explain(illegal, Layout)
+
+
+def _rule(row: Row, kinds: tuple[str, ...]) -> str:
+    if row["kind"] not in kinds:
+        return f"not measured: {row['kind'] or 'of no stated kind'}"
+    return (CHECK if row["trust"] == "check" else "") or (OUT_OF_MEMORY if row.get("oom") == "y" else "")
+
+
+def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
+    """The layout of a row's degrees; data parallelism is what they leave of its GPUs."""
+    tp, pp, cp, order = *(degree(row, key) for key in ("tp", "pp", "cp")), schedule(row)
+    gpus = needed(row, "gpus")
+    if gpus % (tp * pp * cp):
+        raise Mistake(f"{gpus} GPUs are not divisible by tp{tp} pp{pp} cp{cp}")
+    fields: dict[str, Any] = {
+        "dp": gpus // (tp * pp * cp),
+        "tp": tp,
+        "cp": cp,
+        "pp": pp,
+        "ep": degree(row, "ep"),
+        "v": order.v,
+        "zero": zero,
+        "schedule": order.name,
+        "mbs": needed(row, "mbs"),
+    }
+    return Layout(**(fields | more))
+
+
+def batch(row: Row, layout: Layout) -> int:
+    """Sequences per step: as printed, or what the printed micro-batches add up to."""
+    micro_batches = integer(row, "microbatches") or integer(row, "grad_accum")
+    if not row.get("gbs") and micro_batches:
+        return layout.dp * layout.mbs * micro_batches
+    return needed(row, "gbs")
+
+
+def case_of(
+    source: str,
+    row: Row,
+    *,
+    stack: Stack,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    recipe: Recipe | None = None,
+    sequence: int | None = None,
+    seconds: float | Callable[[Job], float] | None = None,
+    memory_bytes: float | None = None,
+    memory: Counter = "allocated",
+    quantity: Quantity = "peak",
+    rivals: str = "",
+    name: str = "",
+    left_out: tuple[tuple[str, str], ...] = (),
+) -> Case:
+    """The case of a row: sequence, batch and precision are as it prints them, unless they are given.
+
+    ``seconds``: of a step, or what makes them of the job. ``name``: the row's, unless one row is several cases.
+    """
+    job = Job(
+        sequence=sequence or needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=recipe or precision(row["precision"], sums="fp32" if stack.reduce_in_fp32 else "narrow"),
+        stack=stack,
+    )
+    return Case(
+        source=source,
+        row=name or row["row_id"],
+        model=model,
+        machine=machine,
+        layout=layout,
+        job=job,
+        step_seconds=seconds(job) if callable(seconds) else seconds,
+        memory_bytes=memory_bytes,
+        memory=memory,
+        quantity=quantity,
+        rivals=rivals,
+        left_out=left_out,
+    )
+
+
+RACK_RANKS = 64
+
+
+def cluster(row: Row) -> Machine:
+    """A row's machine; NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4
+    (executors.py in the performance scripts of NVIDIA-NeMo/Megatron-Bridge).
+    """
+    found = where(row)
+    return in_nodes(found, RACK_RANKS) if found.ranks_per_node > RACK_RANKS else found
+
+
+def in_nodes(found: Machine, ranks: int) -> Machine:
+    """``found`` in nodes of another size."""
+    near, far = found.links
+    links = (near.replace(span=ranks), far.replace(span=max(found.ranks, ranks)))
+    return found.replace(ranks_per_node=ranks, links=links)
+
+
+def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:
+    """Seconds of a step at ``rate`` tokens/s per rank; 0 where no rate is printed."""
+    return job.tokens_per_step / (rate * ranks) if rate else 0.0
+
+
+def seconds_of_flops(model: Model, job: Job, *, rate: float, ranks: int, count: Literal["full", "causal"]) -> float:
+    """Seconds of a step at ``rate`` FLOP/s per rank, counted as the source does; 0 where no rate is printed."""
+    done = work(model, layout=Layout(), job=job)
+    flops = done.model_flops_full if count == "full" else done.model_flops_causal
+    return flops / (rate * ranks) if rate else 0.0

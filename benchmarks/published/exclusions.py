@@ -1,0 +1,101 @@
+"""What is not scored, in three kinds, and the share of what could be that is.
+
+    share = rows scored / (rows scored + rows with all facts for which we lack a word)
+
+facts   the source does not print what a prediction needs, contradicts itself, or measured nothing
+other   other work than ours: adapters, state-space layers, encoders, TPUs and their compilers
+words   all facts are there; our layouts, stacks or catalogs have no word for one
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from benchmarks.published.convert import ADAPTERS
+from benchmarks.published.readers import (
+    dgxc_benchmarking,
+    finetune_memory,
+    kempnerforge,
+    megatron_bridge_perf,
+    megatron_moe_zoo,
+    misc_throughput,
+    paddlenlp,
+    prime_rl,
+    torchtitan,
+    zero_bubble,
+)
+from benchmarks.published.score import Score
+
+Kind = Literal["facts", "other", "words"]
+
+OTHER = (
+    ADAPTERS,
+    dgxc_benchmarking.XLA,
+    finetune_memory.ENCODER,
+    megatron_bridge_perf.HYBRID,
+    misc_throughput.TPU,
+)
+WORDS = (
+    dgxc_benchmarking.UNKNOWN_MODEL["LLAMA4"],
+    finetune_memory.EARLY_UPDATE,
+    kempnerforge.WHOLE_EXPERTS,
+    kempnerforge.SAME_TOKENS,
+    megatron_bridge_perf.EMPTY_STAGE,
+    megatron_bridge_perf.OFFLOADED,
+    megatron_moe_zoo.FSDP,
+    megatron_moe_zoo.OFFLOADED,
+    paddlenlp.ALIBI,
+    prime_rl.OFFLOADED,
+    torchtitan.OP_WISE,
+    zero_bubble.NO_LAYERS,
+)
+REFUSED = ("not in our catalog", "no chip of our catalog", "must be 1 or more")  # by the catalogs, and of a layout
+
+
+class Share(NamedTuple):
+    """Rows of a source: scored, and not, by kind."""
+
+    source: str
+    scored: int
+    facts: int
+    other: int
+    words: int
+
+
+def kind_of(rule: str) -> Kind:
+    """The kind of a rule."""
+    if rule in OTHER:
+        return "other"
+    return "words" if rule in WORDS or any(part in rule for part in REFUSED) else "facts"
+
+
+def shares(scores: Iterable[Score], excluded: Iterable[tuple[str, str, str]]) -> tuple[Share, ...]:
+    """By source, in order; ``excluded``: (source, row, rule), of which a row's first counts.
+
+    Sources of messages have no rows of a run.
+    """
+    told = [*scores]
+    messages = {score.source for score in told if score.quantity == "message"}
+    scored = {(score.source, score.row.partition(" ")[0]): "" for score in told}  # of a row that is several cases
+    rules = {(source, row.partition(" ")[0]): rule for source, row, rule in reversed([*excluded])}
+    sources = dict.fromkeys(source for source, _ in (*scored, *reversed(rules)) if source not in messages)
+    return tuple(_share(source, scored, rules | scored) for source in sources)
+
+
+def _share(source: str, scored: Iterable[tuple[str, str]], rows: Mapping[tuple[str, str], str]) -> Share:
+    kinds = Counter(kind_of(rule) for (name, _), rule in rows.items() if name == source and rule)
+    return Share(source, sum(name == source for name, _ in scored), kinds["facts"], kinds["other"], kinds["words"])
+
+
+def markdown(found: Iterable[Share]) -> Iterator[str]:
+    """The lines of a table, with their sums."""
+    rows = [*found]
+    total = Share("all", *(sum(int(each[at]) for each in rows) for at in range(1, len(Share._fields))))
+    yield f"| {' | '.join(Share._fields)} | share |\n"
+    yield "| --- |" + " ---: |" * len(Share._fields) + "\n"
+    for each in (*rows, total):
+        could = each.scored + each.words
+        share = f"{each.scored / could:.0%}" if could else "–"
+        yield f"| {' | '.join(map(str, each))} | {share} |\n"

@@ -1,0 +1,208 @@
+"""Leave one source out: every constant that was set on a source is set again without it, then that source is scored.
+
+    fit of source s: minimise  mean over the other sources of mean of e / (1 + e / FAR), e = |ln(predicted / measured)|,
+    over the constants set on s, each within its bounds, from their geometric middle; of a source at most ``MOST`` runs
+
+A run that is far off has another cause than a constant, and pulls little (decision 028). Constant by constant a grid
+between the bounds, which closes in twice in a second round; no randomness. A constant that moves no run stays in the
+middle. Bounds and sources: ``constants.py``; what was found: ``left_out.csv``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.published.case import Case
+from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, scaled
+from benchmarks.published.tune import Run, prepared
+from fivefold.planner.counts.memory.allocator import allocator_totals
+from fivefold.planner.time.errors import Quantity
+from fivefold.planner.time.timeline import Timeline
+from fivefold.planner.time.units import Units
+from fivefold.record import Record
+
+TABLE = Path(__file__).with_name("left_out.csv")
+MOST = 40  # runs of one source in the objective
+GRID = 5
+CLOSER = (0, 2)  # how often the grid closes in, by round
+FAR = 0.1
+NO_MOVE = 1e-9
+
+Factors = Mapping[str, float]
+Progress = Callable[[str, int, int], None]
+Known = dict[tuple[Quantity, frozenset[tuple[str, float]]], dict[int, float]]  # errors by constants, of runs by id
+
+
+class Fit(Record):
+    """A constant's factor that was found without a source."""
+
+    source: str
+    constant: str
+    factor: float
+    runs: int  # of other sources that it moves
+
+
+def drawn(cases: Sequence[Case]) -> list[Run]:
+    """At most ``MOST`` of a source's cases, evenly drawn, with their counts."""
+    return prepared(cases[:: max(1, -(-len(cases) // MOST))])
+
+
+def step_seconds(run: Run, factors: Factors) -> float:
+    """The predicted step with constants changed; to be asked for within ``scaled(factors)``."""
+    units = Units(run.counts, on_machine(run.case.machine, factors))
+    return Timeline(units).step(run.case.layout, run.memory).seconds
+
+
+def peak_bytes(run: Run) -> float:
+    """The predicted peak as its source counts it; under changed constants within ``scaled``."""
+    if run.case.memory == "allocated":
+        return max(rank.peak_bytes for rank in run.memory)
+    totals = allocator_totals(run.counts, run.case.layout, run.memory)
+    return totals.driver_bytes if run.case.memory == "driver" else totals.reserved_bytes
+
+
+def predictions(run: Run, factors: Factors) -> dict[str, float]:
+    """What is predicted of a case with constants changed, of what it measured; nothing without a change."""
+    if not factors:
+        return {}
+    with scaled(factors):
+        found: dict[str, float] = {"time": step_seconds(run, factors)} if _measured(run, "time") else {}
+        return found | ({"peak": peak_bytes(run)} if _measured(run, "peak") else {})
+
+
+class Problem:
+    """What the constants that were set on ``source`` are set on without it: the runs of all other sources."""
+
+    def __init__(self, source: str, others: Mapping[str, Sequence[Run]], known: Known | None = None) -> None:
+        """``others``: by source; that of ``source`` itself is not looked at. ``known``: filled with every error, for
+        the problems of other sources on the same runs.
+        """
+        self.known = {} if known is None else known
+        self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]
+        self.time = [constant for constant in CONSTANTS if not constant.set_without(source)]
+        self.memory = [constant for constant in OF_MEMORY if not constant.set_without(source)]
+        self.factors = {each.name: _middle(each) for each in (*self.time, *self.memory)}
+        self.source = source
+
+    def solve(self) -> tuple[Fit, ...]:
+        """A factor for each constant."""
+        return (*self._descend("time", self.time), *self._descend("peak", self.memory))
+
+    def _descend(self, quantity: Quantity, constants: Sequence[Constant]) -> Iterator[Fit]:
+        """Each constant in turn at the best of its grid, then of a closer one; in rounds."""
+        measured = [index for index, (_, run) in enumerate(self.runs) if _measured(run, quantity)]
+        moved = {each.name: self._moved(each, quantity, measured) for each in constants}
+        errors = self._errors(quantity, measured)
+        for closer in CLOSER:
+            for constant in (each for each in constants if moved[each.name]):
+                low, high = constant.factors
+                for _ in range(1 + closer):
+                    tried = []
+                    for factor in _grid(constant, low, high):
+                        self.factors[constant.name] = factor
+                        found = errors | self._errors(quantity, moved[constant.name])
+                        tried.append((self._mean(found), factor, found))
+                    _, best, errors = min(tried, key=lambda each: each[:2])
+                    self.factors[constant.name] = best
+                    gap = (high / low) ** (1 / (GRID - 1))
+                    low, high = max(low, best / gap), min(high, best * gap)
+        for constant in constants:
+            factor = round(self.factors[constant.name], 4)
+            yield Fit(source=self.source, constant=constant.name, factor=factor, runs=len(moved[constant.name]))
+
+    def _moved(self, constant: Constant, quantity: Quantity, among: Sequence[int]) -> list[int]:
+        """Those of the runs whose prediction differs between the constant's bounds."""
+        middle, ends = self.factors[constant.name], []
+        for end in constant.factors:
+            self.factors[constant.name] = end
+            ends.append(self._errors(quantity, among))
+        self.factors[constant.name] = middle
+        return [index for index in among if abs(ends[0][index] - ends[1][index]) > NO_MOVE]
+
+    def _errors(self, quantity: Quantity, among: Sequence[int]) -> dict[int, float]:
+        """ln(predicted / measured) by index of the run."""
+        constants = self.time if quantity == "time" else self.memory
+        factors = {each.name: self.factors[each.name] for each in constants if self.factors[each.name] != 1.0}
+        known = self.known.setdefault((quantity, frozenset(factors.items())), {})
+        runs = {index: self.runs[index][1] for index in among}
+        with scaled(factors):
+            known |= {id(run): _error(run, quantity, factors) for run in runs.values() if id(run) not in known}
+        return {index: known[id(run)] for index, run in runs.items()}
+
+    def _mean(self, errors: Mapping[int, float]) -> float:
+        """Over sources, of the mean size of each one's errors, of which large ones saturate."""
+        sizes: dict[str, list[float]] = {}
+        for index, error in errors.items():
+            sizes.setdefault(self.runs[index][0], []).append(abs(error) / (1 + abs(error) / FAR))
+        return fmean(map(fmean, sizes.values()))
+
+
+def _measured(run: Run, quantity: Quantity) -> float | None:
+    if quantity == "time":
+        return run.case.step_seconds
+    return run.case.memory_bytes if run.case.quantity == "peak" else None
+
+
+def _error(run: Run, quantity: Quantity, factors: Factors) -> float:
+    predicted = step_seconds(run, factors) if quantity == "time" else peak_bytes(run)
+    measured = _measured(run, quantity)
+    assert measured is not None
+    return log(predicted / measured)
+
+
+def _middle(constant: Constant) -> float:
+    low, high = constant.factors
+    return float((low * high) ** 0.5)
+
+
+def _grid(constant: Constant, low: float, high: float) -> list[float]:
+    """Factors from ``low`` to ``high``, evenly spaced in their logarithm, or those of whole numbers between."""
+    found = [exp(log(low) + (log(high) - log(low)) * at / (GRID - 1)) for at in range(GRID)]
+    if not constant.whole:
+        return found
+    return sorted({max(1, round(constant.value * factor)) / constant.value for factor in found})
+
+
+def read(path: Path = TABLE) -> tuple[Fit, ...]:
+    """The fits that were written; none without the file."""
+    if not path.exists():
+        return ()
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(Fit.model_validate(row) for row in csv.DictReader(file))
+
+
+def write(fits: Iterable[Fit], path: Path = TABLE) -> None:
+    """Replace the table at ``path``."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, fieldnames=list(Fit.model_fields), lineterminator="\n")
+        table.writeheader()
+        table.writerows(fit.model_dump() for fit in fits)
+
+
+def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None = None) -> tuple[Fit, ...]:
+    """Fit without each of ``sources`` and write ``path`` after each; those that it has already are kept."""
+    from benchmarks.published import SOURCES, cases_of
+
+    fits = read(path)
+    missing = [source for source in sources if not any(fit.source == source for fit in fits)]
+    cases = {name: [*cases_of([name])] for name in (SOURCES if missing else ())}
+    others = {name: drawn(found) for name, found in cases.items() if found}
+    known: Known = {}
+    for done, source in enumerate(missing):
+        if report is not None:
+            report(source, done, len(missing))
+        if source in others:
+            fits = tuple(
+                sorted((*fits, *Problem(source, others, known).solve()), key=lambda fit: SOURCES.index(fit.source))
+            )
+            write(fits, path)
+    return fits
+
+
+def factors_without(source: str, fits: Iterable[Fit]) -> dict[str, float]:
+    """By constant, the factor that was found without ``source``."""
+    return {fit.constant: fit.factor for fit in fits if fit.source == source}

@@ -1,0 +1,73 @@
+"""The layouts that BigScience tried before BLOOM: Megatron-DeepSpeed on 8 to 384 A100 of Jean Zay, ZeRO-1.
+
+Facts of bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md: no sequence
+parallelism, 16-bit gradients unless the row says fp32; a stage takes layers/pp, rounded up, and the last the rest; the
+106-layer runs give each embedding a layer's place. nvidia-smi of the first and last node; second iteration.
+CUDA_LAUNCH_BLOCKING=1, as the larger runs hung without it. Four 100 Gbit/s links per node (arXiv:2211.05100 §3.3).
+DeepSpeed is told the ZeRO stage alone, so its buckets are as they come (setup-test-n2.slurm@7148d3e beside it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, needed, number, recomputed, sharding, where
+from benchmarks.published.convert import NOTHING, batch, case_of, layout_of_row, read
+from benchmarks.published.readers.gpt import gpt_of
+from fivefold.stack.catalog import named
+from fivefold.units import GIB, ceil_div
+
+SOURCE = "bloom_prequel"
+NETWORK = "four 100 Gbit/s Omni-Path links per node: arXiv:2211.05100 §3.3; latency as in the catalog"
+VOCAB = 250_000  # padded to 250 880 by Megatron at tp8, as in the config.json of bigscience/bloom
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """Every run that names its layers and heads; rivals share model, batch and the state of the cluster's tuning."""
+    return read(SOURCE, rule=_rule, case=_case)
+
+
+def _rule(row: Row) -> str:
+    if row["trust"] == "low":
+        return "the source contradicts itself: " + row["note"].partition("SUSPECT: ")[2]
+    if not row["layers"] or not row["heads"]:
+        return "layers or heads are not printed"
+    if not row["step_s"] and not row["mem_gb_nvidia_smi"]:
+        return NOTHING
+    return ""
+
+
+def _stages(layers: int, pp: int) -> tuple[int, ...]:
+    if layers % pp == 0:
+        return ()
+    if (layers + 2) % pp == 0:  # partition method type:transformer|embed
+        each = (layers + 2) // pp
+        return (each - 1, *[each] * (pp - 2), each - 1)
+    most = ceil_div(layers, pp)
+    return (*[most] * (pp - 1), layers - most * (pp - 1))
+
+
+def _case(row: Row) -> Case:
+    model = gpt_of(row, vocab=VOCAB)
+    layout = layout_of_row(
+        row,
+        zero=sharding(row, silent=1),
+        ac=recomputed(row),
+        sp=row["tp"] == "1",
+        stages=_stages(model.layers, needed(row, "pp")),
+    )
+    machines = where(row, nic_gigabits=50, source=NETWORK)
+    tuned = "tuned" if "tuning" in row["note"] else "untuned"
+    return case_of(
+        SOURCE,
+        row,
+        stack=named("megatron-deepspeed").replace(blocking=True),
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=number(row, "step_s"),
+        memory_bytes=number(row, "mem_gb_nvidia_smi") * GIB,
+        memory="driver",
+        rivals=f"{SOURCE} {model.name} {model.heads} {machines.ranks} {batch(row, layout)} {tuned}",
+    )

@@ -1,0 +1,52 @@
+"""DeepSeek-V3 on 2048 H800 (arXiv:2412.19437): 2.664e6 GPU hours for 14.8e12 tokens; held out of every fit.
+
+§2.2 and 3 print one more predicted token, pp16 ep64 and ZeRO-1, DualPipe, whose pairs hide the experts' messages, fp8
+on tiles in matmuls and dispatches, moments in bf16; norms, up-projections of latent attention and SwiGLU computed
+again; inputs of SwiGLU kept in fp8 and outputs of attention in 12 bits; no tp.
+Assumed, as not printed: micro-batches of one sequence; that every step took what the average at the final batch took
+(97 % of the tokens, §4.2), restarts and evaluation included; its own kernels are as quick as Megatron's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, needed, printed, sharding, where
+from benchmarks.published.convert import case_of, layout_of_row, read
+from fivefold.job import recipe
+from fivefold.model.catalog import resolve
+from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+
+SOURCE = "deepseek_v3"
+
+
+def _seconds(row: Row) -> float:
+    """Of a step at the final batch."""
+    said = re.fullmatch(r"(\S+) H800 h / (\S+) tokens", row["value"])
+    if not said:
+        raise Mistake(f"value {row['value']!r} is not read")
+    hours, tokens = float(said[1]), float(said[2])
+    return needed(row, "gbs") * needed(row, "seq") * hours * 3600 / tokens / needed(row, "gpus")
+
+
+def _case(row: Row) -> Case:
+    model = printed(resolve("deepseek-v3-mtp"), row)
+    layout = layout_of_row(row | {"mbs": "1"}, zero=sharding(row, silent=1), ac="norm+up+rope+act")
+    return case_of(
+        SOURCE,
+        row | {"mbs": "1"},
+        stack=named("deepseek"),
+        model=model,
+        machine=where(row),
+        layout=layout,
+        recipe=recipe("fp8-tiles").replace(name="fp8-tiles of DeepSeek-V3", dispatches="fp8", moments_bytes=(2, 2)),
+        seconds=_seconds(row),
+    )._replace(held_out=True)
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read(SOURCE, rule=lambda row: "", case=_case)

@@ -1,0 +1,48 @@
+"""Llama 3 405B on 8192 H100 (arXiv:2407.21783, table 4): TFLOP/s per GPU; held out of every fit.
+
+§3.3 tells of FSDP that keeps what it gathered and reduces in fp32, sequence parallelism, interleaved stages whose
+messages run beside compute, the first and last stage one layer short, nothing recomputed at 8 K.
+Assumed, as not printed: micro-batches of one sequence; four virtual stages per rank, as eight would leave the ends no
+layer; FLOPs with causal attention (full: 4 % more, none: 4 % less); 400 Gbit/s a GPU; torchtitan's loss and attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, named_model, number, printed, where
+from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
+from fivefold.stack.catalog import named
+
+SOURCE = "llama3_table4"
+VIRTUAL = 4
+RECOMPUTED = "none (text: no activation checkpointing at 8K)"
+
+
+def _rule(row: Row) -> str:
+    return "" if row["recompute"] == RECOMPUTED else "what is recomputed is not printed"
+
+
+def _case(row: Row) -> Case:
+    model, machines = printed(named_model(row["model"]), row), where(row)
+    known = row | {"mbs": "1", "vp": str(VIRTUAL), "schedule": "interleaved", "recompute": "none"}
+    layout = layout_of_row(known, zero=2, ac="none")
+    each = (model.layers + 2) // (layout.pp * VIRTUAL)
+    layout = layout.replace(stages=(each - 1, *[each] * (layout.pp * VIRTUAL - 2), each - 1))
+    return case_of(
+        SOURCE,
+        known,
+        stack=named("torchtitan").replace(overlap=("dp", "pp"), compile=False, kernels="fused"),
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=lambda job: seconds_of_flops(
+            model, job, rate=number(row, "tflops_per_gpu") * 1e12, ranks=machines.ranks, count="causal"
+        ),
+    )._replace(held_out=True)
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """The row."""
+    return read(SOURCE, rule=_rule, case=_case)

@@ -1,0 +1,70 @@
+"""MPT models under llm-foundry's FSDP on A100 and H100: tokens/s.
+
+mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md. Flash attention, learned positions, no biases,
+plain GELU, tied embeddings, fused cross-entropy, no compile; whole blocks recomputed where HFU > MFU. Composer leaves
+FSDP's gradient synchronisation on in every micro-batch. mp_mode PURE reduces gradients in 16 bits, DEFAULT in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import (
+    Row,
+    degree,
+    head_dim,
+    needed,
+    number,
+    recomputed,
+    sharding,
+    where,
+)
+from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+
+UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
+
+
+def _model(row: Row) -> Model:
+    width, heads = needed(row, "hidden"), needed(row, "heads")
+    return Model(
+        name=row["model"].lower(),
+        layers=needed(row, "layers"),
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim(row),
+        ffn=needed(row, "ffn"),
+        vocab=needed(row, "vocab"),
+        positions=needed(row, "seq"),  # the parameter counts of a model grow by one width per token
+        norm="layernorm",
+        mlp="plain",
+        activation="gelu",
+        position="learned",
+        tied_embeddings=True,
+    )
+
+
+def _rule(row: Row) -> str:
+    return UNEVEN if row["gbs"] and needed(row, "gbs") % (degree(row, "dp") * needed(row, "mbs")) else ""
+
+
+def _case(row: Row) -> Case:
+    model = _model(row)
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
+    return case_of(
+        "llm_foundry",
+        row,
+        stack=named("llm-foundry").replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
+        model=model,
+        machine=where(row),
+        layout=layout,
+        seconds=lambda job: seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("llm_foundry", rule=_rule, case=_case)

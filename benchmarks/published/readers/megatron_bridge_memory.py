@@ -1,0 +1,161 @@
+"""Megatron-Bridge's recompute studies and model cards: milliseconds and peak allocated memory.
+
+NVIDIA-NeMo/Megatron-Bridge@067f987: skills/nemo-mbridge-perf-*/SKILL.md, examples/model_verification_cards. Its "GB"
+are 1e9 bytes. Moonlight's recipe (src/megatron/bridge/recipes/moonlight/moonlight_16b.py@08de997) reduces gradients
+and keeps both moments in 16 bits, hides no expert or tensor messages, has no fused rotary embedding; the rest is as in
+``megatron_bridge_perf``. What a table calls SFT of Qwen3-30B-A3B is mock pretraining without CUDA graphs
+(nemo-mbridge-perf-expert-parallel-overlap/SKILL.md@58241a1), and unfused permutation, for which we have no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import (
+    NO_STAGES,
+    RECOMPUTED,
+    Row,
+    chip,
+    degree,
+    integer,
+    named_model,
+    narrow_gradients,
+    needed,
+    number,
+    number_format,
+    precision,
+    printed,
+    recomputed,
+)
+from benchmarks.published.convert import (
+    ADAPTERS,
+    PACKED,
+    case_of,
+    cluster,
+    layout_of_row,
+    read,
+)
+from benchmarks.published.readers.megatron_bridge_perf import (
+    HYBRID,
+    UNKNOWN_RECOMPUTE,
+    precision_of,
+    recomputed_by_recipe,
+    stack_of,
+)
+from fivefold.job import Recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import resolve
+from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Stack
+from fivefold.units import GIB
+
+SOURCE = "megatron_bridge_memory"
+NOT_TUNED = "a functional run of a model card, whose recomputation and precision are not stated"
+NO_SETUP = "the study prints neither GPUs nor batch"
+
+# moonshotai/Moonlight-16B-A3B config.json, where it differs from DeepSeek-V2-Lite.
+MOONLIGHT = {"name": "moonlight-16b-a3b", "ffn": 11_264, "vocab": 163_840, "positions": 8192}
+# Whether one micro-batch runs beside another.
+PAIRS = {
+    "alltoall, no EP overlap": False,
+    "alltoall, EP overlap": True,
+    "alltoall, EP overlap + delayed wgrad": True,
+}
+MODULES = RECOMPUTED | {
+    "selective: [] (none)": "none",
+    "selective: core_attn": "selective",
+    "selective: core_attn + expandable_segments": "selective",
+    "selective: mlp": "mlp",
+    "selective: moe_act": "act",
+    "selective: mla_up_proj, mlp": "up+rope+mlp",
+}
+
+
+def _rule(row: Row) -> str:
+    name, table = row["model"], row["table"]
+    if table.startswith("model card"):
+        return _card_rule(name, row)
+    if "Nemotron" in name:
+        return HYBRID
+    if "LoRA" in name:
+        return ADAPTERS
+    if name == "not named":
+        return NO_SETUP
+    return ""
+
+
+def _card_rule(name: str, row: Row) -> str:
+    if not row["table"].endswith("pretrain_performance"):
+        return NOT_TUNED
+    if name == "deepseek_v3":
+        return UNKNOWN_RECOMPUTE
+    named_model(name)
+    if not row["gbs"]:
+        return NO_SETUP
+    return NO_STAGES if degree(row, "pp") > 1 and not integer(row, "vp") else ""
+
+
+def _case(row: Row) -> Case:
+    name = row["model"]
+    if name.startswith("Moonlight"):
+        return _moonlight(row)
+    if name.startswith("Llama3-70B"):
+        return _llama(row)
+    model = printed(named_model(name.removesuffix(" SFT")), row)
+    on = chip(row["hardware"])
+    silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
+    layout = layout_of_row(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
+    sequence = integer(row, "seq") or 4096  # the length of all its performance recipes
+    stack = stack_of(model, layout, precision=row["precision"], chip=on)
+    if row["technique"] in PAIRS:
+        pairs = PAIRS[row["technique"]]
+        overlap = (*named("megatron-core").overlap, *(("ep",) if pairs else ()))
+        stack = stack.replace(graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
+    recipe = narrow_gradients(precision_of(row["precision"], chip=on))
+    return _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
+
+
+def _moonlight(row: Row) -> Case:
+    model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
+    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
+    narrow = precision(row["precision"], sums="narrow")
+    half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
+    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="apart")
+    made = _made(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
+    return made._replace(rivals="moonlight recomputation")
+
+
+def _llama(row: Row) -> Case:
+    # Packed samples shorten attention and so the time, but no tensor that is kept.
+    model = printed(resolve("llama3-70b"), row)
+    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
+    sequence, on = needed(row, "seq"), chip(row["hardware"])
+    stack = stack_of(model, layout, precision=row["precision"], chip=on)
+    recipe = narrow_gradients(precision_of(row["precision"], chip=on))
+    made = _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
+    left_out = (("time", PACKED),) if made.step_seconds else ()
+    return made._replace(step_seconds=None, left_out=left_out, rivals="llama3-70b fine-tuning")
+
+
+def _made(row: Row, *, model: Model, layout: Layout, stack: Stack, recipe: Recipe, sequence: int) -> Case:
+    allocated = number(row, "peak_allocated_gib") * GIB or number(row, "peak_allocated_gb") * 1e9
+    milliseconds = number(row, "iteration_ms")
+    return case_of(
+        SOURCE,
+        row,
+        stack=stack,
+        model=model,
+        machine=cluster(row),
+        layout=layout,
+        recipe=recipe,
+        sequence=sequence,
+        seconds=milliseconds / 1e3 if milliseconds else None,
+        memory_bytes=allocated or number(row, "peak_gb") * 1e9,
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read(SOURCE, rule=_rule, case=_case)

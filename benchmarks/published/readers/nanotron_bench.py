@@ -1,0 +1,46 @@
+"""nanotron's sweeps of a 1B Llama on 8 to 64 H100, from the logs of single runs: seconds of a step, allocated MiB.
+
+huggingface.co/nanotron/old_bench and bench_cluster, log_metrics.csv of each layout; huggingface/bench_cluster@2e2b026:
+template/base_config.py and create_configs.py@0144ad0: ZeRO-1, fp32 gradient sums, 1F1B, tensor parallelism whose
+messages are waited for (tp_linear_async_communication is off) and whose gathered inputs autograd keeps
+(nanotron@eca4bdc: parallel/tensor_parallel/functional.py, column_linear), nothing recomputed. Seconds are the median of
+iterations 8 to 12, empty where they disagree. Of pipelines it is not stated whose memory the log has. Half is held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, number, recomputed, sharding, where
+from benchmarks.published.convert import case_of, layout_of_row, read
+from benchmarks.published.readers import ultrascale_playbook
+from fivefold.units import MIB
+
+WHOSE = "of which pipeline stage's rank the log has the memory is not stated"
+
+
+def _case(row: Row) -> Case:
+    model = ultrascale_playbook.model_of(row)
+    layout = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row))
+    if layout.pp > 1 and layout.v == 1:
+        layout = layout.replace(stages=ultrascale_playbook.stages_of(model, layout.pp))
+    machines = where(row)
+    known = row["rank"] == "0"
+    return case_of(
+        "nanotron_bench",
+        row,
+        stack=ultrascale_playbook.stack_of(layout).replace(async_tp=False, column_inputs="kept"),
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=number(row, "step_s"),
+        memory_bytes=number(row, "peak_allocated_mib") * MIB if known else None,
+        rivals=f"{model.name} on {machines.ranks}",
+        left_out=() if known or not row["peak_allocated_mib"] else (("peak", WHOSE),),
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("nanotron_bench", rule=lambda row: "", case=_case, halved=True)

@@ -1,0 +1,49 @@
+"""nccl-tests as clouds and users print them: out-of-place times of all-reduces over whole nodes of 8 GPUs.
+
+aws-samples/awsome-distributed-training@0162aac:micro-benchmarks/nccl-tests/README.md (EFA), a fork's log of Google's
+a3-megagpu-8g, and issues of NVIDIA/nccl and nccl-tests (InfiniBand). Half of the rows are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from benchmarks.published.case import Excluded, Message, held_out, rows
+from benchmarks.published.cells import Row, needed, number, where
+from benchmarks.published.convert import NOTHING, outcome
+from fivefold.machine.spec import Collective
+from fivefold.record import Mistake
+
+FORCED = "NCCL's choice of algorithm, protocol or channels was overridden"
+COLLECTIVES = {name: name for name in get_args(Collective)}
+
+
+def _message(row: Row) -> Message:
+    machine = where(row, nic_gigabits=number(row, "nic_gbps_per_gpu") or None, source=row["source"])
+    if needed(row, "nodes") * machine.ranks_per_node != machine.ranks:
+        raise Mistake(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")
+    if row["collective"] not in COLLECTIVES:
+        raise Mistake(f"collective {row['collective']!r} is none of ours")
+    size = number(row, "size_bytes")
+    if size < 1 or size % 1:
+        raise Mistake(f"size_bytes is {row['size_bytes']!r}, which is no number of bytes")
+    return Message(
+        source="nccl_logs",
+        row=row["row_id"],
+        machine=machine,
+        collective=COLLECTIVES[row["collective"]],
+        payload=int(size),
+        seconds=number(row, "time_us") * 1e-6,
+        held_out=held_out(row["row_id"]),
+    )
+
+
+def cases() -> Iterator[Message | Excluded]:
+    """One per printed size."""
+    for row in rows("nccl_logs"):
+        found = outcome(row, rule=lambda row: FORCED if "NCCL_ALGO" in row["note"] else "", case=_message)
+        if isinstance(found, str):
+            yield Excluded("nccl_logs", row["row_id"], found)
+        else:
+            yield found if found.seconds else Excluded("nccl_logs", found.row, NOTHING)

@@ -1,0 +1,55 @@
+"""NeMo AutoModel's performance tables: seconds of a step under FSDP2 with Transformer Engine on H100.
+
+NVIDIA-NeMo/Automodel@01926a5 and @2861c41:docs/performance-summary; of its recipes three were read: Qwen3 30B
+(qwen3_moe_30b_te_deepep.yaml@51d4df5), GPT-OSS 20B (gptoss_20b_te_deepep.yaml@9af7a77: flex attention, fused linear
+cross entropy), Llama 3 70B (custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml@f5b942f: compile, bf16 parameters).
+Experts lie over ep ranks (DeepEP) and the rest of the group shards them. Half of the rows are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
+from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
+from fivefold.job import recipe
+from fivefold.stack.catalog import named
+
+HYBRID = "state-space layers are no part of our models"
+UNREAD = "what its recipe recomputes was not read"
+
+# What each recipe that was read sets otherwise than its stack.
+RECIPES: dict[str, dict[str, Any]] = {
+    "Qwen3 30B A3B": {},
+    "GPT-OSS 20B": {"attention": "flash2", "loss": "chunked"},
+    "Llama 3 70B": {"compile": True},
+}
+
+
+def _rule(row: Row) -> str:
+    if row["method"] != "full":
+        return ADAPTERS
+    if row["model"].startswith("Nemotron"):
+        return HYBRID
+    return "" if row["model"] in RECIPES else UNREAD
+
+
+def _case(row: Row) -> Case:
+    model = printed(named_model(row["model"]), row)
+    return case_of(
+        "nemo_automodel",
+        row,
+        stack=named("nemo-automodel").replace(**RECIPES[row["model"]]),
+        model=model,
+        machine=where(row),
+        layout=layout_of_row(row, zero=3, ac=recomputed(row)),
+        recipe=recipe("bf16-pure") if model.moe is None else None,
+        seconds=number(row, "step_s"),
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("nemo_automodel", rule=_rule, case=_case, halved=True)

@@ -1,0 +1,68 @@
+"""PaddleNLP's table of pre-training on eight A100: tokens/s/GPU and peak allocated MiB under tp and ZeRO-2.
+
+PaddlePaddle/PaddleNLP@74569c0:llm/docs/pretrain.md, with each run's configuration beside (the data's notes name it):
+FlashAttention, bf16 with gradients of 16 bits (amp_master_grad is off), no sequence parallelism, nothing hidden.
+The counter is paddle.device.cuda.max_memory_allocated. Half of the rows are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, head_dim, needed, number, recomputed, sharding, where
+from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+from fivefold.units import MIB
+
+ALIBI = "its positions are slopes of attention (ALiBi): no part of our models"
+
+
+def model_of(row: Row) -> Model:
+    """A model of Llama's shape by the fields that the row prints; Qwen's q, k and v have biases."""
+    return Model(
+        name=row["model"].lower(),
+        layers=needed(row, "layers"),
+        width=needed(row, "hidden"),
+        heads=needed(row, "heads"),
+        kv_heads=needed(row, "kv_heads"),
+        head_dim=head_dim(row),
+        ffn=needed(row, "ffn"),
+        vocab=needed(row, "vocab"),
+        qkv_bias=row["model"].startswith("Qwen"),
+    )
+
+
+def layout_of(row: Row) -> Layout:
+    """A layout without sequence parallelism, as all of Paddle's rows say."""
+    if row["sp"] != "n":
+        raise Mistake(f"sp is {row['sp']!r}, where these runs have none")
+    layout = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row))
+    return layout.replace(sp=layout.tp == 1)
+
+
+def rule_of(row: Row) -> str:
+    """The rule of Paddle's models that a row breaks."""
+    return ALIBI if row["model"].startswith("Baichuan2-13B") else ""
+
+
+def _case(row: Row) -> Case:
+    machines, rate = where(row), number(row, "tokens_per_s_per_gpu")
+    return case_of(
+        "paddlenlp",
+        row,
+        stack=named("paddlenlp"),
+        model=model_of(row),
+        machine=machines,
+        layout=layout_of(row),
+        seconds=lambda job: seconds_of_tokens(job, rate=rate, ranks=machines.ranks),
+        memory_bytes=number(row, "peak_allocated_mib") * MIB,
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("paddlenlp", rule=rule_of, case=_case, halved=True)

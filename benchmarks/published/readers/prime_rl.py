@@ -1,0 +1,59 @@
+"""prime-rl's own benchmarks: tokens/s of all GPUs and peak reserved GiB of FSDP2 with torch.compile, layers recomputed.
+
+PrimeIntellect-ai/prime-rl@e257dae and @aa1bec0:benchmarks/results/BENCHMARKS.md; two micro-batches a step, the model
+compiled (benchmarks/scripts/run_single_benchmark.py@0078f72), torch.cuda.max_memory_reserved (trainer/sft/train.py@
+01c3ad6), fp32 shards and reductions, resharded after the forward (trainer's configuration). Fine-tuning makes all
+logits for PyTorch's cross entropy, RL makes them in chunks (docs/memory_usage.md@8be9a6d). Half is held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
+from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+from fivefold.units import GIB
+
+OFFLOADED = "activations are offloaded to the host beside recomputation; ours are one or the other"
+MORE_THAN_A_STEP = "a step of reinforcement learning does more than forward, backward and update"
+
+# FlashAttention-2 runs on Hopper and Blackwell as on A100; 3 and 4 are written for them.
+ATTENTION: Mapping[str, Literal["flash", "flash2"]] = {"FA2": "flash2", "FA3": "flash", "FA4": "flash"}
+LOSS: Mapping[str, Literal["plain", "chunked"]] = {"SFT": "plain", "RL": "chunked"}
+
+
+def _rule(row: Row) -> str:
+    if row["method"] != "full":
+        return ADAPTERS
+    return OFFLOADED if "offloaded" in row["recompute"] else ""
+
+
+def _case(row: Row) -> Case:
+    attention, loss = ATTENTION.get(row["attention"]), LOSS.get(row["job"])
+    if attention is None or loss is None:
+        raise Mistake(f"attention {row['attention']!r} of a {row['job']!r} job was not read")
+    name = row["model"].removesuffix("-2507").removesuffix("-Instruct")
+    model, machines = printed(named_model(name), row), where(row)
+    layout = layout_of_row(row, zero=3, ac=recomputed(row))
+    rate, trains = number(row, "tokens_per_s"), row["job"] == "SFT"
+    return case_of(
+        "prime_rl",
+        row,
+        stack=named("fsdp2").replace(attention=attention, loss=loss, kernels="fused", compile=True),
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=lambda job: seconds_of_tokens(job, rate=rate if trains else 0.0, ranks=1),
+        memory_bytes=number(row, "peak_reserved_gib") * GIB,
+        memory="reserved",
+        left_out=(("time", MORE_THAN_A_STEP),) if rate and not trains else (),
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("prime_rl", rule=_rule, case=_case, halved=True)

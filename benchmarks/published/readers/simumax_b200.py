@@ -1,0 +1,68 @@
+"""SimuMax's measurements on one node of B200: Megatron-Core, shortened Llama 3 and DeepSeek-V2, all four axes.
+
+Facts of MooreThreads/SimuMax@1b8ca90:docs/b200/b200_real_repro_guide.md and simu_tools/megatron_scripts: peaks are
+max_memory_allocated over all ranks, nothing overlaps, fused cross entropy, context parallelism by all-to-all.
+DeepSeek pads every expert to an even share (capacity 1). Its "405B" has 16 key/value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, degree, integer, needed, number, recomputed, sharding, where
+from benchmarks.published.convert import batch, case_of, layout_of_row, read
+from fivefold.model import catalog
+from fivefold.model.spec import Model
+from fivefold.record import nearest
+from fivefold.stack.catalog import named
+from fivefold.units import GIB
+
+SOURCE = "simumax_b200"
+NAMES = {
+    "llama3-8b": "llama3-8b",
+    "llama3-70b": "llama3-70b",
+    "llama3-405b": "llama3-405b",
+    "deepseekv2": "deepseek-v2",
+    "deepseekv3": "deepseek-v3",
+}
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """Every run; rivals share model and tokens per step."""
+    return read(SOURCE, rule=lambda row: "", case=_case)
+
+
+def _model(row: Row) -> Model:
+    """The shortened model, with the key/value heads and experts that the row prints."""
+    if row["model"] not in NAMES:
+        raise nearest(row["model"], list(NAMES), kind="model")
+    model = catalog.resolve(NAMES[row["model"]]).replace(layers=needed(row, "layers"), vocab=needed(row, "vocab"))
+    if model.moe is None:
+        return model.replace(kv_heads=integer(row, "kv_heads") or model.kv_heads)
+    experts = integer(row, "experts") or model.moe.experts
+    return model.replace(moe=model.moe.replace(experts=experts, capacity=1.0))
+
+
+def _case(row: Row) -> Case:
+    model, cp = _model(row), degree(row, "cp")
+    layout = layout_of_row(
+        row,
+        zero=sharding(row, silent=1),
+        ac=recomputed(row, silent="none"),
+        cp_kind="ulysses" if cp > 1 else "ring",
+    )
+    # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, beside a product
+    # of its backward, is what Megatron-Core does, and was not read of these runs.
+    stack = named("megatron-core").replace(loss="fused", overlap=(), async_tp=False)
+    return case_of(
+        SOURCE,
+        row,
+        stack=stack,
+        model=model,
+        machine=where(row),
+        layout=layout,
+        seconds=number(row, "iteration_ms") / 1e3,
+        memory_bytes=number(row, "peak_allocated_gib") * GIB,
+        rivals=f"{SOURCE} {model.name} {needed(row, 'seq') * batch(row, layout)}",
+    )

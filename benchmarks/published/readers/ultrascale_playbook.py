@@ -1,0 +1,82 @@
+"""The Ultra-Scale Playbook's heat maps: nanotron's best layouts on 8 to 512 H100, MFU and peak memory.
+
+huggingface/nanotron@c252843:docs/benchmark_summary.svg; scripts/scaling_benchmarks.py@0e0a27e: fp32 gradient sums,
+no recomputation, 1F1B without hidden messages, FlashAttention's norms and rotary, loss in fp32 on copies. A layer's
+input travels beside the matmul of the rank's own tokens alone, 1/tp of it (functional.py@00708b8), and weights after
+the update (optim/zero.py@069c21c). MFU counts full attention of 989 TFLOP/s. Memory is GiB of rank 0, allocated or
+reserved (helpers.py@31aa4c4 writes both): above what lives at once by its buffers (nccl's, ZeRO's), so reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, head_dim, needed, number, sharding, where
+from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Stack
+from fivefold.units import GIB
+
+PEAK_FLOPS = 989e12
+
+
+def model_of(row: Row) -> Model:
+    """The model of the printed fields."""
+    return Model(
+        name=f"nanotron-{row['model'].lower()}",
+        layers=needed(row, "layers"),
+        width=needed(row, "hidden"),
+        heads=needed(row, "heads"),
+        kv_heads=needed(row, "kv_heads"),
+        head_dim=head_dim(row),
+        ffn=needed(row, "ffn"),
+        vocab=needed(row, "vocab"),
+        tied_embeddings=row["tied_embeddings"] == "y",
+    )
+
+
+def stages_of(model: Model, pp: int) -> tuple[int, ...]:
+    """A stage ends with the layer that exceeds its share of all layers and the head, by elements of their weights
+    (models/base.py@01de8d9, build_model; models/llama.py@03b83fc, get_block_compute_costs).
+    """
+    layer = 4 * model.width * model.width + 3 * model.ffn * model.width
+    whole, stages = model.layers * layer + model.vocab * model.width, [0] * pp
+    for index in range(model.layers):
+        stages[next(stage for stage in range(pp) if index * layer * pp <= whole * (stage + 1))] += 1
+    return tuple(stages)
+
+
+def _case(row: Row) -> Case:
+    model, layout = model_of(row), layout_of_row(row, zero=sharding(row, silent=0))
+    if layout.pp > 1 and layout.v == 1:
+        layout = layout.replace(stages=stages_of(model, layout.pp))
+    machines, rate = where(row), number(row, "mfu_pct") / 100 * PEAK_FLOPS
+    return case_of(
+        "ultrascale_playbook",
+        row,
+        stack=stack_of(layout),
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=lambda job: seconds_of_flops(model, job, rate=rate, ranks=machines.ranks, count="full"),
+        memory_bytes=number(row, "peak_mem_gib") * GIB,
+        memory="reserved",
+    )
+
+
+def stack_of(layout: Layout) -> Stack:
+    """Without ZeRO-1, nanotron joins no weights, and several replicas are PyTorch's DistributedDataParallel
+    (trainer.py@004a89c, _init_model).
+    """
+    stack = named("nanotron")
+    if layout.zero:
+        return stack
+    return stack.replace(joined=(), weight_gradients="late" if layout.dp == 1 else "buckets")
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("ultrascale_playbook", rule=lambda row: "", case=_case)

@@ -1,0 +1,78 @@
+"""xtuner's tables: tokens/s/GPU of DeepSpeed ZeRO-3 with Ulysses on A100, and of Megatron's experts on H800.
+
+InternLM/xtuner@4d2758e:docs/zh_cn/acceleration/benchmark.rst; configs/llama_speed_benchmark: fp16, each layer
+recomputed, one pack a rank and as many accumulated as ranks share a sequence. The packs' samples are one sequence to
+attention, as the printed TFLOP/s count them. Qwen3 235B under Pai-Megatron-Patch@2b201af: 94 layers of which embedding
+and loss take the room of two. Half of the rows are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, named_model, number, printed, recomputed, sharding, where
+from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from benchmarks.published.readers.megatron_moe_zoo import layout_of, stages_rule
+from fivefold.layout.names import Axis
+from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+
+SILENT = "precision and accumulation of the table are not printed"
+UNBALANCED = "experts as the router fills them: how unevenly is not printed"
+
+YI = Model(
+    name="yi-34b",
+    layers=60,
+    width=7168,
+    heads=56,
+    kv_heads=8,
+    head_dim=128,
+    ffn=20_480,
+    vocab=64_000,
+    source="Hugging Face config.json of 01-ai/Yi-34B-200K",
+)
+# Of one layout the notes tell what was hidden: nothing, the messages of ZeRO, and those of tp besides.
+HIDDEN: dict[str, tuple[Axis, ...]] = {
+    "without overlap": (),
+    "zero overlap": ("dp",),
+    "zero and tp overlap": ("dp", "tp"),
+}
+
+
+def _rule(row: Row) -> str:
+    if row["table"] == "llama3_8b":
+        return SILENT
+    if row["note"].startswith("unbalanced"):
+        return UNBALANCED
+    return stages_rule(row) if row["table"] == "Megatron MoE" else ""
+
+
+def _case(row: Row) -> Case:
+    machines, rate = where(row), number(row, "tokens_per_s_per_gpu")
+    if row["table"] == "Megatron MoE":
+        model = printed(named_model(row["model"]), row)
+        layout, stack = layout_of(row, model), named("megatron-core")
+        stack = stack.replace(
+            overlap=HIDDEN.get(row["note"], stack.overlap),
+            dispatcher="fused" if row["dispatcher"] == "DeepEP" else "all_to_all",
+        )
+    else:
+        model = YI if row["model"] == "Yi-34B-200K" else printed(named_model(row["model"]), row)
+        layout, stack = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row)), named("deepspeed")
+        layout = layout.replace(cp_kind="ulysses" if layout.cp > 1 else "ring")
+    return case_of(
+        "xtuner",
+        row,
+        stack=stack,
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=lambda job: number(row, "step_s") or seconds_of_tokens(job, rate=rate, ranks=machines.ranks),
+        rivals=f"{model.name}, batch {row['gbs']}" if row["gbs"] else "",
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("xtuner", rule=_rule, case=_case, halved=True)

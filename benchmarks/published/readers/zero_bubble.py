@@ -1,0 +1,57 @@
+"""Zero Bubble (Qi et al. 2023, arXiv:2401.10241, table 4): 1F1B against ZB-1p and ZB-2p on 8 and 32 A100.
+
+Megatron-LM, fp16, dropout 0.1, sequences of 1024 (sail-sg/zero-bubble-pipeline-parallelism@475e062:examples, whose
+example recomputes selectively). The paper's table 1 keeps sb(34h + 5as) bytes per layer instead: nothing is recomputed
+and attention writes its scores; so does its printed memory. Its sizes fit a vocabulary of 32 000. First and last stage
+hold a layer less. Memory: "GB" of 1e9, as the authors' schedulers count it (zb_schedules.py@0a01bcb).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, needed, number, where
+from benchmarks.published.convert import batch, case_of, layout_of_row, read
+from benchmarks.published.readers.gpt import gpt_of
+from fivefold.job import recipe
+from fivefold.layout.names import ScheduleName
+from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+
+SOURCE = "zero_bubble"
+SCHEDULES: dict[str, ScheduleName] = {"1F1B": "1f1b", "ZB-1p": "zb1p", "ZB-2p": "zb2p"}
+NO_LAYERS = "its first and last virtual stage hold no layer, as no layout can say"
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """Table 4; rivals share model and batch."""
+    return read(SOURCE, rule=_rule, case=_case)
+
+
+def _rule(row: Row) -> str:
+    if row["trust"] == "low":
+        return "layout, sequence and micro-batches are not given"
+    return "" if row["schedule"] in SCHEDULES else NO_LAYERS
+
+
+def _case(row: Row) -> Case:
+    model, pp = gpt_of(row, vocab=32_000), needed(row, "pp")
+    each, rest = divmod(model.layers + 2, pp)
+    if rest:
+        raise Mistake(f"{model.layers} layers and two less are not the same on each of {pp} stages")
+    layout = layout_of_row(
+        row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1)
+    )
+    return case_of(
+        SOURCE,
+        row,
+        stack=named("zero-bubble"),
+        model=model,
+        machine=where(row),
+        layout=layout,
+        recipe=recipe("fp16"),
+        seconds=number(row, "iteration_s_derived"),
+        memory_bytes=number(row, "memory_gb") * 1e9,
+        rivals=f"{SOURCE} {model.name} {batch(row, layout)}",
+    )

@@ -1,0 +1,123 @@
+"""Calibrate a machine on steps that were measured on it: five numbers, each a fact of the machine.
+
+matmuls per joule and peak share, memory bandwidth, the host's launch, attention, the near link: each times a factor.
+Coordinate descent on the mean absolute error; a factor stays within 1/2 and 2. Measure half of
+the runs, calibrate, and score the other half: that is how good a planner is after one afternoon on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from benchmarks.published.case import Case
+from fivefold.job import Job
+from fivefold.machine.spec import Chip, Machine
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.time.timeline import Timeline
+from fivefold.planner.time.units import Units
+
+STEPS = (1.3, 1.1, 1.03)  # of a factor, coarse to fine
+LIMIT = 2.0
+
+
+class Factors(NamedTuple):
+    """What a machine's stock figures are multiplied with."""
+
+    matmul: float = 1.0
+    bandwidth: float = 1.0
+    launch: float = 1.0
+    attention: float = 1.0
+    link: float = 1.0
+
+    def apply(self, machine: Machine) -> Machine:
+        """``machine`` with its figures changed."""
+        chip, (near, *far) = machine.chip, machine.links
+        return machine.replace(
+            chip=_chip(chip, self), links=(near.replace(sustained=min(1.0, near.sustained * self.link)), *far)
+        )
+
+
+def _chip(chip: Chip, factors: Factors) -> Chip:
+    return chip.replace(
+        matmul_share={dtype: share * factors.matmul for dtype, share in chip.matmul_share.items()},
+        flops_per_joule={dtype: joule * factors.matmul for dtype, joule in chip.flops_per_joule.items()},
+        bandwidth_share=chip.bandwidth_share * factors.bandwidth,
+        launch_seconds=chip.launch_seconds * factors.launch,
+        attention_share=chip.attention_share * factors.attention,
+        attention_backward_share=chip.attention_backward_share * factors.attention,
+    )
+
+
+class Run(NamedTuple):
+    """A measured case with all of it that no machine changes."""
+
+    case: Case
+    counts: Counts
+    memory: list[RankMemory]
+
+
+def prepared(cases: Iterable[Case]) -> list[Run]:
+    """Every case with its counts; equal models and jobs are counted once."""
+    known: dict[tuple[Model, Job], Counts] = {}
+    runs = []
+    for case in cases:
+        counts = known.setdefault((case.model, case.job), Counts(case.model, case.job))
+        runs.append(Run(case, counts, memory(counts, case.layout)))
+    return runs
+
+
+def tune(runs: Sequence[Run]) -> Factors:
+    """The factors under which the measured step times of ``runs`` are predicted best."""
+    factors, best = Factors(), error(runs, Factors())
+    for step in STEPS:
+        improved = True
+        while improved:
+            improved = False
+            for field in Factors._fields:
+                for value in (getattr(factors, field) * step, getattr(factors, field) / step):
+                    if not 1 / LIMIT <= value <= LIMIT:
+                        continue
+                    tried = factors._replace(**{field: value})
+                    found = error(runs, tried)
+                    if found < best:
+                        factors, best, improved = tried, found, True
+    return factors
+
+
+def error(runs: Sequence[Run], factors: Factors) -> float:
+    """Mean absolute relative error of the step time."""
+    return fmean(abs(seconds(run, factors) / (run.case.step_seconds or 1.0) - 1) for run in runs)
+
+
+def seconds(run: Run, factors: Factors) -> float:
+    """The predicted step on the changed machine."""
+    units = Units(run.counts, factors.apply(run.case.machine))
+    return Timeline(units).step(run.case.layout, run.memory).seconds
+
+
+class Halves(NamedTuple):
+    """Mean absolute error of the step times of one chip's second half, stock and with factors from its first half."""
+
+    chip: str
+    runs: int
+    stock: float
+    tuned: float
+    factors: Factors
+
+
+def halves(cases: Iterable[Case]) -> list[Halves]:
+    """Per chip: every second run tunes, the others are scored."""
+    chips: dict[str, list[Run]] = {}
+    for run in prepared(case for case in cases if case.step_seconds):
+        chips.setdefault(run.case.machine.chip.name, []).append(run)
+    found = []
+    for chip, runs in chips.items():
+        learnt, held = runs[::2], runs[1::2]
+        if held:
+            factors = tune(learnt)
+            found.append(Halves(chip, len(held), error(held, Factors()), error(held, factors), factors))
+    return found

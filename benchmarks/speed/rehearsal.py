@@ -1,0 +1,57 @@
+"""How long a rehearsal takes and what it holds: each job in a process of its own, on whatever machine this is.
+
+python benchmarks/speed/rehearsal.py        llama3-8b on 8 ranks, 70b on 512, 405b on 16,384
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+JOBS = (
+    ("llama3-8b", "h100:8", "dp8 zero3 mbs1", 8192, 16, 8),
+    ("llama3-70b", "h100:512", "tp8 dp64 zero3 mbs1", 8192, 128, 20),
+    ("llama3-405b", "h100:16384", "tp8 pp16 dp128 zero1 mbs1", 8192, 2048, 60),
+)
+
+
+def alone(model: str, machine: str, layout: str, sequence: str, batch: str) -> None:
+    """One rehearsal, and what it took."""
+    from fivefold.dry_run import dryrun
+    from fivefold.job import Job, recipe
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.catalog import resolve as machine_named
+    from fivefold.model.catalog import named
+
+    job = Job(sequence=int(sequence), global_batch=int(batch), precision=recipe("bf16"))
+    begin, busy = time.perf_counter(), time.process_time()
+    found = dryrun(model=named(model), machine=machine_named(machine, local=None), layout=Layout.parse(layout), job=job)
+    assert found.step is not None, found.findings
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{time.perf_counter() - begin:.1f} | {time.process_time() - busy:.1f} | {held:.2f} | "
+        f"{found.step.memory.peak_bytes / 2**30:.2f}"
+    )
+
+
+def main() -> None:
+    """A table in markdown."""
+    print(
+        f"torch {torch.__version__}, {platform.processor() or platform.machine()}, Python {platform.python_version()}\n"
+    )
+    print("| job | seconds | CPU seconds | GiB held | limit, s | peak of a rank, GiB |\n|---|---|---|---|---|---|")
+    for model, machine, layout, sequence, batch, limit in JOBS:
+        command = [sys.executable, __file__, model, machine, layout, str(sequence), str(batch)]
+        took = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().split(" | ")
+        seconds, busy, held, peak = took
+        name = f"`{model} {machine} '{layout}'` seq {sequence} gbs {batch}"
+        print(f"| {name} | {seconds} | {busy} | {held} | {limit} | {peak} |", flush=True)
+
+
+if __name__ == "__main__":
+    alone(*sys.argv[1:]) if len(sys.argv) > 1 else main()

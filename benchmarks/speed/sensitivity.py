@@ -1,0 +1,95 @@
+"""How much of the published score hangs on each constant of the price model.
+
+    python -m benchmarks.speed.sensitivity [NAME]    each constant, or one, on all sources
+    python -m benchmarks.speed.sensitivity --own     those that were set on a source, on that source alone
+
+Every constant of docs/how-a-step-costs/constants.md is taken a fifth lower and a fifth higher, alone. Of all runs with
+a printed time the error is the mean over sources of their mean absolute (and signed) errors, a source of 900 rows
+counting as much as one of 20; of llm-foundry and dgxc every third. Counts and memory do not depend on these constants
+and are made once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from statistics import fmean
+from typing import NamedTuple
+
+from benchmarks.published import SOURCES, cases_of, reader
+from benchmarks.published.case import Case
+from benchmarks.published.constants import CONSTANTS, scaled
+from benchmarks.published.left_out import step_seconds
+from benchmarks.published.tune import Run, prepared
+
+THINNED = {"llm_foundry": 3, "dgxc_benchmarking": 3}
+
+
+class Errors(NamedTuple):
+    """Over sources: mean of absolute errors, and of signed ones."""
+
+    mean: float
+    bias: float
+
+
+def runs() -> dict[str, list[Run]]:
+    """By source; cases with a time."""
+    found = {}
+    for source in SOURCES:
+        if cases := [case for case in cases_of([source]) if case.step_seconds]:
+            found[source] = prepared(cases[:: THINNED.get(source, 1)])
+    return found
+
+
+def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Errors:
+    """Of all sources, with constants times ``factors``."""
+    means, biases = [], []
+    with scaled(factors):
+        for each in by_source.values():
+            found = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in each]
+            means.append(fmean(map(abs, found)))
+            biases.append(fmean(found))
+    return Errors(fmean(means), fmean(biases))
+
+
+OWN = {
+    "launch_seconds": "vtrain",
+    "EVENNESS": "vtrain",
+    'HOPPER_JOULE["bf16"]': "dgxc_benchmarking",
+    'HOPPER_JOULE["fp8"]': "dgxc_benchmarking",
+    'BLACKWELL_JOULE["bf16"]': "megatron_bridge_perf",
+    'BLACKWELL_JOULE["fp8"]': "megatron_bridge_perf",
+    'BLACKWELL_JOULE["fp4"]': "megatron_bridge_perf",
+    "MOE_KERNELS": "megatron_bridge_perf",
+}  # by constant: the source; of vTrain what it composed of traces, every eighth
+
+
+def own() -> None:
+    """Prints a line of Markdown per constant that was set on a source: that source's mean error around its value."""
+    by_source = runs()
+    for constant in (each for each in CONSTANTS if each.name in OWN):
+        source = OWN[constant.name]
+        composed = [case for case in reader(source)() if isinstance(case, Case) and case.composed]
+        chosen = {source: prepared(composed[::8]) or by_source[source]}
+        cells = [f"{errors(chosen, {constant.name: factor}).mean:.1%}" for factor in (0.3, 0.8, 0.9, 1.0, 1.1, 1.2)]
+        print(f"| `{constant.name}` | {source} | {len(chosen[source])} | {' | '.join(cells)} |", flush=True)
+
+
+def main(only: tuple[str, ...] = ()) -> None:
+    """Prints a line of Markdown per constant."""
+    by_source = runs()
+    stock = errors(by_source, {})
+    count = sum(map(len, by_source.values()))
+    print(f"{len(by_source)} sources, {count} runs: mean {stock.mean:.2%}, bias {stock.bias:+.2%}", flush=True)
+    for constant in CONSTANTS:
+        if only and constant.name not in only:
+            continue
+        cells = []
+        for factor in (0.8, 1.2):
+            found = errors(by_source, {constant.name: factor})
+            cells.append(f"{100 * (found.mean - stock.mean):+.2f} ({100 * (found.bias - stock.bias):+.2f})")
+        print(f"| `{constant.name}` | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    own() if sys.argv[1:] == ["--own"] else main(tuple(sys.argv[1:]))

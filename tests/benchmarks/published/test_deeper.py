@@ -1,0 +1,118 @@
+"""Facts of the sources that came last: counters, what each leaves out, models and layouts as they print them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.published import reader, run
+from benchmarks.published.case import Case, Excluded, rows
+from benchmarks.published.cells import named_model
+from benchmarks.published.readers import megatron_moe_zoo, xtuner
+from fivefold.layout.spec import Layout
+from fivefold.record import Mistake
+from fivefold.units import GIB, MIB
+
+
+def cases(source: str) -> dict[str, Case]:
+    return {case.row: case for case in reader(source)() if isinstance(case, Case)}
+
+
+@pytest.mark.parametrize(
+    ("source", "scored", "left_out"),
+    [
+        ("prime_rl", 40, 49),  # adapters on frozen weights, two offloaded runs, RTX A6000
+        ("nanotron_bench", 15, 5),  # five with a stage that has no layer
+        ("paddlenlp", 9, 2),
+        ("flagperf", 11, 16),
+        ("xtuner", 21, 17),
+        ("megatron_moe_zoo", 5, 13),
+        ("nemo_automodel", 3, 14),
+        ("fms_acceleration", 0, 13),
+    ],
+)
+def test_nothing_is_lost(source: str, scored: int, left_out: int) -> None:
+    found = list(reader(source)())
+    assert sum(isinstance(case, Case) for case in found) == scored
+    assert sum(isinstance(case, Excluded) for case in found) == left_out
+
+
+def test_every_row_has_its_commit_or_its_issue() -> None:
+    """owner/repository@commit:path, or an issue: where the figures can be read again."""
+    sources = ("prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "xtuner", "megatron_moe_zoo", "nemo_automodel")
+    places = {row["source"] for source in (*sources, "fms_acceleration", "nccl_logs") for row in rows(source)}
+    assert [place for place in places if not re.search(r"@[0-9a-f]{7}:\S|/\S+ issue \d+$", place)] == []
+
+
+def test_reinforcement_learning_is_scored_by_its_memory_alone() -> None:
+    found = cases("prime_rl")
+    tuned, learnt = found["prime_rl-0062"], found["prime_rl-0045"]
+    assert (tuned.memory, tuned.memory_bytes, tuned.left_out) == ("reserved", 54.6 * GIB, ())
+    assert tuned.step_seconds == pytest.approx(2 * 8 * 16384 / 53140)  # two micro-batches on eight GPUs
+    assert (tuned.job.stack.loss, tuned.job.stack.attention) == ("plain", "flash2")
+    assert (learnt.step_seconds, learnt.job.stack.loss) == (None, "chunked")
+    assert [quantity for quantity, _ in learnt.left_out] == ["time"]
+
+
+def test_nanotron_logs_tell_whose_memory_only_without_a_pipeline() -> None:
+    found = cases("nanotron_bench")
+    assert found["nanotron_bench-0005"].memory_bytes == 25808.34 * MIB
+    piped = found["nanotron_bench-0003"]
+    assert (piped.memory_bytes, piped.layout.stages) == (None, (14, 10))
+    assert [quantity for quantity, _ in piped.left_out] == ["peak"]
+    assert not piped.job.stack.async_tp
+
+
+def test_paddle_has_no_sequence_parallelism_and_16_bit_gradients() -> None:
+    found = cases("paddlenlp")
+    assert {str(case.layout) for case in found.values()} == {"dp4 tp2 zero2 mbs1 nosp", "dp4 tp2 zero2 mbs2 nosp"}
+    assert {case.job.precision.name for case in found.values()} == {"bf16-grad16"}
+    assert [row for row, case in found.items() if case.model.qkv_bias] == ["paddlenlp-0011"]
+    assert cases("flagperf")["flagperf-0001"].job.stack == found["paddlenlp-0001"].job.stack
+
+
+def test_embedding_and_loss_take_the_room_of_two_layers() -> None:
+    """Megatron-LM's --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split."""
+    model = named_model("Qwen3 235B A22B")
+    for layout, stages in (
+        (Layout(pp=8, v=4, schedule="interleaved"), (2, *[3] * 30, 2)),
+        (Layout(pp=8), (11, *[12] * 6, 11)),
+        (Layout(pp=4), (23, 24, 24, 23)),
+    ):
+        assert megatron_moe_zoo.stages_of(model, layout) == stages
+        assert sum(stages) == model.layers
+    with pytest.raises(Mistake, match="not divisible by 7"):
+        megatron_moe_zoo.stages_of(model, Layout(pp=7))
+    assert cases("megatron_moe_zoo")["megatron_moe_zoo-0002"].job.stack.pairs
+
+
+def test_yi_is_34_billion() -> None:
+    assert xtuner.YI.parameters == pytest.approx(34.4e9, rel=0.003)
+
+
+def test_packs_are_one_sequence_to_attention() -> None:
+    """The printed TFLOP/s per token rise with the pack as the full square of attention does: same count, same rows.
+
+    tokens/s · FLOPs per token at 4 passes (one recomputed) = TFLOP/s that the table prints, at the two ends of Llama 2
+    7B: 6.74e9 parameters and 32 layers of width 4096.
+    """
+    printed = {row["row_id"]: row for row in rows("xtuner")}
+    ratios = []
+    for row in ("xtuner-0001", "xtuner-0002", "xtuner-0004"):
+        sequence, rate = int(printed[row]["seq"]), float(printed[row]["tokens_per_s_per_gpu"])
+        flops = 4 * (2 * 6.74e9 + 4 * 32 * 4096 * sequence / 2)
+        ratios.append(float(printed[row]["tflops_per_gpu"]) * 1e12 / (rate * flops))
+    assert max(ratios) / min(ratios) < 1.1, ratios
+
+
+def test_both_halves_stand_in_the_table() -> None:
+    report = run(["xtuner", "paddlenlp"])
+    assert [(row.source, row.quantity) for row in report.summaries] == [
+        ("xtuner", "time"),
+        ("xtuner", "time, held out"),
+        ("paddlenlp", "time"),
+        ("paddlenlp", "time, held out"),
+        ("paddlenlp", "peak"),
+        ("paddlenlp", "peak, held out"),
+    ]

@@ -1,0 +1,92 @@
+"""Half of a new source's rows are kept out of every fit; printed collectives are scored beside steps."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+
+from benchmarks import published
+from benchmarks.published import case, cases_of, reader, run
+from benchmarks.published.case import Case, Excluded, Message, rows
+from benchmarks.published.intervals import learn
+from benchmarks.published.score import Score, score, score_message, summarise
+from fivefold.layout.mesh import Group
+from fivefold.planner.predict import predict
+from fivefold.planner.time.network import Network
+
+HALVED = ("nccl_logs", "prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "xtuner", "nemo_automodel")
+
+
+def messages() -> dict[str, Message]:
+    return {each.row: each for each in reader("nccl_logs")() if isinstance(each, Message)}
+
+
+@pytest.mark.parametrize("source", HALVED)
+def test_the_half_is_told_by_the_row_alone(source: str) -> None:
+    """CRC-32 of the row's id, even: whatever the row says, and about as many on either side."""
+    found = [each for each in reader(source)() if not isinstance(each, Excluded)]
+    assert found
+    assert all(each.held_out == (crc32(each.row.encode()) % 2 == 0) for each in found)
+    halves = [case.held_out(row["row_id"]) for row in rows(source)]
+    assert 0.25 < sum(halves) / len(halves) < 0.75
+
+
+def test_other_sources_hold_nothing_out() -> None:
+    assert not any(each.held_out for each in reader("simumax_b200")() if isinstance(each, Case))
+
+
+def test_a_held_out_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, *_) = (each for each in reader("simumax_b200")() if isinstance(each, Case))
+    step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
+    seen = [each for _ in range(6) for each in score(one, step)]
+    unseen = [each.replace(held_out=True) for each in seen]
+    assert [each.held_out for each in score(one._replace(held_out=True), step)] == [True] * (len(seen) // 6)
+    assert {row.quantity for row in summarise([*unseen, *seen])} == {"time", "time, held out", "peak", "peak, held out"}
+    assert learn(unseen) == ()
+    assert learn([*unseen, *seen]) == learn(seen) != ()
+    both = iter([one._replace(held_out=True), one])
+    monkeypatch.setattr(published, "reader", lambda source: lambda: both)
+    assert list(cases_of(["any"])) == [one]
+
+
+def test_a_composed_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, *_) = (each for each in reader("simumax_b200")() if isinstance(each, Case))
+    made = one._replace(composed=True, memory_bytes=None)
+    step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
+    (scored,) = score(made, step, {"time": 2.0})
+    assert (scored.quantity, scored.left_out) == ("composed", 2.0)
+    assert learn([scored]) == ()
+    both = iter([made, one])
+    monkeypatch.setattr(published, "reader", lambda source: lambda: both)
+    assert list(cases_of(["any"])) == [one]
+
+
+def test_a_message_is_priced_over_all_ranks_of_its_machine() -> None:
+    found = messages()
+    assert {each.collective for each in found.values()} == {"all_reduce"}
+    assert {each.machine.ranks for each in found.values()} == {16, 32, 64, 128, 256}
+    one = found["nccl_logs-0055"]
+    nics = {each.machine.links[-1].bandwidth for each in found.values()}
+    assert nics >= {50e9 / 8, 200e9 / 8, 400e9 / 8}  # of p4de, a3-megagpu and p5
+    scored: Score = score_message(one)
+    assert scored.measured == one.seconds
+    assert scored.predicted == Network(one.machine).seconds("all_reduce", one.payload, Group(one.machine.ranks, 1))
+
+
+def test_a_bandwidth_that_nccl_tests_prints_is_that_of_the_seconds() -> None:
+    """busbw = bytes / seconds · 2 (n - 1) / n (NVIDIA/nccl-tests:doc/PERFORMANCE.md): the rows were copied right."""
+    printed = {row["row_id"]: float(row["busbw_gbps"] or 0) for row in rows("nccl_logs")}
+    for row, each in messages().items():
+        if printed[row] > 1:
+            ranks = each.machine.ranks
+            bus = each.payload / each.seconds * 2 * (ranks - 1) / ranks / 1e9
+            assert bus == pytest.approx(printed[row], rel=0.01), row
+
+
+def test_forced_choices_of_nccl_are_left_out() -> None:
+    report = run(["nccl_logs"])
+    assert {refusal.rule for refusal in report.excluded} == {
+        "NCCL's choice of algorithm, protocol or channels was overridden"
+    }
+    assert [row.quantity for row in report.summaries] == ["message", "message, held out"]

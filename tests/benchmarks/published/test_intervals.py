@@ -1,0 +1,54 @@
+"""What the scores teach: cells by source and class, and coverage of a source by what the others teach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.intervals import KEPT, coverage, learn, write
+from benchmarks.published.score import Quantity, Score
+from fivefold.planner.time import errors
+
+
+def scored(
+    ratio: float, *, source: str, generation: str = "hopper", quantity: Quantity = "time", **more: object
+) -> Score:
+    """A run that measured ``ratio`` times what was predicted without its source."""
+    words = {"nodes": "one", "kind": "dense", "precision": "16 bits", "software": "megatron", "recomputed": "nothing"}
+    fields = words | {"row": "r", "layout": "dp1", "ranks": 8, "predicted": 7.0, "left_out": 1.0} | more
+    return Score(source=source, generation=generation, quantity=quantity, measured=ratio, **fields)  # type: ignore[arg-type]
+
+
+def test_a_cell_per_source_and_class_with_few_ratios_in_order() -> None:
+    scores = [scored(1 + at / 1000, source="many", ranks=at + 1) for at in range(900)]
+    scores += [scored(1.2, source="few"), scored(1.1, source="few", generation="ampere")]
+    few, ampere, many = sorted(learn(scores), key=lambda cell: (cell.rows, -cell.ratios[0]))
+    assert (few.source, few.ratios, few.of.generation) == ("few", (1.2,), "hopper")
+    assert (ampere.source, ampere.ratios, ampere.of.generation) == ("few", (1.1,), "ampere")
+    assert (many.rows, many.ranks, len(many.ratios)) == (900, 900, KEPT)
+    assert many.ratios == tuple(sorted(many.ratios))
+    assert many.ratios[KEPT // 2] == pytest.approx(1.45, abs=0.002)  # the median
+
+
+def test_what_is_held_out_and_what_is_no_step_teach_nothing() -> None:
+    assert learn([scored(1.1, source="s", held_out=True), scored(1.1, source="s", quantity="states")]) == ()
+
+
+def test_a_source_is_covered_by_what_the_others_teach() -> None:
+    """Three sources that agree, and one whose runs take twice as long: it alone lies outside."""
+    alike = [scored(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
+    far = [scored(2.0, source="d")] * 30
+    found = {each.source: each for each in coverage([*alike, *far])}
+    assert (found["d"].half, found["d"].most, found["d"].runs) == (0, 0, 30)
+    assert 0.4 <= found["a"].half <= 0.8
+    assert found["a"].most == 1
+
+
+def test_written_in_one_order_and_read_again(tmp_path: Path) -> None:
+    scores = [scored(1.1, source="s")] * 5 + [scored(1.25, source="t", quantity="peak")] * 2
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    write(learn(scores), one)
+    write(learn(scores[::-1]), two)
+    assert one.read_text() == two.read_text()
+    assert (*errors.read("peak", one), *errors.read("time", one)) == learn(scores)

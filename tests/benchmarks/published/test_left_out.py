@@ -1,0 +1,82 @@
+"""Leave one source out: the registry's bounds, the fit that finds a constant again, and the committed file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.published import SOURCES, cases_of
+from benchmarks.published.constants import ALL, CONSTANTS, OF_MEMORY, scaled
+from benchmarks.published.left_out import MOST, Problem, drawn, factors_without, read, refit, step_seconds, write
+from benchmarks.published.tune import prepared
+
+REGISTRY = (*CONSTANTS, *OF_MEMORY)
+AGAIN = "nemo_perf"  # the source whose fit is made anew here
+
+
+@pytest.mark.parametrize("constant", REGISTRY, ids=lambda constant: constant.name)
+def test_a_constant_stands_within_its_bounds_and_was_set_on_sources_that_there_are(constant: object) -> None:
+    found = next(each for each in REGISTRY if each is constant)
+    low, high = found.factors
+    assert low <= 1 <= high
+    assert found.set_on == ALL or set(found.set_on) <= set(SOURCES)
+
+
+def test_host_and_device_are_no_less_even_than_exponential_times() -> None:
+    """A device that works off launches in turn takes at most 1.245 of what it would if all took the same."""
+    draw, worst = np.random.default_rng(0).exponential, 1.0
+    for launches in range(2, 16):
+        host, device, end = (
+            draw(size=(4000, launches)).cumsum(1),
+            draw(size=(4000, launches)),
+            np.zeros(4000),
+        )
+        for at in range(launches):
+            end = np.maximum(end, host[:, at]) + device[:, at]
+        worst = max(worst, float(end.mean()) / (launches + 1))
+    assert 1.23 < worst < 2 ** (1 / next(each for each in CONSTANTS if each.name == "EVENNESS").between[0])
+
+
+def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
+    """Steps as an A100 of another power would take; the fit begins in the middle of the bounds."""
+    true = {'AMPERE_JOULE["bf16"]': 1.05}
+    runs = prepared([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])
+    with scaled(true):
+        made = [run._replace(case=run.case._replace(step_seconds=step_seconds(run, true))) for run in runs]
+    problem = Problem("korthikanti2022", {"others": made, "korthikanti2022": prepared([*cases_of([AGAIN])][:1])})
+    problem.time = [each for each in problem.time if each.name in true]
+    problem.memory = []
+    problem.factors = {name: each for name, each in problem.factors.items() if name in true}
+    (fit,) = problem.solve()
+    assert (fit.constant, fit.runs) == ('AMPERE_JOULE["bf16"]', 6)
+    assert fit.factor == pytest.approx(1.05, abs=0.012)
+
+
+def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> None:
+    fits = read()
+    for source in SOURCES:
+        if any(case.step_seconds or case.memory_bytes for case in cases_of([source])):
+            expected = {each.name for each in REGISTRY if not each.set_without(source)}
+            assert set(factors_without(source, fits)) == expected, (
+                f"python -m benchmarks.published --left-out FILE {source}"
+            )
+    bounds = {each.name: each.factors for each in REGISTRY}
+    for fit in fits:
+        low, high = bounds[fit.constant]
+        assert low - 1e-3 <= fit.factor <= high + 1e-3
+
+
+def test_one_source_is_fitted_anew_to_what_the_file_says() -> None:
+    others = {source: drawn([*cases_of([source])]) for source in SOURCES if any(cases_of([source]))}
+    assert max(map(len, others.values())) <= MOST
+    assert Problem(AGAIN, others).solve() == tuple(fit for fit in read() if fit.source == AGAIN)
+
+
+def test_a_fit_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+    path = tmp_path / "left_out.csv"
+    kept = tuple(fit for fit in read() if fit.source in ("vtrain", AGAIN))
+    write(kept, path)
+    assert refit(["vtrain", AGAIN], path) == kept
+    assert read(path) == kept

@@ -1,0 +1,64 @@
+"""What every reader owes: rows become cases or exclusions, each once, and no case is one that we would refuse."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published import SOURCES, reader, readers
+from benchmarks.published.case import Case, Excluded, Message, rows
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.record import Mistake
+
+WRITTEN = [source for source in SOURCES if find_spec(f"benchmarks.published.readers.{source}")]
+
+
+@pytest.mark.parametrize("source", WRITTEN)
+def test_every_case_is_a_run_that_can_be(source: str) -> None:
+    found = list(reader(source)())
+    names = {row["row_id"] for row in rows(source)}
+    assert {case.source for case in found} == {source}
+    assert all(case.row.partition(" ")[0] in names for case in found)
+    assert len({case.row for case in found}) == len(found)
+    for case in found:
+        if isinstance(case, Excluded):
+            assert case.rule
+        elif isinstance(case, Message):
+            assert case.seconds > 0 < case.payload
+        else:
+            assert case.step_seconds or case.memory_bytes
+            assert case.layout.world == case.machine.ranks
+            refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
+            assert Layout.parse(str(case.layout)) == case.layout
+
+
+@pytest.mark.parametrize("source", ["korthikanti2022", "megatron2021", "bloom_prequel", "vtrain", "zero_bubble"])
+def test_parameters_are_those_that_the_row_prints(source: str) -> None:
+    """To the two or three digits printed; what BLOOM's notes call 20B leaves out 3.6B of embedding."""
+    printed = {row["row_id"]: row["params_b"] for row in rows(source) if row["params_b"] != "20"}
+    cases = [case for case in reader(source)() if isinstance(case, Case) and printed.get(case.row.partition(" ")[0])]
+    assert cases
+    for case in cases:
+        billions = float(printed[case.row.partition(" ")[0]])
+        assert case.model.parameters / 1e9 == pytest.approx(billions, rel=0.025), case.row
+
+
+def test_an_unknown_source_is_a_mistake() -> None:
+    with pytest.raises(Mistake, match=r"unknown source 'vtrian'; did you mean vtrain"):
+        reader("vtrian")
+
+
+def test_cases_and_jobs_are_built_in_one_place() -> None:
+    """A reader names its stack and says what its runs did otherwise; ``convert.case_of`` does the rest."""
+    folder = Path(readers.__file__).parent
+    calls = {
+        f"{path.stem}: {node.func.id}"
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Case", "Job", "Stack")
+    }
+    assert calls == set()

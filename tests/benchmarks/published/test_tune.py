@@ -1,0 +1,33 @@
+"""Calibration on measured steps finds the machine that made them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.published import reader
+from benchmarks.published.case import Case
+from benchmarks.published.tune import Factors, Run, error, halves, prepared, seconds, tune
+
+SLOW = Factors(matmul=0.7, launch=1.5)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    """Every fortieth."""
+    return prepared([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::40])
+
+
+def test_a_slower_machine_is_found_from_its_steps(runs: list[Run]) -> None:
+    made = [run._replace(case=run.case._replace(step_seconds=seconds(run, SLOW))) for run in runs]
+    found = tune(made)
+    assert error(made, Factors()) > 0.2
+    assert error(made, found) < 0.02
+    assert found.matmul < 0.9  # bandwidth takes its part of it: narrow layers cannot tell them apart
+    assert found.launch == pytest.approx(SLOW.launch, rel=0.1)
+
+
+def test_the_other_half_is_scored(runs: list[Run]) -> None:
+    made = [run.case._replace(step_seconds=seconds(run, SLOW)) for run in runs]
+    (one,) = halves(made)
+    assert (one.chip, one.runs) == ("a100", len(runs) // 2)
+    assert one.tuned < 0.05 < one.stock
