@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
 from fivefold.record import Mistake, Record, nearest
-from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
 from fivefold.stack.catalog import STACKS, named
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, power_of_two

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
+from fivefold.display import Shown
 from fivefold.record import Record
-from fivefold.shown import Shown
 from fivefold.units import show_bytes, show_seconds
 
 Kind = Literal["predicted", "rehearsed", "measured"]

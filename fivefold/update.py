@@ -6,8 +6,8 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from fivefold.bounded_types import Positive, Sequences, Steps
 from fivefold.record import Record
-from fivefold.sizes import Positive, Sequences, Steps
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Natural = Annotated[float, Field(ge=0, le=1e30)]

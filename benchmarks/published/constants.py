@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fivefold.machine import reached, spec
+from fivefold.machine import kernel_efficiency, spec
 from fivefold.machine.catalog import NIC_200, NVLINK3, PCIE4
 from fivefold.machine.spec import Chip, Machine
 from fivefold.planner.counts.memory import allocator
@@ -139,22 +139,22 @@ def _of_joule(name: str, table: Mapping[Any, float], chips: tuple[str, ...], dty
     return Constant(f'{name}["{dtype}"]', table[dtype], machine=_joule(chips, dtype), **more)
 
 
-A100, H100, B200 = reached.A100, reached.H100, reached.B200
+A100, H100, B200 = kernel_efficiency.A100, kernel_efficiency.H100, kernel_efficiency.B200
 
 CONSTANTS: tuple[Constant, ...] = (
     _of_chip("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
     Constant("COMPILED_HOST", unit_time.COMPILED_HOST, (0.05, 1.0), set_on=("torchtitan", "kempnerforge")),
     Constant("EVENNESS", unit_time.EVENNESS, (3.0, 8.0), set_on=("vtrain",)),
     Constant("CONTENTION", unit_time.CONTENTION, (0.02, 0.3), set_on=ALL),
-    _of_joule("AMPERE_JOULE", reached.AMPERE_JOULE, AMPERE, "bf16",
+    _of_joule("AMPERE_JOULE", kernel_efficiency.AMPERE_JOULE, AMPERE, "bf16",
               between=(0.54e12, 0.65e12), set_on=ALL),
-    _of_joule("HOPPER_JOULE", reached.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12), set_on=DGXC),
-    _of_joule("HOPPER_JOULE", reached.HOPPER_JOULE, HOPPER, "fp8", between=(1.4e12, 1.9e12), set_on=DGXC),
-    _of_joule("BLACKWELL_JOULE", reached.BLACKWELL_JOULE, BLACKWELL, "bf16",
+    _of_joule("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12), set_on=DGXC),
+    _of_joule("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "fp8", between=(1.4e12, 1.9e12), set_on=DGXC),
+    _of_joule("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "bf16",
               between=(1.0e12, 1.3e12), set_on=SIMUMAX + BRIDGE),
-    _of_joule("BLACKWELL_JOULE", reached.BLACKWELL_JOULE, BLACKWELL, "fp8", between=(2.0e12, 2.8e12), set_on=BRIDGE),
-    _of_joule("BLACKWELL_JOULE", reached.BLACKWELL_JOULE, BLACKWELL, "fp4", between=(3e12, 6e12), set_on=BRIDGE),
-    Constant("SUSTAINED", reached.SUSTAINED, (0.84, 0.99), _chip("matmul_share")),
+    _of_joule("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp8", between=(2.0e12, 2.8e12), set_on=BRIDGE),
+    _of_joule("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp4", between=(3e12, 6e12), set_on=BRIDGE),
+    Constant("SUSTAINED", kernel_efficiency.SUSTAINED, (0.84, 0.99), _chip("matmul_share")),
     Constant("MATMUL_SHARE", spec.MATMUL_SHARE, (0.5, 0.85)),
     _of_chip("bandwidth_share", (0.75, 0.95)),
     Constant("A100.bandwidth_share", A100.bandwidth_share, (0.8, 0.9), _chip("bandwidth_share", chips=AMPERE)),

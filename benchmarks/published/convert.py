@@ -19,7 +19,7 @@ from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.work import work
+from fivefold.planner.counts.flops import work
 from fivefold.record import Mistake, explain
 from fivefold.stack.spec import Stack
 

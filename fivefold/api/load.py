@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
+    from fivefold.display import Rows
     from fivefold.rendering.run_folder import RunFolder
     from fivefold.rendering.sweep.row import Row
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import SearchResult, Walk
     from fivefold.results.whole_run import Offers
-    from fivefold.shown import Rows
     from fivefold.step import Step
 
     Answer = Step | Comparison | SearchResult | Walk | Offers | Playbook | Rows[Row]
@@ -31,8 +31,8 @@ def load(path: str | PathLike[str]) -> Loaded:
 
     A ``Mistake`` says what a file is not.
     """
+    from fivefold.display import Rows
     from fivefold.rendering.run_folder import read
-    from fivefold.shown import Rows
 
     path = Path(path)
     if path.is_dir():
@@ -47,13 +47,13 @@ def load(path: str | PathLike[str]) -> Loaded:
 
 
 def _of_json(path: Path) -> Answer:
+    from fivefold.display import Rows
     from fivefold.record import read_text
     from fivefold.rendering.sweep.row import Row
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import SearchResult, Walk
     from fivefold.results.whole_run import Offers
-    from fivefold.shown import Rows
     from fivefold.step import Step
 
     try:

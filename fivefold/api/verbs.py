@@ -18,11 +18,12 @@ from fivefold.requests.extras import told
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
+    from fivefold.display import Rows
     from fivefold.dry_run import Rehearsal
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.planner.search.across import Goal
+    from fivefold.planner.search.multi_machine import Goal
     from fivefold.rendering.sweep.row import Row
     from fivefold.rendering.traced import Traced
     from fivefold.requests.answers import Question
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from fivefold.results.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
     from fivefold.results.search_result import Batch as BatchSize
     from fivefold.results.whole_run import Offers, WholeRun
-    from fivefold.shown import Rows
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
 
@@ -136,11 +136,11 @@ def ask(
     ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``);
     ``noise``: the measured noise scale in tokens, or the run folder that has it. Without a layout, of the fastest.
     """
+    from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
-    from fivefold.machine.site import assumed
+    from fivefold.machine.datacenter import assumed
     from fivefold.requests.across import priced
     from fivefold.requests.answers import answers, noise_of
-    from fivefold.shown import Rows
 
     chosen = None if layout is None else _layout(layout)
     (ranks,) = priced([_machine(machine)], price)
@@ -200,9 +200,9 @@ def sweep(
     ``what``: a sweep file, or its tables as a mapping. Rows go to ``out`` (.parquet, .csv, .jsonl); of a file, without
     it, to ``runs/sweeps/NAME.jsonl``.
     """
+    from fivefold.display import Rows
     from fivefold.requests.machines import local_file
     from fivefold.requests.sweep import default_path, trials
-    from fivefold.shown import Rows
     from fivefold.sweeps import rows_file
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import Plan, run

@@ -38,7 +38,7 @@ from fivefold.cli import (
     trace,
     web,
 )
-from fivefold.cli.settle import launcher, remark, settle
+from fivefold.cli.errors import launcher, remark, settle
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 
 app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)

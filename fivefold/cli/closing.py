@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli import lanes
+from fivefold.cli import trace_compare
 from fivefold.cli.options import say, show
 from fivefold.record import Mistake, read_text
 
@@ -55,7 +55,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     if not json:
         if line := assumed(pair[0]):
             show(line)
-        show(page((pair[0], *lanes.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
+        show(page((pair[0], *trace_compare.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.cli.arguments import IGNORE, shows_notes
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.nouns import IGNORE, shows_notes
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
 from fivefold.requests.cases import cases, jobs_of
@@ -78,7 +78,7 @@ def _of_configs(
     configs: list[LoadedConfig], gpus: str, words: list[str], job: Job, *, stacks: str, precisions: str
 ) -> list[Case]:
     """Each config as it is, and with the layouts that are named instead of its own, on every machine."""
-    from fivefold.cli.nouns import machine_of
+    from fivefold.cli.arguments import machine_of
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named

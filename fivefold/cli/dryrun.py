@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli.nouns import takes_nouns
+from fivefold.cli.arguments import takes_nouns
 from fivefold.cli.options import AsJson, say, show, whole_numbers
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile
 from fivefold.record import Mistake

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.cli.arguments import IGNORE
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config

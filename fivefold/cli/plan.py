@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fivefold.cli.across import Assume, Prices
+from fivefold.cli.arguments import takes_nouns
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, MachineName, ModelName, say, show, show_question
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.cli.risk import Risk
@@ -83,7 +83,7 @@ def ask(
     """
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_counted
-    from fivefold.machine.site import assumed
+    from fivefold.machine.datacenter import assumed
     from fivefold.model.catalog import resolve
     from fivefold.rendering import lengths, whole_run
     from fivefold.rendering import search as page

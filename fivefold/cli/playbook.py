@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fivefold.cli.across import Assume, Prices
-from fivefold.cli.nouns import takes_nouns
+from fivefold.cli.arguments import takes_nouns
 from fivefold.cli.options import AsJson, say, show
 from fivefold.cli.risk import Risk
 from fivefold.record import Mistake

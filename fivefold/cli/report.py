@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.cli.again import command, job_said
+from fivefold.cli.arguments import IGNORE
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import say
+from fivefold.cli.reproduce import command, job_said
 from fivefold.cli.risk import Risk
 from fivefold.record import Fault, Mistake
 from fivefold.requests.configs import build_request, describe_notes, load_config
@@ -137,7 +137,7 @@ def _asked(commands: list[str]) -> Asked:
 
 def _of_config(file: Path, gpus: str, ignore: list[str]) -> tuple[str, list[str], list[str]]:
     """A config of any software, on the machine of ``--gpus``."""
-    from fivefold.cli.nouns import machine_of
+    from fivefold.cli.arguments import machine_of
     from fivefold.planner.predict import planner, predict
     from fivefold.rendering import report as page
     from fivefold.rendering.elements import heading, paragraph
@@ -214,11 +214,11 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
 
 
 def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
+    from fivefold.display import Rows
     from fivefold.rendering import report as page
     from fivefold.rendering import run_folder
     from fivefold.rendering.run_folder import RunFolder
     from fivefold.results.search_result import SearchResult
-    from fivefold.shown import Rows
     from fivefold.step import Step
 
     if isinstance(found, RunFolder):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli import lanes
+from fivefold.cli import trace_compare
 from fivefold.cli.closing import print_proof, write_report
+from fivefold.cli.errors import launcher
 from fivefold.cli.options import AsJson, say, show
-from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
 from fivefold.requests.machines import load_machine
 from fivefold.trainer.faults.signals import one_line
@@ -138,7 +138,9 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
             proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
         if process.rank == 0:
             if settings.trace_steps and proof.measured is not None and not proof.outcome.stopped:
-                lanes.add(settings, layout, model=model, machine=machine, steps=(proof.predicted, proof.measured))
+                trace_compare.add(
+                    settings, layout, model=model, machine=machine, steps=(proof.predicted, proof.measured)
+                )
             if not proof.outcome.stopped:
                 write_report(settings, layout, model=model, machine=machine)
             print_proof(settings, proof, json=json)
@@ -189,7 +191,7 @@ def show_run(
         show(table(rows))
         if line := assumed(predicted):
             show(line)
-        steps = predicted, *lanes.rehearsed(folder / "step.json"), measured
+        steps = predicted, *trace_compare.rehearsed(folder / "step.json"), measured
         show(page(steps, findings=measured.findings))
     if charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
@@ -200,7 +202,7 @@ def show_run(
         ):
             draw.save(chart, folder / f"{name}.svg")
             say(f"drew {folder / name}.svg")
-        lanes.draw(folder, measured)
+        trace_compare.draw(folder, measured)
 
 
 def _measured_alone(path: Path) -> Step | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
+from fivefold.cli.arguments import takes_nouns
 from fivefold.cli.formats import refuse_untold, write_best
-from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, say, show, show_question
 from fivefold.cli.risk import Risk
 from fivefold.requests.across import is_asked, priced, refuse_of_one

@@ -23,8 +23,8 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.allocator import AllocatorTotals, driver_bytes
-from fivefold.planner.counts.work import work
 from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import Mistake

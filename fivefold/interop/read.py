@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivefold.interop.alike import fitted
+from fivefold.interop.equivalence import fitted
 from fivefold.interop.files import document
 from fivefold.interop.format import Asked, Document, Format
 from fivefold.interop.huggingface import read as huggingface
 from fivefold.interop.huggingface import write
-from fivefold.interop.huggingface.gather import recognises
+from fivefold.interop.huggingface.collect_keys import recognises
 from fivefold.interop.launch import kubernetes, run_file, skypilot
 from fivefold.interop.megatron import args, bridge
 from fivefold.interop.nanotron import file

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from fivefold.interop.alike import fitted, resolve_rate
+from fivefold.interop.equivalence import fitted, resolve_rate
 from fivefold.interop.format import Asked, Format, Plan, Written
 from fivefold.interop.read import named, read
 from fivefold.layout.legal import refuse

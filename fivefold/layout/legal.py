@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import Any, get_args
 
+from fivefold.bounded_types import PLAYED
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
-from fivefold.sizes import PLAYED
 from fivefold.stack.spec import Runs, Stack
 from fivefold.units import ceil_div
 

@@ -19,11 +19,11 @@ from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
+from fivefold.bounded_types import RANKS, Degree, Layers, Sequences
 from fivefold.job import Job, Offloaded
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, CpKind, MeshAxis, ScheduleName
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.record import Mistake, Record, nearest
-from fivefold.sizes import RANKS, Degree, Layers, Sequences
 
 # Groups of operations that can be recomputed in the backward, by name: the part before the dot, or the whole name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.bounded_types import RANKS
 from fivefold.machine import toml
-from fivefold.machine.reached import shares
+from fivefold.machine.kernel_efficiency import shares
+from fivefold.machine.overrides import varied
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.total_memory import TOTAL_MEMORY
-from fivefold.machine.varied import varied
 from fivefold.record import Mistake, locate, nearest, read_file
-from fivefold.sizes import RANKS
 from fivefold.units import Dtype
 
 # The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.

@@ -10,8 +10,8 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from fivefold.bounded_types import Bytes, Degree, Dollars, Rate, Seconds, Share, Watts
 from fivefold.record import Record
-from fivefold.sizes import Bytes, Degree, Dollars, Rate, Seconds, Share, Watts
 from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")

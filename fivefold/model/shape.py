@@ -10,8 +10,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from fivefold.record import Record
-from fivefold.sizes import (
+from fivefold.bounded_types import (
     PARAMETERS,
     Experts,
     Ffn,
@@ -25,6 +24,7 @@ from fivefold.sizes import (
     Vocab,
     Width,
 )
+from fivefold.record import Record
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 

@@ -14,22 +14,22 @@ from typing import NamedTuple
 from fivefold.job import Job
 from fivefold.layout.legal import describe_idle, refuse
 from fivefold.layout.spec import Layout
-from fivefold.machine.otherwise import with_kernels
+from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, run_part
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.allocator import AllocatorTotals, allocator_totals
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.counts.memory.liveness import kept_bytes
 from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.traffic import traffic
-from fivefold.planner.counts.work import work
-from fivefold.planner.parts import parts
 from fivefold.planner.time.errors import expected_interval, run_class
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.planner.time.timeline import StepTime, Timeline
 from fivefold.planner.time.units import Units
+from fivefold.planner.time_breakdown import parts
 from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, utilisation
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from math import ceil, exp, expm1, inf, log, sqrt
 
+from fivefold.bounded_types import RUN_TOKENS
 from fivefold.job import Job
-from fivefold.machine.site import SOURCES, Site
+from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.results.whole_run import Goodput, WholeRun
-from fivefold.sizes import RUN_TOKENS
 from fivefold.step import Step
 
 DAY = 86400.0

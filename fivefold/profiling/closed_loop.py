@@ -18,7 +18,7 @@ from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.work import work
+from fivefold.planner.counts.flops import work
 from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
 from fivefold.profiling.attribution import rank_times, split, summary

@@ -1,6 +1,6 @@
 """Records as HTML for notebooks: a step, a search, a run, rows, a rehearsal, traces; each stands for itself.
 
-Jupyter and marimo ask a record for it (``_repr_html_``), which names its function here (``fivefold/shown.py``).
+Jupyter and marimo ask a record for it (``_repr_html_``), which names its function here (``fivefold/display.py``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fivefold.rendering.sweep.row import Row as SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
-    from fivefold.shown import Rows
+    from fivefold.display import Rows
 
 SHOWN = 60  # rows of a table
 

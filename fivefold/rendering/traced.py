@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fivefold.display import Shown
 from fivefold.rendering.compare import Row
 from fivefold.results.trace_report import TraceReport
-from fivefold.shown import Shown
 from fivefold.step import Step
 
 

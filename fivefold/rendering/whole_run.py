@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.machine.site import SOURCES, Site
+from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, ORANGE

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.planner.search.across import Goal
+    from fivefold.planner.search.multi_machine import Goal
     from fivefold.results.whole_run import Offers
 
 TOKENS = 1e12
@@ -41,8 +41,8 @@ def offers(
     risk: float = FITS_RISK, done: Callable[[str], None] = lambda _: None,
 ) -> Offers:  # fmt: skip
     """The run on each machine, by the words of the command line."""
-    from fivefold.machine.site import assumed
-    from fivefold.planner.search.across import Choice, across, sizes_between
+    from fivefold.machine.datacenter import assumed
+    from fivefold.planner.search.multi_machine import Choice, across, sizes_between
 
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
@@ -86,7 +86,7 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _deadline(text: str) -> float:
-    from fivefold.machine.site import seconds_of
+    from fivefold.machine.datacenter import seconds_of
 
     try:
         seconds = seconds_of(text)

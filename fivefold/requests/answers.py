@@ -16,7 +16,7 @@ from fivefold.units import show_bytes
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
-    from fivefold.machine.site import Site
+    from fivefold.machine.datacenter import Site
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
@@ -36,7 +36,7 @@ def answers(
     from fivefold.layout.legal import describe_idle
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
-    from fivefold.planner.lengths import lengths
+    from fivefold.planner.context_length import lengths
     from fivefold.planner.predict import predict as predicted
     from fivefold.planner.search import search as searched
     from fivefold.planner.whole_run import whole_run

@@ -33,7 +33,7 @@ def playbook(
     from fivefold.job import Job as Default
     from fivefold.layout.spec import Layout
     from fivefold.layout.where import Where
-    from fivefold.machine.site import assumed
+    from fivefold.machine.datacenter import assumed
     from fivefold.planner.playbook import stages
     from fivefold.planner.run_file import for_run, told
     from fivefold.planner.search.neighbours import walk

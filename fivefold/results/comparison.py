@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
+from fivefold.display import Shown, flat
 from fivefold.record import Record
-from fivefold.shown import Shown, flat
 from fivefold.step import Step
 
 EQUAL = 5e-4  # share by which two values differ that print alike

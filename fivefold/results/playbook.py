@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from fivefold.display import Shown, flat
 from fivefold.record import Record
 from fivefold.results.whole_run import WholeRun
-from fivefold.shown import Shown, flat
 from fivefold.step import Step
 
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from fivefold.display import Shown, flat
 from fivefold.record import Record
-from fivefold.shown import Shown, flat
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
 from fivefold.units import show_risk, show_seconds

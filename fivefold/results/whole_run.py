@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fivefold.machine.site import Site
+from fivefold.display import Shown, flat
+from fivefold.machine.datacenter import Site
 from fivefold.record import Record
-from fivefold.shown import Shown, flat
 from fivefold.step import Verdict, judge
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from fivefold.bounded_types import Degree, Sequences, Steps, Tokens
 from fivefold.job import Job, recipe
 from fivefold.layout.pattern import alternatives, on
 from fivefold.machine.catalog import locate_machine
@@ -24,7 +25,6 @@ from fivefold.model.catalog import locate_model
 from fivefold.model.catalog import resolve as resolve_model
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, read_file
-from fivefold.sizes import Degree, Sequences, Steps, Tokens
 from fivefold.stack.catalog import named as named_stack
 
 Item = TypeVar("Item")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import is_counted
-from fivefold.machine.site import assumed
+from fivefold.machine.datacenter import assumed
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner, planner, predict
 from fivefold.planner.time.memory_over_time import levels

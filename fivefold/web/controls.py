@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from math import log2
 from typing import Any, NamedTuple
 
+from fivefold.bounded_types import RANKS
 from fivefold.layout.legal import reasons
 from fivefold.layout.names import SCHEDULES, ScheduleName
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, divisor_below, divisors
 from fivefold.record import Mistake
-from fivefold.sizes import RANKS
 from fivefold.web.question import Noun
 
 MOST = 8  # choices in a row

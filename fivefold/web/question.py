@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from fivefold.bounded_types import Ffn, Heads, Layers, Vocab, Width
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
@@ -25,7 +26,6 @@ from fivefold.record import Mistake, Record, Remark
 from fivefold.requests.across import is_asked
 from fivefold.requests.job import load_job
 from fivefold.requests.words import tokens_of
-from fivefold.sizes import Ffn, Heads, Layers, Vocab, Width
 from fivefold.step import FITS_RISK
 from fivefold.web.folder import Folder
 

@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 import pytest
 
 import fivefold as ff
-from fivefold import shown
+from fivefold import display
+from fivefold.display import Rows
 from fivefold.profiling.closed_loop import write_steps
 from fivefold.rendering.run_folder import RunFolder
 from fivefold.rendering.sweep.row import Row
-from fivefold.shown import Rows
 from fivefold.step import Step
 from fivefold.sweeps import rows_file
 from fivefold.units import show_seconds
@@ -136,7 +136,7 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pandas:
         DataFrame = dict
 
-    real = shown.import_module
+    real = display.import_module
 
     def without(*missing: str) -> Callable[[str], Any]:
         def fake(name: str) -> Any:
@@ -146,11 +146,11 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return fake
 
-    monkeypatch.setattr(shown, "import_module", without())
+    monkeypatch.setattr(display, "import_module", without())
     assert step.to_frame()["model"] == ["llama3-8b"]
     assert step.to_frame("arrow").num_rows == 1
-    monkeypatch.setattr(shown, "import_module", without("pandas"))
+    monkeypatch.setattr(display, "import_module", without("pandas"))
     assert step.to_frame().num_rows == 1
-    monkeypatch.setattr(shown, "import_module", without("pandas", "pyarrow"))
+    monkeypatch.setattr(display, "import_module", without("pandas", "pyarrow"))
     with pytest.raises(ff.Mistake, match="to_frame needs pandas or pyarrow: pip install pandas"):
         Rows[Row]().to_frame()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fivefold as ff
-from fivefold.cli import again, app
+from fivefold.cli import app, reproduce
 from fivefold.cli.closing import write_report
 from fivefold.cli.report import NAME
 from fivefold.layout.spec import Layout
@@ -165,7 +165,7 @@ def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
 
 def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     path, (predicted, _) = folder(), steps(1.0)
-    run_ = Run(folder=path, model="llama3-8b", job=again.job_said(predicted))
+    run_ = Run(folder=path, model="llama3-8b", job=reproduce.job_said(predicted))
     what = {"model": model_of("llama3-8b"), "machine": machine_of("h100:8", local=Path("none"))}
     write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "wrote runs/a/report.html" in capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_a_command_asks_for_the_job_again() -> None:
     named = 0
     for seed in range(300):
         job = draws.case(seed).job
-        words = shlex.split(again.command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
+        words = shlex.split(reproduce.command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
         assert words[:5] == ["fivefold", "predict", "nano", "h100:8", "dp8"]
         if words[5] == "--job":
             named += 1

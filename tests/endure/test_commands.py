@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fivefold.cli.settle import settle
+from fivefold.cli.errors import settle
 from fivefold.job import Job, Recipe
 from fivefold.record import Mistake
 from fivefold.stack.spec import FACTS

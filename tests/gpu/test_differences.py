@@ -24,11 +24,11 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.trainer.model import flash_attention
+from fivefold.trainer.model.attention_mask import ScoreRule
 from fivefold.trainer.model.flash_attention import attend, attend_backward
 from fivefold.trainer.model.kernels import norms
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.rotary import rotate
-from fivefold.trainer.model.score_rule import ScoreRule
 
 R, D, V = 48, 64, 96  # rows, width, words
 B, T, N, K = 2, 16, 4, 2

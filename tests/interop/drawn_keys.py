@@ -238,7 +238,7 @@ def list_keys(reading: Reading) -> tuple[tuple[Said, ...], ...]:
 
 def translated_names(key: str) -> set[str]:
     """Return the names under which readings show a key of a config."""
-    from fivefold.interop.huggingface.gather import _argument
+    from fivefold.interop.huggingface.collect_keys import _argument
     from fivefold.interop.huggingface.names import DIALECTS
     from fivefold.interop.megatron.bridge_keys import NAMES, NOT
     from fivefold.interop.megatron.flags import ALIAS, NEGATED

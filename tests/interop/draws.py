@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fivefold.interop.alike import fitted, resolve_rate
+from fivefold.interop.equivalence import fitted, resolve_rate
 from fivefold.interop.format import Asked, Plan
 from fivefold.interop.read import named, read
 from fivefold.interop.write import plain, write

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.interop.alike import resolve_rate
+from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import Asked, Plan
 from fivefold.interop.read import FORMATS, named, read
 from fivefold.interop.write import write

@@ -22,7 +22,7 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import links, p2p_steps
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
-from fivefold.planner.time.waves import play_many, waves
+from fivefold.planner.time.batched_schedules import play_many, waves
 from fivefold.record import Fault, Mistake
 
 some = settings(derandomize=True, deadline=None, max_examples=50)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.cli.nouns import machine_of
+from fivefold.cli.arguments import machine_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import is_named, names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fivefold.machine.site import Site
+from fivefold.machine.datacenter import Site
 from fivefold.planner import questions
 from fivefold.planner.counts.memory.rank_memory import memory, over_time
 from fivefold.planner.predict import planner, predict

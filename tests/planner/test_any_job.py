@@ -19,7 +19,7 @@ from fivefold.model.catalog import named
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.backward import Sums
 from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes
 from fivefold.planner.ratios import ratios

@@ -16,7 +16,7 @@ from fivefold.job import Job
 from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.machine.site import Site
+from fivefold.machine.datacenter import Site
 from fivefold.model.catalog import named
 from fivefold.planner.batch import TEAMS, advised, laws, near
 from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, ladder

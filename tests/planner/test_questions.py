@@ -18,7 +18,7 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner import questions
 from fivefold.planner.compare import Case, compare
-from fivefold.planner.lengths import lengths
+from fivefold.planner.context_length import lengths
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search

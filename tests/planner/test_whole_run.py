@@ -12,12 +12,12 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.machine.site import Site, assumed
+from fivefold.machine.datacenter import Site, assumed
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.search.across import Choice, across, sizes_between
+from fivefold.planner.search.multi_machine import Choice, across, sizes_between
 from fivefold.planner.whole_run import best_interval, goodput, whole_run
 from fivefold.record import Mistake, StopSignal
 from fivefold.results.whole_run import WholeRun

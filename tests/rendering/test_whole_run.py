@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.machine.site import Site
+from fivefold.machine.datacenter import Site
 from fivefold.rendering import whole_run
 from fivefold.rendering.compare import to_text
 from fivefold.results.whole_run import Goodput, Offer, Offers, WholeRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.alike import divide_rates
+from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.keys import Values
 
 OPTIMIZERS = {

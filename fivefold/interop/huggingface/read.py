@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import RANKS_MISSING, Asked, Document, reading, replicas, world
+from fivefold.interop.huggingface.collect_keys import beside, gather
 from fivefold.interop.huggingface.deepspeed import OF_WIDTH, sizes
-from fivefold.interop.huggingface.gather import beside, gather
 from fivefold.interop.huggingface.keys import TABLE
 from fivefold.interop.huggingface.optimizer import read_optimizer
 from fivefold.interop.keys import Values, listed

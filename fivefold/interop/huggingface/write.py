@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fivefold.interop.alike import resolve_rate
+from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import Plan, Written
 from fivefold.interop.huggingface.deepspeed import written_sizes
 from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.interop.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, replicas, world
 from fivefold.interop.keys import Table, Values, part, written
-from fivefold.interop.megatron import back
+from fivefold.interop.megatron import emit
 from fivefold.interop.megatron.bridge_keys import MORE
 from fivefold.interop.megatron.flags import named
 from fivefold.interop.megatron.keys import JOB, LAYOUT, MODEL, STACK, TABLE
@@ -118,7 +118,7 @@ def check_same(values: Values) -> None:
 
 def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
     """The arguments of a plan, by name; unless ``full``, without those that are as Megatron has them by default."""
-    found = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | back.values(plan)
+    found = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | emit.values(plan)
     if full:
         return {name: value for name, value in found.items() if value is not None}
     kept = {name: value for name, value in found.items() if value is not None and value is not False}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fivefold.interop.alike import divide_rates
+from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.keys import Values
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fivefold.interop.alike import divide_rates
+from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import Asked, Document, Plan, Written, reading, world
 from fivefold.interop.keys import Values, flat, written
 from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIMIZER, TABLE, F, R

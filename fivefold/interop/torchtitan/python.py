@@ -8,8 +8,8 @@ from fivefold.interop.files import document as load
 from fivefold.interop.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, world
 from fivefold.interop.keys import Table, Values, idle, listed, part, written
 from fivefold.interop.shell.launch import keys
-from fivefold.interop.torchtitan.back import recomputed, shared
 from fivefold.interop.torchtitan.call import Call, config, configs, modules
+from fivefold.interop.torchtitan.emit import recomputed, shared
 from fivefold.interop.torchtitan.flavors import MODULES, flavor_of, flavored, llama
 from fivefold.interop.torchtitan.keys import PYTHON
 from fivefold.interop.torchtitan.read import batch, compiled, degrees, pipeline, rate, sixteen_bits

@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.interop.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, world
 from fivefold.interop.keys import Table, Values, flat, listed, written
 from fivefold.interop.render import toml_file
-from fivefold.interop.torchtitan.back import recomputed, shared
+from fivefold.interop.torchtitan.emit import recomputed, shared
 from fivefold.interop.torchtitan.flavors import flavor_of, flavored, unknown
 from fivefold.interop.torchtitan.keys import TOML
 from fivefold.interop.torchtitan.read import batch, compiled, degrees, pipeline, rate, sixteen_bits

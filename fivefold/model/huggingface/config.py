@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from fivefold.bounded_types import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
 from fivefold.model.huggingface.defaults import DEFAULTS
 from fivefold.model.huggingface.keys import fields
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record
-from fivefold.sizes import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
 
 ACTIVATIONS = {
     "silu": "silu",

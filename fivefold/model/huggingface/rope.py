@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from fivefold.bounded_types import Positive, Scalar, Tokens
 from fivefold.model.huggingface.config import IGNORE_OTHERS, Config
 from fivefold.record import Record
-from fivefold.sizes import Positive, Scalar, Tokens
 
 KINDS = {kind: kind for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")}
 LAYERS = ("full_attention", "sliding_attention")

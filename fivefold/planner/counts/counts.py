@@ -22,13 +22,13 @@ from fivefold.planner.counts.cache import Cache
 from fivefold.planner.counts.memory.backward import NO_WAITS, Sums, Waits
 from fivefold.planner.counts.memory.liveness import Profile, SplitProfile, play, play_graph, play_split
 from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, sharded
-from fivefold.planner.counts.operations.built import Built
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
 from fivefold.planner.counts.operations.layer import Kind, kind_of
 from fivefold.planner.counts.operations.linear import sums_itself
+from fivefold.planner.counts.operations.local_shapes import Local, Part
 from fivefold.planner.counts.operations.op import Op, scratch_tensor
-from fivefold.planner.counts.operations.part import Local, Part
 from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.planner.counts.operations.unit_cache import Built
 
 Played = TypeVar("Played")
 Name = Kind | str  # a kind of block, or "embed" or "head"

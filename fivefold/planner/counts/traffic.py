@@ -26,14 +26,14 @@ from fivefold.layout.sharding import (
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.buckets import joined_messages, joins_gathers, joins_reductions
+from fivefold.planner.counts.bucketed_reduction import by_lists, list_messages, staying
 from fivefold.planner.counts.counts import Counts, Name, Run, run_part
-from fivefold.planner.counts.lists import by_lists, list_messages, staying
+from fivefold.planner.counts.ddp_buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.planner.counts.memory.states import gathered_bytes
 from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Message as Exchange
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import part_of
 from fivefold.planner.counts.update import update_messages
 from fivefold.step import Traffic, sent_bytes
 from fivefold.units import ceil_div

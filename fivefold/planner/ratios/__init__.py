@@ -19,7 +19,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Link, Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.part import activation_width
+from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.ratios import exchanges
 from fivefold.planner.ratios.exchanges import Exchange
 from fivefold.record import Mistake, explain

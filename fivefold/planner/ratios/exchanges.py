@@ -20,7 +20,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.planner.counts.operations.attention import attended_pairs
-from fivefold.planner.counts.operations.part import activation_width
+from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.units import Dtype
 
 

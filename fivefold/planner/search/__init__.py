@@ -21,7 +21,6 @@ from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.balance import even_out
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
 from fivefold.planner.search.columns import joined
@@ -31,6 +30,7 @@ from fivefold.planner.search.rejections import near_miss
 from fivefold.planner.search.robust import Judge
 from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
+from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.why import whys
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import Mistake, StopSignal

@@ -13,9 +13,9 @@ import numpy as np
 from fivefold.planner.search.bounds import PARTS, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Floor, Ints, Opened, PartialLayouts, joined
 from fivefold.planner.search.incumbents import Incumbents
-from fivefold.planner.search.played import TOGETHER, alike, played
-from fivefold.planner.search.scouts import scout
+from fivefold.planner.search.simulated_bound import TOGETHER, alike, played
 from fivefold.planner.search.tables import FEWEST, MANY
+from fivefold.planner.search.warm_start import scout
 
 FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, Run, apart, run_part
-from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
-from fivefold.planner.search.nearest import figures, kernels, nearest
+from fivefold.planner.search.optimistic_times import figures, kernels, nearest
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MANY, Tables, code_of
 from fivefold.planner.time.unit_time import AXES

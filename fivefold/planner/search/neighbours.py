@@ -17,8 +17,8 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.planner.predict import Estimate, Planner
-from fivefold.planner.search.balance import balanced, recomputing_less
 from fivefold.planner.search.recomputations import recomputations_of
+from fivefold.planner.search.stage_balance import balanced, recomputing_less
 from fivefold.results.search_result import By, Change, Walk
 
 Fields = dict[str, Any]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.machine.otherwise import with_kernels, with_network
+from fivefold.machine.perturbation import with_kernels, with_network
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
+from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import activation_width
 from fivefold.planner.time import roofline
+from fivefold.planner.time.eager_kernels import ROPE_APART, Passes, eager_passes
 from fivefold.planner.time.measured import Measured
-from fivefold.planner.time.passes import ROPE_APART, Passes, eager_passes
 from fivefold.units import Dtype, ceil_div
 
 KERNELS = {

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.sharding import gathers_again, policy
 from fivefold.layout.spec import Layout
+from fivefold.planner.counts.bucketed_reduction import by_lists, staying
 from fivefold.planner.counts.counts import Name, Run, apart
-from fivefold.planner.counts.lists import by_lists, staying
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_time import AXES, CONTENTION

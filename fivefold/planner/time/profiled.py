@@ -15,7 +15,7 @@ import statistics
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Calibration, Machine, UnitPoint, UpdatePoint
 from fivefold.planner.counts.counts import Counts, Run, run_part
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 
 # Of a stack: what changes the work of a unit, beside its list of operations.
 FACTS = ("attention", "loss", "kernels", "compile", "linears", "weight_gradients")

@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Run
 from fivefold.planner.counts.memory.rank_memory import RankMemory
 from fivefold.planner.counts.memory.states import moments_per_element
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.update import stages_held, update_messages, update_products
 from fivefold.planner.time.data_parallel import DataParallel, StepEnds
 from fivefold.planner.time.durations import Cost, Durations, StageTime, Work, add_up

@@ -13,8 +13,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.cache import Cache
 from fivefold.planner.counts.counts import Counts, Name, Run, run_part
+from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import Part, part_of
 from fivefold.planner.time.compute import OpTime, Prices
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.profiled import Profiled

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from fivefold.bounded_types import RANKS
 from fivefold.profiling.traces.rank_trace import RankTrace, rank_trace
 from fivefold.profiling.traces.recording import Recording, ranks_in, record
 from fivefold.record import Mistake
-from fivefold.sizes import RANKS
 from fivefold.units import MIB, show_seconds
 
 SUFFIXES = (".json", ".json.gz")

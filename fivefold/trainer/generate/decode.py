@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fivefold.record import Record
 from fivefold.trainer.model.attention import LatentAttention
+from fivefold.trainer.model.attention_mask import ScoreRule
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.flash_attention import Flash, add_sinks, attend
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.rotary import Rows, tables_of
-from fivefold.trainer.model.score_rule import ScoreRule
 from fivefold.trainer.model.transformer import Transformer
 
 

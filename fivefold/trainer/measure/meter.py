@@ -21,11 +21,11 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-import fivefold.trainer.model.band_attention
 import fivefold.trainer.model.float8.grouped
+import fivefold.trainer.model.sliding_window_attention
 import fivefold.trainer.model.tf32  # noqa: F401  likewise
 from fivefold.step import Traffic, sent_bytes
-from fivefold.trainer.model.score_rule import visible_pairs
+from fivefold.trainer.model.attention_mask import visible_pairs
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 

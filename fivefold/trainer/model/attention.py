@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.model.weights import norm_shape
+from fivefold.trainer.model.attention_mask import ScoreRule
 from fivefold.trainer.model.chunked_attention import apart, apart_keys, last_chunk, together
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
@@ -25,7 +26,6 @@ from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.norm import UnitNorm, norm
 from fivefold.trainer.model.operation import Run, direct
 from fivefold.trainer.model.rotary import Rows
-from fivefold.trainer.model.score_rule import ScoreRule
 from fivefold.trainer.model.unfused_attention import Unfused
 
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]

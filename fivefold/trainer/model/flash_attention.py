@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.record import Mistake
-from fivefold.trainer.model.band_attention import band_attention, band_attention_backward
+from fivefold.trainer.model.attention_mask import Heads, ScoreRule
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.operation import outside_graphs
-from fivefold.trainer.model.score_rule import Heads, ScoreRule
+from fivefold.trainer.model.sliding_window_attention import band_attention, band_attention_backward
 
 aten = torch.ops.aten
 

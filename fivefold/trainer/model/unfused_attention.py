@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fivefold.trainer.model.attention_mask import Heads, ScoreRule
 from fivefold.trainer.model.dropout import PROBABILITIES, dropped, place_in, row_keys, score_rows
 from fivefold.trainer.model.operation import Run, direct, outside_graphs
-from fivefold.trainer.model.score_rule import Heads, ScoreRule
 
 ROWS = 128  # of queries that are masked at a time
 

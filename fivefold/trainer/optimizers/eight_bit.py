@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.trainer.optimizers.narrow_moments import by_block
+from fivefold.trainer.optimizers.low_precision_moments import by_block
 
 DECADES = 7
 

@@ -19,8 +19,8 @@ from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.adafactor import Adafactor
 from fivefold.trainer.optimizers.eight_bit import Codes
 from fivefold.trainer.optimizers.gather_matrices import sharded_weights
+from fivefold.trainer.optimizers.low_precision_moments import Format, NarrowAdamW, Scaled, Unscaled
 from fivefold.trainer.optimizers.muon import Muon
-from fivefold.trainer.optimizers.narrow_moments import Format, NarrowAdamW, Scaled, Unscaled
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import Shard

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
+from fivefold.trainer.model.attention_mask import Heads, ScoreRule
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.flash_attention import (
     Noise,
@@ -25,7 +26,6 @@ from fivefold.trainer.model.flash_attention import (
     sinks_backward,
 )
 from fivefold.trainer.model.operation import outside_graphs
-from fivefold.trainer.model.score_rule import Heads, ScoreRule
 from fivefold.trainer.parallel.collectives import all_to_all, exchange
 from fivefold.trainer.parallel.mesh import Axis
 from fivefold.trainer.parallel.ring_blocks import Hops, ring_hops, zigzag

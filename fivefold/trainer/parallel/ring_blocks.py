@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fivefold.trainer.model.attention_mask import ScoreRule
 from fivefold.trainer.model.flash_attention import Noise, Span, across, within
-from fivefold.trainer.model.score_rule import ScoreRule
 from fivefold.trainer.parallel.mesh import Axis
 
 

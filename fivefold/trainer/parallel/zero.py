@@ -19,8 +19,8 @@ from fivefold.layout.sharding import Policy, multiplies
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.parallel.backward_end import entered
 from fivefold.trainer.parallel.collectives import Pending, all_gather
-from fivefold.trainer.parallel.entry import entered
 from fivefold.trainer.parallel.fp8_gather import Payload
 from fivefold.trainer.parallel.gradients import Gradients, resize
 from fivefold.trainer.parallel.mesh import Axis

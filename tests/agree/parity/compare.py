@@ -19,8 +19,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.traffic import messages
-from fivefold.planner.counts.work import work
 from fivefold.step import sent_bytes
 from tests.agree.parity.cases import FEW, Case, one_process, text
 from tests.agree.parity.processes import forked

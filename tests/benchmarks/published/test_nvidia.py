@@ -14,7 +14,7 @@ from benchmarks.published.readers import (
     nemo_perf,
 )
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.work import work
+from fivefold.planner.counts.flops import work
 from fivefold.planner.predict import planner
 
 

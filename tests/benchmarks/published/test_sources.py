@@ -17,7 +17,7 @@ from benchmarks.published.readers import (
     zero_bubble,
 )
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.work import work
+from fivefold.planner.counts.flops import work
 from fivefold.units import GIB
 
 

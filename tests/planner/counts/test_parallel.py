@@ -22,10 +22,10 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, weights
 from fivefold.planner.counts.counts import Counts, run_part
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind, kind_of
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.update import stages_held
-from fivefold.planner.counts.work import work
 from fivefold.record import Mistake
 
 GPT = Model(

@@ -26,7 +26,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios.exchanges import tensor

@@ -12,9 +12,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.message import Message
 from fivefold.planner.counts.update import scratch_bytes, update_flops, update_messages, update_products
-from fivefold.planner.counts.work import work
 from fivefold.planner.predict import predict
 from fivefold.update import Optimizer
 

@@ -10,9 +10,9 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.part import part_of
-from fivefold.planner.counts.work import work
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.ratios.exchanges import (
     commonest_layer,
     context,

@@ -15,7 +15,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import PARTS, Bounds
-from fivefold.planner.search.played import alike, played
+from fivefold.planner.search.simulated_bound import alike, played
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import FEWEST, LADDER
 from fivefold.stack.catalog import named as stack_named

@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
-from fivefold.machine.otherwise import with_kernels, with_network
+from fivefold.machine.perturbation import with_kernels, with_network
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner

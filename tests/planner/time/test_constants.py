@@ -14,7 +14,7 @@ from benchmarks.published.constants import ALL, CONSTANTS, OF_MEMORY, Constant, 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "docs" / "how-a-step-costs" / "constants.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", flags=re.MULTILINE)
-PRICED = [*sorted((ROOT / "fivefold/planner/time").glob("*.py")), ROOT / "fivefold/machine/reached.py"]
+PRICED = [*sorted((ROOT / "fivefold/planner/time").glob("*.py")), ROOT / "fivefold/machine/kernel_efficiency.py"]
 # Words and sizes, not figures of the model: kinds of kernels, axes, bytes of a dtype, the table of errors and its use.
 NO_FIGURES = {"KERNELS", "FUSED_INTO_SUM", "AXES", "TABLE", "WIDTH", "REACHED", "A100", "H100", "B200", "GB200"}
 NO_FIGURES |= {"ALIGNED"}  # 16 bytes in elements of 16 bits
@@ -22,7 +22,7 @@ NO_FIGURES |= {
     "EAGER",
     "ONE",
     "ROPE_APART",
-}  # counts, which tests/planner/time/test_passes.py holds to the engine's operations
+}  # counts, which tests/planner/time/test_eager_kernels.py holds to the engine's operations
 NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED", "PRICED"}
 
 
@@ -66,7 +66,7 @@ def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
 
 
 def test_no_constant_of_the_price_is_left_out() -> None:
-    """Every capital name with a figure in planner/time and machine/reached, and the defaults of a chip's shares."""
+    """Every capital name with a figure in planner/time and machine/kernel_efficiency, and the defaults of a chip's shares."""
     known = {re.split(r"[\[.]", constant.name)[0] for constant in CONSTANTS}
     for path in PRICED:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.machine.catalog import names, resolve
-from fivefold.machine.reached import REACHED
+from fivefold.machine.kernel_efficiency import REACHED
 from fivefold.machine.spec import Chip
 from fivefold.planner.time.roofline import alignment, attention, matmul, moving
 

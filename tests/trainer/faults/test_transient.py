@@ -64,7 +64,7 @@ def test_a_process_tells_its_launcher(tmp_path: Path, raised: str, code: int, sa
     answer = tmp_path / "answer.json"
     program = f"""
 from pathlib import Path
-from fivefold.cli.settle import settle
+from fivefold.cli.errors import settle
 from fivefold.trainer.faults.signals import one_line
 
 def train():

@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, run_part
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.profiling.attribution import rank_times, split, summary
 from fivefold.results.spans import RankStep, RankTrace, Span
 from fivefold.step import Traffic

@@ -14,7 +14,7 @@ from fivefold.model.shape import MLA, RopeScaling
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.planner.counts.operations.attention import attention
-from fivefold.planner.counts.operations.part import Local, Part
+from fivefold.planner.counts.operations.local_shapes import Local, Part
 from fivefold.record import Mistake
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.rotary import Rows, rotary_tables, tables_of

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model import band_attention, dropout
+from fivefold.trainer.model import dropout, sliding_window_attention
+from fivefold.trainer.model.attention_mask import Heads, ScoreRule
 from fivefold.trainer.model.dropout import (
     GAMMA,
     Dropout,
@@ -20,7 +21,6 @@ from fivefold.trainer.model.dropout import (
 )
 from fivefold.trainer.model.dropout import score_rows as numbers_of
 from fivefold.trainer.model.flash_attention import Flash
-from fivefold.trainer.model.score_rule import Heads, ScoreRule
 from fivefold.trainer.model.unfused_attention import Unfused
 from tests.trainer.model.test_flash_attention import DOCUMENTS, B, K, N, S, agrees, drawn, qkv
 
@@ -72,7 +72,7 @@ def test_flash_and_unfused_attention_drop_the_same(
     window: int | None, documents: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And as written out; with half of the heads each, as two ranks of tp, all the same."""
-    monkeypatch.setattr(band_attention, "LARGEST", 40 * B * N)
+    monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)
     rule = ScoreRule(0.3, window, dropout=0.25, layer=3)
     gradient = drawn(B, S, N, 8, seed=4)
     rows = row_keys(KEYS, numbers_of(range(N), range(S), device=gradient.device), place=1 + 3 * 3)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model import band_attention
+from fivefold.trainer.model import sliding_window_attention
+from fivefold.trainer.model.attention_mask import Heads, ScoreRule, visible_pairs
 from fivefold.trainer.model.flash_attention import (
     Flash,
     Span,
@@ -15,7 +16,6 @@ from fivefold.trainer.model.flash_attention import (
     attend_backward,
     within,
 )
-from fivefold.trainer.model.score_rule import Heads, ScoreRule, visible_pairs
 
 B, T, S, N, K = 2, 6, 10, 4, 2
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6]])  # [B, S]
@@ -71,7 +71,7 @@ def agrees(found: Tensor, wanted: Tensor, *, error: float = 1e-5) -> None:
 def test_block_is_attention_written_out(
     case: str, dims: tuple[int, int], rule: ScoreRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(band_attention, "LARGEST", 40 * B * N)  # several chunks of queries
+    monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)  # several chunks of queries
     spans = None
     tokens = T if case == "documents before" else S
     offset = {"causal": 0, "documents": 0}.get(case, S)
@@ -115,10 +115,10 @@ def test_a_window_holds_no_square_of_scores() -> None:
     q = torch.empty(2, 8, 5000, 4)
     k = torch.empty(2, 2, 5000, 4)
     for window in (0, 1, 100, 4999):
-        found = list(band_attention.chunks(q, k, offset=0, window=window))
+        found = list(sliding_window_attention.chunks(q, k, offset=0, window=window))
         assert sum(chunk.queries.stop - chunk.queries.start for chunk in found) == 5000
         sizes = [(c.queries.stop - c.queries.start) * (c.keys.stop - c.keys.start) for c in found]
-        assert max(sizes) * 2 * 8 <= band_attention.LARGEST
+        assert max(sizes) * 2 * 8 <= sliding_window_attention.LARGEST
         if window == 100:  # masked or not, at most three times what is seen
             assert sum(sizes) <= 3 * visible_pairs(5000, 5000, offset=0, window=window)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model import unfused_attention
+from fivefold.trainer.model.attention_mask import ScoreRule
 from fivefold.trainer.model.flash_attention import Flash
-from fivefold.trainer.model.score_rule import ScoreRule
 from fivefold.trainer.model.unfused_attention import Unfused
 from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, agrees, drawn, qkv
 

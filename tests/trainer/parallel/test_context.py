@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
 from fivefold.trainer.measure.meter import Meter
+from fivefold.trainer.model.attention_mask import Heads, ScoreRule
 from fivefold.trainer.model.flash_attention import Flash
-from fivefold.trainer.model.score_rule import Heads, ScoreRule
 from fivefold.trainer.parallel import context
 from fivefold.trainer.parallel.collectives import Pending, exchange
 from fivefold.trainer.parallel.context import Kind, Ring, Ulysses, attach, positions

@@ -14,7 +14,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.feedforward import experts as planned
-from fivefold.planner.counts.operations.part import Local, part_of
+from fivefold.planner.counts.operations.local_shapes import Local, part_of
 from fivefold.step import sent_bytes
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.moe import Moe

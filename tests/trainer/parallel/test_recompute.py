@@ -21,7 +21,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.layer import kind_of
-from fivefold.planner.counts.operations.part import Part
+from fivefold.planner.counts.operations.local_shapes import Part
 from fivefold.planner.counts.operations.recompute import groups as planned_groups
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.block import Block

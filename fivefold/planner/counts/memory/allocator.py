@@ -19,8 +19,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, Run, run_part
 from fivefold.planner.counts.memory.rank_memory import RankMemory, table_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import part_of
 from fivefold.units import MIB, ceil_div
 
 # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):

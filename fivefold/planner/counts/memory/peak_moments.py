@@ -16,16 +16,16 @@ from fivefold.layout.sharding import gathers_again, joins_ends, policy, regather
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import NO_SUMS, Counts, Run
 from fivefold.planner.counts.memory.backward import Sums
+from fivefold.planner.counts.memory.coalesced_gradients import Joined
 from fivefold.planner.counts.memory.in_flight import Before, Kind
-from fivefold.planner.counts.memory.joined import Joined
+from fivefold.planner.counts.memory.live_bytes import Cause, LiveBytes, ends
 from fivefold.planner.counts.memory.liveness import Profile, SplitProfile
-from fivefold.planner.counts.memory.moment import Cause, LiveBytes, ends
 from fivefold.planner.counts.memory.reductions import Change, Reductions, cut
 from fivefold.planner.counts.memory.stage import RunMemory, Stages, held_bytes
 from fivefold.planner.counts.memory.stage_buffers import StageBuffers
 from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.memory.weights_pass import WeightsPass
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 
 
 class PeakFinder:

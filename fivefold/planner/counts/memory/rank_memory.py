@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from fivefold.bounded_types import COUNTED_BYTES
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
@@ -28,7 +29,6 @@ from fivefold.planner.counts.memory.stage import Chunk, describe, head_bytes, he
 from fivefold.planner.counts.memory.states import UnitStates, updates_one
 from fivefold.planner.counts.update import scratch_bytes
 from fivefold.record import Mistake
-from fivefold.sizes import COUNTED_BYTES
 
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
 

@@ -13,7 +13,7 @@ from fivefold.planner.counts.counts import Counts, Run, run_part
 from fivefold.planner.counts.memory.backward import Sums
 from fivefold.planner.counts.memory.liveness import Profile
 from fivefold.planner.counts.memory.states import UnitStates
-from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import Part, part_of
 
 
 class RunMemory(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from fivefold.planner.counts.memory.backward import Sums
+from fivefold.planner.counts.memory.live_bytes import LiveBytes, ends
 from fivefold.planner.counts.memory.liveness import SplitProfile
-from fivefold.planner.counts.memory.moment import LiveBytes, ends
 from fivefold.planner.counts.memory.reductions import Change, Reductions, cut
 from fivefold.planner.counts.memory.stage import RunMemory
 

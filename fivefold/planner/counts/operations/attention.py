@@ -14,8 +14,8 @@ from math import lcm
 from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm, rope, split
-from fivefold.planner.counts.operations.part import Local
 from fivefold.units import ceil_div
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op
-from fivefold.planner.counts.operations.part import Local
 
 
 def autocasted(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:

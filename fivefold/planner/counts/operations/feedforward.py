@@ -13,8 +13,8 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.planner.counts.operations.linear import Source, cast, casting, keeps_casts, row, settled
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
-from fivefold.planner.counts.operations.part import Local
 from fivefold.units import ceil_div
 
 # Tensors as large as its input that PyTorch keeps of an activation written out: 0.5x · (1 + tanh(…)), where gelu_fast

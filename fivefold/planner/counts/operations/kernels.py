@@ -6,8 +6,8 @@ The lists of operations count the scratch of PyTorch's kernels, which hand one a
 from __future__ import annotations
 
 from fivefold.job import norm_programs
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import Local
 
 STATISTIC = 4  # bytes of an fp32 number of a row
 

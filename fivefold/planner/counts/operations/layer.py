@@ -16,9 +16,9 @@ from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import autocasted
 from fivefold.planner.counts.operations.feedforward import experts, mlp
 from fivefold.planner.counts.operations.linear import Source, over, over_columns, settled
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.narrow import narrowed
 from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm
-from fivefold.planner.counts.operations.part import Local
 from fivefold.planner.counts.operations.recompute import Unit, recompute
 
 

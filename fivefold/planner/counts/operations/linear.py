@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
+from fivefold.planner.counts.operations.local_shapes import Local, Part
 from fivefold.planner.counts.operations.op import Casts, Message, Op, exchange, matmul
-from fivefold.planner.counts.operations.part import Local, Part
 from fivefold.units import ceil_div
 
 

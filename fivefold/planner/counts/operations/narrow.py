@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fivefold.planner.counts.operations.linear import keeps_casts, narrow_bytes
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import Local
 
 
 def narrowed(local: Local, ops: Sequence[Op]) -> Sequence[Op]:

@@ -17,8 +17,8 @@ from fivefold.planner.counts.memory.backward import Sums
 from fivefold.planner.counts.memory.liveness import play
 from fivefold.planner.counts.memory.rank_memory import RankMemory, memory, over_time
 from fivefold.planner.counts.operations.layer import kind_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import elementwise, matmul
-from fivefold.planner.counts.operations.part import part_of
 from fivefold.planner.counts.operations.recompute import Unit
 from fivefold.planner.counts.traffic import messages, per_step
 from fivefold.units import MIB

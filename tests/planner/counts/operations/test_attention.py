@@ -11,9 +11,9 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.part import part_of
-from fivefold.planner.counts.work import work
+from fivefold.planner.counts.operations.local_shapes import part_of
 
 LATENT = Model(
     name="latent", layers=3, width=128, heads=8, kv_heads=8, head_dim=24, ffn=320, vocab=1000,

@@ -26,7 +26,7 @@ from fivefold.model.shape import MTP
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import kept_bytes
 from fivefold.planner.counts.operations.layer import kind_of
-from fivefold.planner.counts.operations.part import part_of
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.record import Mistake
 from fivefold.trainer.model.precision import check_trainable
 from tests.third_party import loops, measured

@@ -14,8 +14,8 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.backward import Sums
 from fivefold.planner.counts.operations.feedforward import routed_rows
 from fivefold.planner.counts.operations.layer import Kind
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import part_of
 
 E, K, D, F, T = 8, 2, 128, 64, 64
 MIXTURE = Model(

@@ -15,12 +15,12 @@ from fivefold.model.catalog import named, names
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.attention import attended_pairs
 from fivefold.planner.counts.operations.layer import block, embedding
+from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.mtp import head_unit
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import Local, Part
-from fivefold.planner.counts.operations.prediction import head_unit
-from fivefold.planner.counts.work import work
 
 GPT = Model(
     name="gpt", layers=2, width=128, heads=4, kv_heads=4, head_dim=32, ffn=512, vocab=1000, norm="layernorm",

@@ -8,8 +8,8 @@ import torch
 from fivefold.job import Job, recipe
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.linear import casting
+from fivefold.planner.counts.operations.local_shapes import Local, Part
 from fivefold.planner.counts.operations.op import Casts, matmul
-from fivefold.planner.counts.operations.part import Local, Part
 from fivefold.stack.catalog import named
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.float8.matmul import Float8Gemms

@@ -6,7 +6,7 @@ from fivefold.job import Job
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.operations.part import Part
+from fivefold.planner.counts.operations.local_shapes import Part
 from fivefold.planner.counts.operations.recompute import Unit
 from fivefold.stack.catalog import named
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from fivefold.layout.sharding import Unit, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.fetches import fetch_messages
 from fivefold.planner.counts.memory.states import gathered_bytes
 from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.parameter_prefetch import fetch_messages
 from fivefold.units import ceil_div
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel

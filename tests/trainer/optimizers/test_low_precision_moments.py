@@ -13,7 +13,7 @@ from torch import Tensor
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
-from fivefold.trainer.optimizers.narrow_moments import Scaled
+from fivefold.trainer.optimizers.low_precision_moments import Scaled
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 from tests.trainer.optimizers.test_eight_bit import MODEL

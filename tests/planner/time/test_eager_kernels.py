@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.planner.time.passes import EAGER as PASSES
-from fivefold.planner.time.passes import ROPE_APART
+from fivefold.planner.time.eager_kernels import EAGER as PASSES
+from fivefold.planner.time.eager_kernels import ROPE_APART
 from fivefold.trainer.measure.meter import tensors
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy

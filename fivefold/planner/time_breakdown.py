@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fivefold.layout.mesh import group_of
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, run_part
-from fivefold.planner.counts.operations.part import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.traffic import messages, passes
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.time.timeline import StepTime

@@ -11,8 +11,8 @@ from benchmarks.published.readers.gpt import gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
+from fivefold.planner.counts.bucketed_reduction import staying
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.lists import staying
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.data_parallel import PART_SECONDS

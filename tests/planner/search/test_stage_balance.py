@@ -11,8 +11,8 @@ from fivefold.layout.where import Where
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
-from fivefold.planner.search.balance import balanced, gain, recomputing_less
 from fivefold.planner.search.neighbours import walk
+from fivefold.planner.search.stage_balance import balanced, gain, recomputing_less
 from fivefold.stack.spec import Runs, Stack
 from tests.planner.search.test_search import FEW, NODE, SMALL, tight
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.machine.catalog import names, resolve
-from fivefold.machine.reached import REACHED
+from fivefold.machine.kernel_efficiency import REACHED
 from fivefold.machine.spec import Chip
 
 

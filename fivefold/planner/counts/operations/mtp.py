@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from fivefold.planner.counts.operations.autocast import autocasted
 from fivefold.planner.counts.operations.layer import block, block_unit, embedding, head
 from fivefold.planner.counts.operations.linear import Source, settled
+from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, elementwise, is_weight_cast, norm
-from fivefold.planner.counts.operations.part import Local
 from fivefold.planner.counts.operations.recompute import Unit
 
 Rename = Callable[[str], str]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fivefold.planner.counts.counts import Name, Run, run_part
-from fivefold.planner.counts.operations.part import Part
+from fivefold.planner.counts.operations.local_shapes import Part
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.time.unit_time import AXES, UnitTime
 from fivefold.planner.time.units import Nearest, Units

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.bounded_types import COUNTED_BYTES, PLAYED
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
@@ -20,7 +21,6 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import scaled
 from fivefold.record import Mistake, Record
-from fivefold.sizes import COUNTED_BYTES, PLAYED
 
 ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}
 EXPERTS = {"experts": 2**11, "topk": 1, "ffn": 2**22}

@@ -14,8 +14,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, run_part
+from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import Part, part_of
 from fivefold.planner.counts.update import update_flops
 from fivefold.step import Work
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from fivefold.job import Job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import with_ranks
-from fivefold.machine.site import Site
+from fivefold.machine.datacenter import Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.search import search

@@ -22,9 +22,9 @@ from fivefold.planner.counts.operations.layer import (
     kind_of,
 )
 from fivefold.planner.counts.operations.linear import sums_itself
+from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.mtp import Finish, head_unit
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.part import Local, Part
-from fivefold.planner.counts.operations.prediction import Finish, head_unit
 from fivefold.planner.counts.operations.recompute import Unit
 
 MARKED = 100  # blocks kept to mark what is recomputed of each

@@ -2,7 +2,7 @@
 
     ZeRO-1, -2   a bucket (two where reductions overlap) from a backward's first gradient to its end; this rank's
                  gradients from the first reduction on; a copy of the bucket while it is all-reduced
-    ZeRO-3       gathered weights as ``planner/counts/fetches.py`` plays them; a copy of the bucket while it is reduced
+    ZeRO-3       gathered weights as ``planner/counts/parameter_prefetch.py`` plays them; a copy of the bucket while it is reduced
 
 Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, setup_buckets, copy_grads_in_partition
 and allreduce_bucket; deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.
@@ -16,9 +16,9 @@ from itertools import accumulate
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.fetches import Fetches, fetches
-from fivefold.planner.counts.memory.moment import LiveBytes
+from fivefold.planner.counts.memory.live_bytes import LiveBytes
 from fivefold.planner.counts.memory.stage import RunMemory
+from fivefold.planner.counts.parameter_prefetch import Fetches, fetches
 
 
 class Joined:

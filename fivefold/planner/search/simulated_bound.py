@@ -18,8 +18,8 @@ from fivefold.layout.schedule.order import Task
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import stage_units
+from fivefold.planner.time.batched_schedules import Waves, play_many, waves
 from fivefold.planner.time.steady_state import rounds_of
-from fivefold.planner.time.waves import Waves, play_many, waves
 
 TOGETHER = 512  # candidates that are played at once
 
