@@ -8,8 +8,6 @@ The verbs are those of the command line, with its words and defaults; each is im
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,27 +39,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-class _Room(ModuleType):
-    """A room that has the name of a verb, such as ``fivefold.train``: also called as one."""
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The verb, whose signature and annotations tools show."""
-        return __getattr__(self.__name__.rpartition(".")[2])
-
-    def __call__(self, *args: Any, **words: Any) -> Any:
-        return self.__wrapped__(*args, **words)
-
-
-class _House(ModuleType):
-    """This module: Python hangs an imported room into it over the verb of the same name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and type(value) is ModuleType:
-            value.__class__ = _Room
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _House

@@ -1,13 +1,15 @@
-"""The command ``published``: predictions against what others measured, and what is learned from that. No torch."""
+"""Score predictions against published runs: ``python -m benchmarks.published [SOURCE ...]``. Needs no torch."""
 
 from __future__ import annotations
 
 import json as json_module
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fivefold.cli.errors import settle
 from fivefold.cli.options import AsJson, say, show
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def published(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Predictions against what others measured and published: every accuracy claim, made anew."""
+    """Score predictions against what others measured and published: every accuracy claim, made anew."""
     from benchmarks.published import SOURCES, run
 
     names = tuple(sources) if sources else SOURCES
@@ -104,3 +106,14 @@ def _draw(report: Report, folder: Path) -> None:
     for quantity, picture in published_charts.pictures(points).items():
         save(picture, folder / f"{quantity}.svg")
         say(f"drew {folder / quantity}.svg")
+
+
+def main() -> None:
+    """Run the command line; expected errors are one line."""
+    app = typer.Typer(name="benchmarks.published", pretty_exceptions_enable=False, add_completion=False)
+    app.command()(published)
+    sys.exit(settle(lambda: app(standalone_mode=False)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """`fivefold trace` against HolisticTraceAnalysis on the same traces: idle, compute, non-compute, overlap, in percent.
 
-Drawn GPU traces (tests/profiling/traces/kineto.py), and traces that torch.profiler records here, of two processes on CPU,
-as Kineto would write them had they run on a GPU: HTA reads nothing else. Exits with 1 if two figures are 0.1 apart.
+Drawn GPU traces (tests/profiling/traces/kineto.py), and traces that torch.profiler records here, of two processes on
+CPU, as Kineto would write them had they run on a GPU: HTA reads nothing else. Exits with 1 where two figures
+differ by 0.1.
 
     python benchmarks/speed/traces.py [--seeds 40] [--freeze]      (--freeze: what HTA found, for make test)
     python benchmarks/speed/traces.py --huge 1                     (a file of 1 GiB: seconds and memory of the command)

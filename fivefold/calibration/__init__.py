@@ -4,7 +4,8 @@ For each number of ranks that many workers run side by side, as in training: on 
 on GPUs each has one GPU. This file starts them and fits the machine to their results.
 
 points · kernels · worker · processes · hosts   what is measured; a process; several; hosts under torchrun
-profile · unit_worker · unit_clock · silent     units of one run; a rank's real step, by unit, that sends nothing
+profile · unit_worker · unit_clock              units of one run; a rank's real step; its time by unit
+null_process_group                              a process group that sends nothing
 messages                                        messages between pieces of work
 """
 

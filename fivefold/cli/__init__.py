@@ -1,10 +1,11 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
-options · job_options · nouns · completion · settle   what commands share; records of words or a file; exit codes
+options · job_options · arguments · completion · errors   what commands share; records of words or a file; exit codes
 plan · playbook · search · across · compare · dryrun · run · closing · slurm   predict ask ratios; …; train data show
-calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
+calibrate · sweep · trace               this computer; many layouts; traces of any trainer
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
-pictures · draw · report · again · lanes · hosts · risk   charts; as a file, its command; a run's traces; hosts; --risk
+pictures · draw · report · reproduce   charts; as a file, with its command
+trace_compare · hosts · risk           a run's traces; many hosts; the option --risk
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 
@@ -30,7 +31,6 @@ from fivefold.cli import (
     numerics,
     plan,
     playbook,
-    published,
     report,
     run,
     search,
@@ -43,7 +43,7 @@ from fivefold.trainer.faults.signals import install_signal_handlers, leave
 
 app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
 COMMANDS = (
-    plan.predict, search.search, plan.ask, playbook.plan, compare.compare, plan.ratios, published.published,
+    plan.predict, search.search, plan.ask, playbook.plan, compare.compare, plan.ratios,
     dryrun.dryrun, sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate,
     numerics.numerics, trace.trace, explain.explain, report.report, draw.draw, formats.write, web.web,
 )  # fmt: skip

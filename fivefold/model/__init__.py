@@ -3,5 +3,4 @@
 shape · spec · weights   fields; fields with parameter counts; every weight by name and shape
 catalog                  named models
 huggingface/             configs read and written, names of tensors
-diagnosis · numerics     records of what the doctor and ``numerics`` found of a model
 """

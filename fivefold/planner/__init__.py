@@ -1,8 +1,9 @@
-"""Predict it and search it. No torch.
+"""Predicts a step and searches layouts. No torch.
 
-predict          the planner on one page          count/    what must be done: integers
-search/          the best of all legal layouts    price/    how long it takes: seconds
-questions · compare · lengths  what people ask; side by side; sequences      parts   its time, part by part
+predict          the planner on one page          counts/   operations, FLOPs, memory, messages: integers
+search/          the best of all legal layouts    time/     roofline, network, units, schedule simulation: seconds
+questions · compare      what people ask; side by side      context_length   sequences
+time_breakdown           the time of a step, part by part
 batch · playbook · run_file   how large a batch; step by step to a run file
 ratios/          when each axis stops paying       whole_run  days, money, energy, with failures
 """

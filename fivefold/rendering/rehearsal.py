@@ -2,7 +2,7 @@
 
 does not fit: rank 0 needs 95.1 GiB …                                     (red, first)
 activations  31.00 GiB  48.1 %  ██████████████
-7.00 GiB  64 × 112 MiB  activations since forward of micro-batch 1: blocks.*.mlp (fivefold/trainer/model/linear.py:144 …)
+7.00 GiB  64 × 112 MiB  activations since forward of micro-batch 1: blocks.*.mlp (trainer/model/linear.py:144 …)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked in words, as records, and answered: the command line, the page and Python ask the same way.
+"""Requests as typed words, as records, and their answers: shared by the command line, the web page and the Python API.
 
 words · job · machines   numbers with their units; a job of a file, of options over it, of ``--set`` over both; machines
 search · across          what a search is asked besides its nouns; one run on several machines, and their prices

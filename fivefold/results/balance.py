@@ -2,7 +2,8 @@
 
     intensity = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
 
-``planner/ratios/__init__.py`` fills them, ``rendering/ratios.py`` prints them; docs/how-a-step-costs/ratios.md explains them.
+``planner/ratios/__init__.py`` computes them, ``rendering/ratios.py`` prints them, docs/how-a-step-costs/ratios.md
+explains them.
 """
 
 from __future__ import annotations

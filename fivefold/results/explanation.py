@@ -1,4 +1,4 @@
-"""What a file of a failed or strange run says, as data: made by ``diagnosis/explain``, printed by ``rendering/explanation``.
+"""The explanation of a failed run, made by ``diagnosis/explain`` and printed by ``rendering/explanation.py``.
 
 A verdict in one line, further findings, and by kind the memory that was held, the ranks that hung, or the losses.
 """

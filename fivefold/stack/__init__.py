@@ -5,5 +5,5 @@ entry      a fact with its source, and a named software as such facts
 megatron   Megatron-LM, Megatron-DeepSpeed, Megatron-Core, Megatron-Bridge, NeMo
 pytorch    FSDP2, torchtitan, and other trainers on FSDP
 others     DeepSpeed, nanotron, InternEvo
-catalog    all of them by name      reading    what a config of another software says, in our nouns
+catalog    all of them by name
 """

@@ -150,10 +150,11 @@ class Stack(Record):
     # beside it weights are gathered for each forward and its backward, with a pipeline for a step (FSDP2 with
     # reshard_after_forward=False)
     shards: Literal["within", "beside"] = "within"
-    # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does (``planner/counts/parameter_prefetch.py``),
-    # within these numbers of elements: gathered ahead at once, of a weight that is never freed, until a weight is used
-    # again that is not freed meanwhile, and gathered at most; lists: each weight alone, and its gradient too, as lists
-    # of a tensor per rank that PyTorch copies one by one (DeepSpeed until 2021; ``planner/counts/bucketed_reduction.py``)
+    # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does
+    # (``planner/counts/parameter_prefetch.py``), within these numbers of elements: gathered ahead at once, of a weight
+    # that is never freed, until a weight is used again that is not freed meanwhile, and gathered at most; lists: each
+    # weight alone, and its gradient too, as lists of a tensor per rank that PyTorch copies one by one (DeepSpeed until
+    # 2021; ``planner/counts/bucketed_reduction.py``)
     fetch: Literal["units", "weights", "lists"] = "units"
     fetch_ahead: Elements = 50_000_000
     fetch_small: Elements = 100_000

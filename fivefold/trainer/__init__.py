@@ -1,4 +1,4 @@
-"""Run it: loop → engine → build.
+"""Runs a training step: loop → engine → build.
 
 run · supported · process           the run file; what the engine runs; processes and their launch
 host · run_lock                     this computer against the run's machine; one training at a time in a folder

@@ -106,7 +106,7 @@ def test_an_own_schedule_is_rehearsed(tmp_path: Path) -> None:
 
 SLOW = """
 import sys
-from fivefold.check import dryrun
+import fivefold.dry_run as dryrun
 from fivefold.cli import main
 real = dryrun.rehearse_rank
 def slow(**words):

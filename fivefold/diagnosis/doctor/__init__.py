@@ -5,7 +5,7 @@ with a budget             → which modules to recompute, verified by examining 
 
 file · rehearse · watch   a user's file; its two steps; their recorder
 sharded                   what FSDP2, tensor parallelism, recomputation would cost
-memory · advice · blame   live bytes over time; what to recompute; an error in one line that names the user's line
+memory · advice · user_errors   live bytes over time; what to recompute; an error in one line that names the user's line
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ out_of_memory · snapshot · category   a log's message; a memory snapshot, and 
 flight_recorder · stacks · losses     dumps of a hang, by rank; a log of losses
 timeout                               lines of NCCL's watchdog in a log
 against                               what the planner predicts beside it; the least change that fits
-frames · plain_pickle                 lines of code in stacks; pickles that hold data alone
+frames · safe_pickle                  lines of code in stacks; pickles that hold data alone
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     fits: predicted peak after the change + what was found beyond the prediction ≤ room
 
-Of the single changes that fit (``planner/questions.py``) those that keep the numbers come first, and of them the fastest;
-if none fits, the search proposes a layout.
+Single changes that fit (``planner/questions.py``) are ordered: those that keep the numbers first, then by time.
+If none fits, the search proposes a layout.
 """
 
 from __future__ import annotations

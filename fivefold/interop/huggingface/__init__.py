@@ -1,7 +1,8 @@
 """Trainers on transformers: TrainingArguments with accelerate's YAML (FSDP, DeepSpeed, DDP) or DeepSpeed's JSON.
 
-effects · harmless  keys that nothing here counts, and keys without effect · optimizer   it and its learning rate
-keys · names   their keys, with defaults; Axolotl's and LLaMA-Factory's names of the same · deepspeed   its sizes
-gather         keys from the files that a launch line or a config names      read   to model, layout and job
-write          accelerate's YAML or DeepSpeed's JSON, arguments, config.json, and a script that starts
+keys · names   keys with their defaults; the names that Axolotl and LLaMA-Factory use      deepspeed   its bucket sizes
+effects · harmless   keys that change the step and are not counted; keys without effect      optimizer   with its schedule
+collect_keys   collects keys from the files that a launch line or a config names
+read           keys to model, layout and job
+write          accelerate's YAML or DeepSpeed's JSON, arguments, config.json, and a launch script
 """

@@ -1,8 +1,10 @@
-"""What must be done: exact integers, never sees a machine.
+"""What one step computes, stores and sends: exact integers, independent of the machine.
 
-operations/   every operation of a layer: FLOPs, bytes moved, bytes kept
-memory/       bytes that live on a rank: states, activations, the peak
-traffic · message   what a rank sends in a step; of several units at once: buckets · fetches · lists
-update        what the optimizer sends, multiplies and holds
-work · counts FLOPs of a step; all counts of one model and job, in a cache
+operations/          operations of a layer: FLOPs, bytes moved, bytes kept
+memory/              bytes allocated on a rank: states, activations, the peak
+traffic · message    what a rank sends in a step
+ddp_buckets · bucketed_reduction · parameter_prefetch   messages of several units at once
+update               messages, products and scratch memory of the optimizer
+flops                FLOPs of a step
+counts · cache       all counts of a model and job, in a cache
 """

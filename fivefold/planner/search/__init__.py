@@ -1,10 +1,10 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
-bounds · played · estimates · tables · nearest   lower bounds; of played schedules; their cached parts
-branch_and_bound · scouts · incumbents · balance   what they let pass is estimated, best first; stages of even work
+bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
+branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
 simplest · why · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least
-rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
+rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
 

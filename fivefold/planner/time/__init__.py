@@ -1,9 +1,12 @@
-"""How long it takes: seconds.
+"""How long a step takes: seconds.
 
-roofline · measured · compute · passes   a kernel; calibrated; an operation; one of many kernels
-profiled                        units that were measured in a step, which come before all curves
-network · small_messages        a collective, by where its ranks lie; those that carry no tensors of the model
-unit_time · units · data_parallel   a unit with its exposed messages; all units; ZeRO's messages
-durations · timeline · steady_state · waves   a stage's actions; the step; long schedules from short; many at once
-spans · memory_over_time        the step drawn          errors   the error to expect · memory_risk
+roofline · measured · compute   a kernel; a calibrated kernel; an operation
+eager_kernels                   operations that PyTorch runs as many kernels
+profiled                        units measured within a step, which are preferred to all curves
+network · small_messages        a collective by the placement of its ranks; messages without tensors of the model
+unit_time · units · data_parallel   a unit with its exposed messages; all units; messages of ZeRO
+durations · timeline            actions of a stage; the step
+steady_state · batched_schedules   long schedules from short ones; many schedules at once
+spans · memory_over_time        the step over time
+errors · memory_risk            the expected error; the probability of running out of memory
 """

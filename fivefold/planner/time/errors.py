@@ -4,7 +4,7 @@
     weight of a source = ALIKE ^ (features in which its nearest runs differ), shared by its runs as they are alike
     interval = quantiles of the weighted ratios, after ``DOUBT`` (the weight of a source that nobody has seen yet)
 
-``errors.csv`` is written by ``python -m benchmarks.published --learn`` (benchmarks/published/intervals.py): a row per source and class.
+``errors.csv`` is written by ``python -m benchmarks.published --learn``: a row per source and class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
-"""A plain decoder, its layers and kernels. Knows nothing distributed.
+"""A plain decoder, its layers and kernels. Contains no parallelism.
 
-transformer      head with loss, and the whole           embed · block   ids → stream; a layer, by the kind of its block
-attention · flash_attention · band_attention · unfused_attention · chunked_attention · score_rule · dropout   attention
-mlp · moe · routing · experts · norm · linear · linear_op · mtp   the other layers; linear ones in compiled code
-kernels/ · logits · chunked_loss · float8/   what keeps little: norms, rotary, activations, loss; fp8 matmuls
-precision · tf32 · operation   a recipe as dtypes; products in tf32; the seam at which recomputation steps in
+transformer      the model: embedding, blocks, head with loss
+embed · block    token ids to hidden states; a decoder layer
+rotary           rotary position tables
+attention · flash_attention · sliding_window_attention · unfused_attention · chunked_attention   attention and its kernels
+attention_mask   which keys a query sees                          dropout         dropout that every layout draws alike
+mlp · moe · routing · experts · norm · mtp   the other layers
+linear · linear_op                linear layers; the same in compiled blocks
+kernels/ · logits · chunked_loss  memory-bound operations that save little for the backward; logits and loss
+float8/ · precision · tf32        matmuls in fp8; a recipe as dtypes; products in tf32
+operation                         the call through which recomputation replaces an operation
 """

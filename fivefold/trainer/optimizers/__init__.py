@@ -1,7 +1,7 @@
 """The update of sharded weights.
 
-optimizer     which optimizer, clipping, learning rate          loss_scaling      for fp16
-fp32_update   AdamW and SGD of weights of any width             narrow_moments    AdamW with moments of 1 or 2 bytes
-eight_bit     the codes of 8-bit AdamW
-muon · adafactor   updates of whole matrices                    gather_matrices   how a sharded matrix becomes whole
+optimizer         which optimizer, clipping, learning-rate schedule
+fp32_update       AdamW and SGD with fp32 arithmetic         low_precision_moments   AdamW with moments of 1 or 2 bytes
+eight_bit         codes of 8-bit AdamW                       loss_scaling            loss scaling for fp16
+muon · adafactor  updates of full matrices                   gather_matrices         gathers a sharded matrix
 """

@@ -1,8 +1,9 @@
-"""One file per parallelism; ``apply`` is all of them in order.
+"""One file per parallelism; ``apply`` applies all of them in order.
 
-tensor · context · ring_blocks · expert   tp with sp, vocabulary; cp ring and ulysses; ep and etp
-zero · entry · gradients · shard · placement · fp8_gather   ZeRO: weights; reductions; a rank's part; who holds what
-pipeline · interleave       the runtime of schedule tables; F beside BW
-recompute · recomputed      which operations run again; how their tensors come back
-mesh · collectives · listener   process groups; collectives along an axis; who is told of them
+tensor · context · ring_blocks · expert   tp with sp and vocabulary; cp by ring and Ulysses; ep and etp
+zero · gradients · shard · placement      ZeRO: weights; reductions; the shard of a rank; which rank holds what
+backward_end · fp8_gather                 the end of a module's backward; all_gather in fp8
+pipeline · interleave                     the runtime of schedule tables; a forward concurrent with a backward
+recompute · recomputed                    which operations run again in the backward; their tensors
+mesh · collectives · listener             process groups; collectives along an axis; observers of messages
 """

@@ -1,6 +1,6 @@
 """No accuracy claim without its run: table and sentences are made anew, and no source may get worse than its bound.
 
-A wanted change is frozen with ``FIVEFOLD_FREEZE=1 pytest tests/benchmarks/published/test_accuracy.py`` and seen in the diff.
+A wanted change is frozen with ``FIVEFOLD_FREEZE=1 pytest tests/benchmarks/published/test_accuracy.py``.
 """
 
 from __future__ import annotations

@@ -59,9 +59,7 @@ def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> Non
     for source in SOURCES:
         if any(case.step_seconds or case.memory_bytes for case in cases_of([source])):
             expected = {each.name for each in REGISTRY if not each.set_without(source)}
-            assert set(factors_without(source, fits)) == expected, (
-                f"python -m benchmarks.published --left-out FILE {source}"
-            )
+            assert set(factors_without(source, fits)) == expected, f"benchmarks.published --left-out FILE {source}"
     bounds = {each.name: each.factors for each in REGISTRY}
     for fit in fits:
         low, high = bounds[fit.constant]

@@ -17,7 +17,7 @@ from torch.cuda._memory_viz import _profile_to_snapshot  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from fivefold.diagnosis.explain import safe_pickle
+from fivefold.diagnosis.explain import safe_pickle  # noqa: E402
 from fivefold.diagnosis.explain.snapshot import explain  # noqa: E402
 from fivefold.record import Mistake  # noqa: E402
 from fivefold.results.explanation import HeldMemory  # noqa: E402

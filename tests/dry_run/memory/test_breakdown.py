@@ -10,8 +10,8 @@ from fivefold.dry_run.memory.breakdown import LiveStorage, largest, levels, stag
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Message, Scope, Site, Tape
 
 FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
-MM = Site("blocks.2.mlp.down", "trainer/model/linear.py:7 fused_linears", "aten::mm")
-LOGITS = Site("head.out", "trainer/model/linear.py:7 fused_linears", "aten::mm")
+MM = Site("blocks.2.mlp.down", "model/linear.py:7 fused_linears", "aten::mm")
+LOGITS = Site("head.out", "model/linear.py:7 fused_linears", "aten::mm")
 
 
 def named(category: str) -> Site:
@@ -58,10 +58,7 @@ def test_a_small_tape_by_hand() -> None:
     top = max(found, key=lambda level: level.live_bytes)
     assert top.live_bytes == 3040 + 64 + 300 + 500 + 400 + 90 + 64
     assert top[1:7] == (3040, 400, 64 + 300, 90, 500, 64)
-    assert (
-        top.cause
-        == "backward of micro-batch 0, stage 1, blocks.2.mlp.down mm (trainer/model/linear.py:7 fused_linears)"
-    )
+    assert top.cause == "backward of micro-batch 0, stage 1, blocks.2.mlp.down mm (model/linear.py:7 fused_linears)"
     assert tape.events[4 * int(top.seconds) : 4 * int(top.seconds) + 2].tolist() == [ALLOC, 8]
     before = next(level for level in found if level.live_bytes == 3104)  # the buffer of what has not come yet
     assert (before.activations_bytes, before.temporary_bytes) == (0, 64)

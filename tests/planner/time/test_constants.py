@@ -66,7 +66,7 @@ def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
 
 
 def test_no_constant_of_the_price_is_left_out() -> None:
-    """Every capital name with a figure in planner/time and machine/kernel_efficiency, and the defaults of a chip's shares."""
+    """Every numeric constant in planner/time and machine/kernel_efficiency, and the defaults of a chip's shares."""
     known = {re.split(r"[\[.]", constant.name)[0] for constant in CONSTANTS}
     for path in PRICED:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -2,7 +2,8 @@
 
     ZeRO-1, -2   a bucket (two where reductions overlap) from a backward's first gradient to its end; this rank's
                  gradients from the first reduction on; a copy of the bucket while it is all-reduced
-    ZeRO-3       gathered weights as ``planner/counts/parameter_prefetch.py`` plays them; a copy of the bucket while it is reduced
+    ZeRO-3       gathered weights as ``planner/counts/parameter_prefetch.py`` plays them; a copy of the bucket while
+                 it is reduced
 
 Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, setup_buckets, copy_grads_in_partition
 and allreduce_bucket; deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.

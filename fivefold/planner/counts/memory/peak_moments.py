@@ -2,8 +2,8 @@
 
     F   gather? forward …        BW   gather? backward reduce? …        B   backward …        W   weights reduce? …
 
-The order of events is that of ``trainer/parallel/zero.py``: under overlap the next unit's weights are gathered ahead; or
-that of FSDP2 (``held``). What becomes of gradients is in ``reductions.py``.
+The order of events is that of ``trainer/parallel/zero.py``: under overlap the next unit's weights are gathered
+ahead; or that of FSDP2 (``held``). What becomes of gradients is in ``reductions.py``.
 In a run of equal units live bytes grow or shrink evenly, so only its first and last can be the peak.
 """
 
