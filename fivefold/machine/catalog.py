@@ -1,7 +1,7 @@
 """Catalog of training chips, each in its usual node, and ``resolve``, which turns a text into a ``Machine``.
 
 Peaks are dense, per rank. Memory is what PyTorch can have of it (``total_memory.py``). Bandwidths and peaks are the
-vendors'; ``reached.py`` has what kernels reach.
+vendors'; ``kernel_efficiency.py`` has what kernels reach.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.bounded_types import RANKS
+from fivefold.machine import kernel_efficiency as measured
 from fivefold.machine import toml
-from fivefold.machine.kernel_efficiency import shares
+from fivefold.machine.kernel_efficiency import KernelEfficiency, chip_fields
 from fivefold.machine.overrides import varied
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.machine.total_memory import TOTAL_MEMORY
+from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi
 from fivefold.record import Mistake, locate, nearest, read_file
-from fivefold.units import Dtype
+from fivefold.units import MIB, Dtype
 
 # The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.
 SHEET = "stas00/ml-engineering@744d01e:compute/accelerator/README.md"
@@ -59,8 +60,11 @@ def _nic(gigabits: float, source: str) -> Fabric:
 
 
 class Row(NamedTuple):
-    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets."""
+    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and the efficiency of its kernels."""
 
+    generation: str
+    efficiency: KernelEfficiency
+    memory: TotalMemory
     tflops: dict[Dtype, float]
     terabytes_per_second: float
     ranks_per_node: int
@@ -127,32 +131,244 @@ GH200 = f"the 96 GB part, {SHEET}#L466"
 GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
 
 ROWS: dict[str, Row] = {
-    "v100": Row({"fp32": 15.7, "fp16": 125}, 0.9, 8, NVLINK2, NIC_50, f"V100 SXM 32 GB: {RECALLED}"),
-    "a100-40": Row(AMPERE, 1.555, 8, NVLINK3, NIC_200, f"A100 SXM 40 GB: {RECALLED}; peaks: {SHEET}", 400),
-    "a100": Row(AMPERE, 2.0, 8, NVLINK3, NIC_200, f"A100 SXM 80 GB: {SHEET}", 400),
-    "h100": Row(HOPPER, 3.35, 8, NVLINK4, NIC_400, f"H100 SXM 80 GB: {SHEET}", 700),
-    "h100-pcie": Row(HOPPER_PCIE, 2.0, 8, PCIE5, NIC_100, f"H100 PCIe 80 GB: {SHEET}"),
-    "h200": Row(HOPPER, 4.8, 8, NVLINK4, NIC_400, f"H200 SXM: {SHEET}", 700),
-    "h800": Row(HOPPER, 3.35, 8, NVLINK4_H800, NIC_400_H800, f"H800 SXM, as H100: {RECALLED}"),
-    "gh200": Row(HOPPER, 4.0, 4, NVLINK4_DIRECT, NIC_200_GH200, GH200),
-    "b200": Row(B200, 8.0, 8, NVLINK5, NIC_400_B200, f"B200 SXM: {SHEET}", 1000),
-    "gb200": Row(GB200, 8.0, 72, NVLINK5, NIC_400_GB200, f"GB200 NVL72: {SHEET}", 1200),
-    "b300": Row(B300, 8.0, 8, NVLINK5, NIC_800_B300, f"B300 SXM: {SHEET}", 1000),
-    "gb300": Row(GB300, 8.0, 72, NVLINK5, NIC_800_GB300, f"GB300 NVL72, {GB300_SOURCE}", 1400),
-    "mi250x": Row(CDNA2_DIE, 1.64, 8, XGMI_MI250, NIC_100_MI250, f"MI250X, {DIE}", 280),
-    "mi300x": Row(CDNA3, 5.3, 8, XGMI_MI300, NIC_400_AMD, f"MI300X: {SHEET}", 750),
-    "mi325x": Row(CDNA3, 6.0, 8, XGMI_MI300, NIC_400_AMD, f"MI325X: {SHEET}", 1000),
-    "mi355x": Row(CDNA4, 8.0, 8, XGMI_MI355, NIC_400_AMD, f"MI355X: {SHEET}", 1400),
-    "l40s": Row(L40S, 0.86, 8, PCIE4, NIC_100, f"L40S: {SHEET}", 350),
-    "l4": Row(L4, 0.3, 8, PCIE4, NIC_SHARED, f"L4: fp32 fpsbench.com, {RECALLED}"),
-    "rtx4090": Row(RTX4090, 1.008, 8, PCIE4, NIC_SHARED, f"RTX 4090: fp32 waredb.com, {RECALLED}"),
+    "v100": Row(
+        generation="volta",
+        efficiency=measured.V100,
+        memory=TotalMemory(32491 * MIB, f"{POSTED}: 31.73 GiB; 31.75 in deepspeedai/DeepSpeed issue 3312"),
+        tflops={"fp32": 15.7, "fp16": 125},
+        terabytes_per_second=0.9,
+        ranks_per_node=8,
+        near=NVLINK2,
+        far=NIC_50,
+        source=f"V100 SXM 32 GB: {RECALLED}",
+    ),
+    "a100-40": Row(
+        generation="ampere",
+        efficiency=measured.A100,
+        memory=TotalMemory(
+            40438 * MIB, f"{POSTED}: 39.49 GiB; 39.39 in imoneoi/openchat issue 34, 39.50 in TianheWu/CoSeR 10"
+        ),
+        tflops=AMPERE,
+        terabytes_per_second=1.555,
+        ranks_per_node=8,
+        near=NVLINK3,
+        far=NIC_200,
+        source=f"A100 SXM 40 GB: {RECALLED}; peaks: {SHEET}",
+        watts=400,
+    ),
+    "a100": Row(
+        generation="ampere",
+        efficiency=measured.A100,
+        memory=TotalMemory(81152 * MIB, f"{POSTED}: 79.25 GiB; 79.14 to 79.33 with other drivers"),
+        tflops=AMPERE,
+        terabytes_per_second=2.0,
+        ranks_per_node=8,
+        near=NVLINK3,
+        far=NIC_200,
+        source=f"A100 SXM 80 GB: {SHEET}",
+        watts=400,
+    ),
+    "h100": Row(
+        generation="hopper",
+        efficiency=measured.H100,
+        memory=TotalMemory(
+            81089 * MIB, f"{POSTED}: total_memory=81089MB, torch 2.7; 79.10 to 79.21 GiB with other drivers"
+        ),
+        tflops=HOPPER,
+        terabytes_per_second=3.35,
+        ranks_per_node=8,
+        near=NVLINK4,
+        far=NIC_400,
+        source=f"H100 SXM 80 GB: {SHEET}",
+        watts=700,
+    ),
+    "h100-pcie": Row(
+        generation="hopper",
+        efficiency=measured.H100_PCIE,
+        memory=TotalMemory(81008 * MIB, f"{POSTED}: total_memory=81008MB"),
+        tflops=HOPPER_PCIE,
+        terabytes_per_second=2.0,
+        ranks_per_node=8,
+        near=PCIE5,
+        far=NIC_100,
+        source=f"H100 PCIe 80 GB: {SHEET}",
+    ),
+    "h200": Row(
+        generation="hopper",
+        efficiency=measured.H200,
+        memory=TotalMemory(143156 * MIB, f"{POSTED}: total_memory=143156MB; 139.72 to 139.81 GiB with other drivers"),
+        tflops=HOPPER,
+        terabytes_per_second=4.8,
+        ranks_per_node=8,
+        near=NVLINK4,
+        far=NIC_400,
+        source=f"H200 SXM: {SHEET}",
+        watts=700,
+    ),
+    "h800": Row(
+        generation="hopper",
+        efficiency=measured.H100,
+        memory=TotalMemory(81089 * MIB, "memory as the H100's"),
+        tflops=HOPPER,
+        terabytes_per_second=3.35,
+        ranks_per_node=8,
+        near=NVLINK4_H800,
+        far=NIC_400_H800,
+        source=f"H800 SXM, as H100: {RECALLED}",
+    ),
+    "gh200": Row(
+        generation="hopper",
+        efficiency=measured.GH200,
+        memory=TotalMemory(96768 * MIB, f"{POSTED}: 94.50 GiB of a 96 GB part"),
+        tflops=HOPPER,
+        terabytes_per_second=4.0,
+        ranks_per_node=4,
+        near=NVLINK4_DIRECT,
+        far=NIC_200_GH200,
+        source=GH200,
+    ),
+    "b200": Row(
+        generation="blackwell",
+        efficiency=measured.B200,
+        memory=TotalMemory(
+            182631 * MIB, f"{POSTED}: total_memory=182631MB; 178.35 GiB in stas00/ml-engineering@744d01e:debug"
+        ),
+        tflops=B200,
+        terabytes_per_second=8.0,
+        ranks_per_node=8,
+        near=NVLINK5,
+        far=NIC_400_B200,
+        source=f"B200 SXM: {SHEET}",
+        watts=1000,
+    ),
+    "gb200": Row(
+        generation="blackwell",
+        efficiency=measured.GB200,
+        memory=TotalMemory(from_nvidia_smi(189471), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
+        tflops=GB200,
+        terabytes_per_second=8.0,
+        ranks_per_node=72,
+        near=NVLINK5,
+        far=NIC_400_GB200,
+        source=f"GB200 NVL72: {SHEET}",
+        watts=1200,
+    ),
+    "b300": Row(
+        generation="blackwell",
+        efficiency=measured.B300,
+        memory=TotalMemory(from_nvidia_smi(275040), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
+        tflops=B300,
+        terabytes_per_second=8.0,
+        ranks_per_node=8,
+        near=NVLINK5,
+        far=NIC_800_B300,
+        source=f"B300 SXM: {SHEET}",
+        watts=1000,
+    ),
+    "gb300": Row(
+        generation="blackwell",
+        efficiency=measured.GB200,
+        memory=TotalMemory(from_nvidia_smi(284208), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
+        tflops=GB300,
+        terabytes_per_second=8.0,
+        ranks_per_node=72,
+        near=NVLINK5,
+        far=NIC_800_GB300,
+        source=f"GB300 NVL72, {GB300_SOURCE}",
+        watts=1400,
+    ),
+    "mi250x": Row(
+        generation="cdna",
+        efficiency=measured.MI250X,
+        memory=TotalMemory(68_702_699_520, "memory as rocm-smi shows it, which is torch's figure on MI300X"),
+        tflops=CDNA2_DIE,
+        terabytes_per_second=1.64,
+        ranks_per_node=8,
+        near=XGMI_MI250,
+        far=NIC_100_MI250,
+        source=f"MI250X, {DIE}",
+        watts=280,
+    ),
+    "mi300x": Row(
+        generation="cdna",
+        efficiency=measured.MI300X,
+        memory=TotalMemory(206_141_652_992, f"{POSTED}: 191.98 GiB, as rocm-smi shows it"),
+        tflops=CDNA3,
+        terabytes_per_second=5.3,
+        ranks_per_node=8,
+        near=XGMI_MI300,
+        far=NIC_400_AMD,
+        source=f"MI300X: {SHEET}",
+        watts=750,
+    ),
+    "mi325x": Row(
+        generation="cdna",
+        efficiency=measured.MI325X,
+        memory=TotalMemory(256 * 10**9, "memory of the data sheet"),
+        tflops=CDNA3,
+        terabytes_per_second=6.0,
+        ranks_per_node=8,
+        near=XGMI_MI300,
+        far=NIC_400_AMD,
+        source=f"MI325X: {SHEET}",
+        watts=1000,
+    ),
+    "mi355x": Row(
+        generation="cdna",
+        efficiency=measured.MI355X,
+        memory=TotalMemory(309_220_868_096, "memory as rocm-smi shows it, which is torch's figure on MI300X"),
+        tflops=CDNA4,
+        terabytes_per_second=8.0,
+        ranks_per_node=8,
+        near=XGMI_MI355,
+        far=NIC_400_AMD,
+        source=f"MI355X: {SHEET}",
+        watts=1400,
+    ),
+    "l40s": Row(
+        generation="ada",
+        efficiency=measured.L40S,
+        memory=TotalMemory(45465 * MIB, f"{POSTED}: 44.40 GiB, vllm-project/vllm issue 38486"),
+        tflops=L40S,
+        terabytes_per_second=0.86,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_100,
+        source=f"L40S: {SHEET}",
+        watts=350,
+    ),
+    "l4": Row(
+        generation="ada",
+        efficiency=measured.L4,
+        memory=TotalMemory(22558 * MIB, f"{POSTED}: 22.03 GiB"),
+        tflops=L4,
+        terabytes_per_second=0.3,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"L4: fp32 fpsbench.com, {RECALLED}",
+    ),
+    "rtx4090": Row(
+        generation="ada",
+        efficiency=measured.RTX4090,
+        memory=TotalMemory(24207 * MIB, f"{POSTED}: 23.64 GiB"),
+        tflops=RTX4090,
+        terabytes_per_second=1.008,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"RTX 4090: fp32 waredb.com, {RECALLED}",
+    ),
     "rtx3090": Row(
-        RTX3090,
-        0.936,
-        8,
-        PCIE4,
-        NIC_SHARED,
-        f"RTX 3090: fp32 digitaltrends.com, {RECALLED}",
+        generation="ampere",
+        efficiency=measured.RTX3090,
+        memory=TotalMemory(24248 * MIB, f"{POSTED}: 23.68 GiB, vllm-project/vllm issue 16343"),
+        tflops=RTX3090,
+        terabytes_per_second=0.936,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"RTX 3090: fp32 digitaltrends.com, {RECALLED}",
     ),
 }
 
@@ -275,15 +491,15 @@ def _split(text: str) -> tuple[str, int | None]:
 
 def _build(name: str, row: Row, count: int | None) -> Machine:
     ranks = count or row.ranks_per_node
-    memory_bytes, memory_source = TOTAL_MEMORY[name]
     chip = Chip(
         name=name,
         peak_flops={dtype: float(round(tflops * 1e12)) for dtype, tflops in row.tflops.items()},
-        memory_bytes=memory_bytes,
+        memory_bytes=row.memory.total_bytes,
         memory_bandwidth=float(round(row.terabytes_per_second * 1e12)),
         power_watts=row.watts,
-        source=f"{row.source}; {memory_source}",
-        **shares(name, tflops=row.tflops),
+        generation=row.generation,
+        source=f"{row.source}; {row.memory.source}",
+        **chip_fields(row.efficiency, tflops=row.tflops),
     )
     near = Link(span=row.ranks_per_node, **row.near._asdict())
     far = Link(span=max(ranks, row.ranks_per_node), **row.far._asdict())

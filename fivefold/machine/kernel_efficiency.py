@@ -1,4 +1,4 @@
-"""Measured kernel efficiency of the catalog's chips: best published matmul TFLOP/s, and shares for other kernels.
+"""Measured kernel efficiency of chips: best published matmul TFLOP/s, and shares for other kernels.
 
 The best is over thousands of shapes, in a short run. In a long step a chip sustains less, as its power is capped:
 
@@ -25,7 +25,7 @@ FLASH2_ON_B200 = "FlashAttention-2: meta-pytorch/tritonbench pull request 171, D
 UNKNOWN = "what its kernels reach is our assumption"
 
 
-class Reached(NamedTuple):
+class KernelEfficiency(NamedTuple):
     """Best measured matmul in TFLOP/s by number format; the other fields are those of ``machine.spec.Chip``."""
 
     multiprocessors: int
@@ -51,14 +51,14 @@ AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.59e12}
 HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.92e12, "fp8": 1.62e12}
 BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.1e12, "fp8": 2.4e12, "fp4": 4.5e12}
 
-A100 = Reached(
+A100 = KernelEfficiency(
     108,
     {"bf16": 271.2},
     f"{MAMF}; additions reach 0.86 of HBM: microsoft/vidur@2bb7a08",
     bandwidth_share=0.86,
     flops_per_joule=AMPERE_JOULE,
 )
-H100 = Reached(
+H100 = KernelEfficiency(
     132,
     {"bf16": 794.5, "fp8": 1402.6},
     f"{MAMF}; {FLASH3}",
@@ -66,7 +66,7 @@ H100 = Reached(
     flash2_share=0.66,
     flops_per_joule=HOPPER_JOULE,
 )
-B200 = Reached(
+B200 = KernelEfficiency(
     148,
     {"bf16": 1745, "fp8": 3432.5},
     f"{MAMF}; {SIMUMAX}; {FLASH2_ON_B200}",
@@ -77,41 +77,30 @@ B200 = Reached(
 )
 GB200 = B200._replace(multiprocessors=152, best={"bf16": 1822, "fp8": 3615.6}, source=f"{B200.source}; {RECALLED}")
 
-REACHED: dict[str, Reached] = {
-    "v100": Reached(80, {"fp16": 97.36}, TORCH),
-    "a100-40": A100,
-    "a100": A100,
-    "h100": H100,
-    "h100-pcie": H100._replace(multiprocessors=114, best={"bf16": 495.9}, source=f"{TORCH}; {FLASH3}"),
-    "h200": H100._replace(best={"bf16": 790.3, "fp8": 1453.4}, source=f"fp8 {MAMF}; bf16 {TORCH}; {FLASH3}"),
-    "h800": H100,
-    "gh200": H100._replace(best={"bf16": 828.6, "fp8": 1535}),
-    "b200": B200,
-    "gb200": GB200,
-    "b300": B200._replace(best={"bf16": 1769, "fp8": 3353.3}),
-    "gb300": GB200,
-    "mi250x": Reached(110, {}, UNKNOWN),
-    "mi300x": Reached(304, {"bf16": 668.4}, MAMF),
-    "mi325x": Reached(304, {"bf16": 784.9}, MAMF),
-    "mi355x": Reached(256, {"bf16": 1565}, MAMF),
-    "l40s": Reached(142, {"bf16": 269.2}, TORCH),
-    "l4": Reached(58, {"bf16": 70.9}, TORCH),
-    "rtx4090": Reached(
-        128,
-        {"bf16": 165.1},
-        f"{TORCH}; attention: apache/tvm:tl_doc/flash_perf.md",
-        attention_share=1.2,  # its clock exceeds the data sheet's
-        attention_backward_share=0.8,
-    ),
-    "rtx3090": Reached(82, {"bf16": 76.6}, TORCH),
-}
+V100 = KernelEfficiency(80, {"fp16": 97.36}, TORCH)
+H100_PCIE = H100._replace(multiprocessors=114, best={"bf16": 495.9}, source=f"{TORCH}; {FLASH3}")
+H200 = H100._replace(best={"bf16": 790.3, "fp8": 1453.4}, source=f"fp8 {MAMF}; bf16 {TORCH}; {FLASH3}")
+GH200 = H100._replace(best={"bf16": 828.6, "fp8": 1535})
+B300 = B200._replace(best={"bf16": 1769, "fp8": 3353.3})
+MI250X = KernelEfficiency(110, {}, UNKNOWN)
+MI300X = KernelEfficiency(304, {"bf16": 668.4}, MAMF)
+MI325X = KernelEfficiency(304, {"bf16": 784.9}, MAMF)
+MI355X = KernelEfficiency(256, {"bf16": 1565}, MAMF)
+L40S = KernelEfficiency(142, {"bf16": 269.2}, TORCH)
+L4 = KernelEfficiency(58, {"bf16": 70.9}, TORCH)
+RTX4090 = KernelEfficiency(
+    128,
+    {"bf16": 165.1},
+    f"{TORCH}; attention: apache/tvm:tl_doc/flash_perf.md",
+    attention_share=1.2,  # its clock exceeds the data sheet's
+    attention_backward_share=0.8,
+)
+RTX3090 = KernelEfficiency(82, {"bf16": 76.6}, TORCH)
 
 
-def shares(name: str, *, tflops: dict[Dtype, float]) -> dict[str, Any]:
-    """The efficiency fields of ``Chip`` for the chip ``name``; empty if nobody measured it. ``tflops``: its peaks."""
-    if name not in REACHED:
-        return {}
-    fields = REACHED[name]._asdict()
+def chip_fields(efficiency: KernelEfficiency, *, tflops: dict[Dtype, float]) -> dict[str, Any]:
+    """Return the efficiency fields of ``Chip``; ``tflops``: the chip's dense peaks in TFLOP/s."""
+    fields = efficiency._asdict()
     best, source = fields.pop("best"), fields.pop("source")
     matmul = {dtype: SUSTAINED * best[dtype] / tflops[dtype] for dtype in best}
     return fields | {"matmul_share": matmul, "share_source": source}

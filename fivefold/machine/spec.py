@@ -24,6 +24,7 @@ class Chip(Record):
     """One accelerator (or one process's share of a CPU)."""
 
     name: str
+    generation: str = ""  # chips of one generation err alike (``planner/time/errors.py``); without one: the name
     peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # dense FLOP/s of the matrix units, by number format
     memory_bytes: Bytes
     memory_bandwidth: Rate  # bytes/s

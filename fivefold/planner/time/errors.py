@@ -29,11 +29,6 @@ SPREAD = 2.0  # of those: the logarithms of all ratios, so many times as far fro
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 Quantity = Literal["time", "peak"]
 
-GENERATIONS = {
-    "volta": ("v100",), "ampere": ("a100", "rtx3090"), "hopper": ("h100", "h200", "h800", "gh200"),
-    "blackwell": ("b200", "b300", "gb200", "gb300"), "ada": ("l4", "rtx4090"), "cdna": ("mi",),
-}  # fmt: skip
-
 
 class RunClass(NamedTuple):
     """Features by which runs err alike."""
@@ -63,10 +58,9 @@ class Cell(NamedTuple):
 
 def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> RunClass:
     """The class of a run."""
-    chip, compute = machine.chip.name, job.precision.compute
-    found = (name for name, chips in GENERATIONS.items() if chip.startswith(chips))
+    chip, compute = machine.chip, job.precision.compute
     return RunClass(
-        generation=next(found, chip),
+        generation=chip.generation or chip.name,
         nodes="one" if layout.world <= machine.ranks_per_node else "many",
         kind="experts" if model.moe else "dense",
         precision="16 bits" if compute in ("bf16", "fp16") else compute,
