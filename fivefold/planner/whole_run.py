@@ -15,6 +15,7 @@ from fivefold.job import Job
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.planner.counts.optimizers import OPTIMIZERS
 from fivefold.record import Mistake
 from fivefold.results.whole_run import Goodput, WholeRun
 from fivefold.step import Step
@@ -144,6 +145,5 @@ def _curve(interval: float, *, blocked: float, restart: float, between: float) -
 
 def _checkpoint_bytes(model: Model, job: Job) -> int:
     """Bytes of a checkpoint: the copy that is updated and its moments, each once."""
-    sizes = (1, 1) if job.optimizer.kind == "adamw8bit" else job.precision.moments_bytes
-    moments = {"adafactor": 0, "sgd": 1, "muon": 1}.get(job.optimizer.kind, 2)
-    return model.parameters * (job.precision.updated_bytes + sum(sizes[:moments]))
+    moments = OPTIMIZERS[job.optimizer.kind].checkpoint_bytes(job)
+    return model.parameters * (job.precision.updated_bytes + moments)

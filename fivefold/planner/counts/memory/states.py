@@ -7,7 +7,7 @@ Dense weights are sharded over the shard group of dp·cp, experts over the ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fivefold.job import Job, Recipe
@@ -16,8 +16,8 @@ from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_nume
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.units import ceil_div
-from fivefold.update import QUANTISED_BLOCK, Optimizer, quantised
+from fivefold.planner.counts.optimizers import OPTIMIZERS
+from fivefold.update import quantised
 
 
 class UnitStates(NamedTuple):
@@ -72,7 +72,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
         if shards == 1 and not recipe.holds_casts
         else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
     )
-    moments = MOMENTS[job.optimizer.kind](unit, shards, narrow, job)
+    moments = OPTIMIZERS[job.optimizer.kind].state_bytes(unit.weights, shards=shards, quantised=narrow, job=job)
     if updates_one(layout, job):
         moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in layout.offloads(job)
@@ -121,75 +121,3 @@ def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
     sizes = [shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight)]
     received = whole if shards > 1 else 0
     return whole // shards + max(received, max(sizes, default=0) * (recipe.wide_bytes + 1))
-
-
-def _own(weight: Weight, shards: int) -> int:
-    """Elements of one shard of a weight."""
-    return min(shard_numel(weight, shards=shards), weight.numel)
-
-
-def _adamw(unit: Unit, shards: int, narrow: frozenset[str], job: Job) -> int:
-    """Bytes of AdamW's states: two moments, and a step count per weight. Moments with scales have an fp32 one per block
-    of a row, and are fp32 in weights that are not ``narrow`` (arXiv:2110.02861).
-    """
-    recipe = job.precision
-    formats = list(zip(recipe.moments_bytes, recipe.scaled_moments, strict=True))
-    return _moments(unit, shards, narrow, [(1, True)] * 2 if job.optimizer.kind == "adamw8bit" else formats)
-
-
-def _moments(unit: Unit, shards: int, narrow: frozenset[str], formats: list[tuple[int, bool]]) -> int:
-    """Bytes of the moments and step counts; ``formats``: bytes per element of each moment, and whether it is scaled."""
-    total = 4 * len(unit.weights)
-    for weight in unit.weights:
-        numel, columns = _own(weight, shards), weight.shape[-1]
-        scales = numel // columns * ceil_div(columns, QUANTISED_BLOCK)
-        for size, scaled in formats:
-            wide = scaled and weight.name not in narrow
-            total += 4 * numel if wide else size * numel + 4 * scales * scaled
-    return total
-
-
-def _muon(unit: Unit, shards: int, narrow: frozenset[str], job: Job) -> int:
-    """One moment for matrices, AdamW for the rest (Muon is for hidden matrices: arXiv:2502.16982)."""
-    hidden = [weight for weight in unit.weights if weight.is_hidden]
-    rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight not in hidden))
-    kept = sum(_own(weight, shards) for weight in hidden) * job.precision.moments_bytes[0]
-    return kept + _adamw(rest, shards, narrow, job)
-
-
-def _adafactor(unit: Unit, shards: int, _narrow: frozenset[str], _: Job) -> int:
-    """fp32 row and column means instead of a second moment, no first one (arXiv:1804.04235), and a step count.
-
-    Means of each row are sharded like the rows; means of each column, per expert, are on every rank of the shard group.
-    """
-    total = 0
-    for weight in unit.weights:
-        if len(weight.shape) == 1 or weight.name.endswith("bias"):
-            total += 4 * _own(weight, shards)
-        else:
-            *stacked, rows, columns = weight.shape
-            experts = stacked[0] if stacked else 1
-            total += 4 * (ceil_div(experts * rows, shards) + experts * columns)
-    return total + 4 * len(unit.weights)
-
-
-def _sgd(unit: Unit, shards: int, _narrow: frozenset[str], job: Job) -> int:
-    """SGD's momentum, if there is any."""
-    local = sum(_own(weight, shards) for weight in unit.weights)
-    return local * job.precision.moments_bytes[0] if job.optimizer.momentum else 0
-
-
-MOMENTS: dict[str, Callable[[Unit, int, frozenset[str], Job], int]] = {
-    "adamw": _adamw,
-    "adamw8bit": _adamw,
-    "muon": _muon,
-    "adafactor": _adafactor,
-    "sgd": _sgd,
-}
-
-
-def moments_per_element(optimizer: Optimizer, job: Job) -> float:
-    """Approximate bytes of optimizer states per element that one update reads and writes, for its price."""
-    one = job.precision.moments_bytes[0]
-    kinds = {"adamw": sum(job.precision.moments_bytes), "adamw8bit": 2.03, "muon": one}
-    return kinds.get(optimizer.kind, one if optimizer.kind == "sgd" and optimizer.momentum else 0.0)

@@ -1,0 +1,87 @@
+"""The interface of an optimizer's costs: every optimizer states all of them, so that none is priced by a default."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.sharding import shard_numel
+from fivefold.model.weights import Weight
+from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight
+
+ITERATIONS = 5  # of Newton-Schulz
+FP32_ELEMENTS = 2**22  # elements that an update holds in fp32 at once
+
+
+class Product(NamedTuple):
+    """Products of the update: ``number`` of [rows, inner] @ [inner, columns], each ``times`` times."""
+
+    rows: int
+    columns: int
+    inner: int
+    number: int
+    times: int = ITERATIONS
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all of them."""
+        return 2 * self.rows * self.columns * self.inner * self.number * self.times
+
+
+class Payloads(NamedTuple):
+    """Bytes of the messages of one family's update: over the ranks of its shards, and over those of its pieces."""
+
+    collective: str
+    over_shards: list[int]
+    over_pieces: list[int]
+
+
+class OptimizerCost(ABC):
+    """What one update rule stores, moves, sends and multiplies. Bytes are those of one rank.
+
+    ``elementwise``: every element is updated by itself, so the update sends nothing and multiplies no matrices.
+    """
+
+    elementwise: ClassVar[bool]
+
+    @abstractmethod
+    def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
+        """Return the bytes of moments and step counts of the largest shard; ``quantised``: names of weights whose
+        moments may have 8 bits.
+        """
+
+    @abstractmethod
+    def moved_bytes(self, job: Job) -> float:
+        """Return the approximate bytes of state per element that one update reads and writes."""
+
+    @abstractmethod
+    def checkpoint_bytes(self, job: Job) -> int:
+        """Return the bytes of state per parameter in a checkpoint."""
+
+    @abstractmethod
+    def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
+        """Return the peak bytes that the update holds next to states and gradients."""
+
+    def payloads(self, family: list[ShardedWeight]) -> Payloads:
+        """Return the messages of one family's update."""
+        raise NotImplementedError
+
+    def products(self, family: list[ShardedWeight]) -> list[Product]:
+        """Return the matrix products on the first rank, which has the largest matrix of every round."""
+        raise NotImplementedError
+
+    def weight_products(self, weight: ShardedWeight) -> list[Product]:
+        """Return the matrix products of one weight, wherever they are computed."""
+        raise NotImplementedError
+
+
+def local_numel(weight: Weight, shards: int) -> int:
+    """Return the elements of one shard of a weight."""
+    return min(shard_numel(weight, shards=shards), weight.numel)
+
+
+def is_narrow(job: Job) -> bool:
+    """Return whether the optimizer updates a copy of less than 32 bits, and so widens it block by block."""
+    return job.precision.updated_bytes < 4

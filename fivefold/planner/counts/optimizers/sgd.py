@@ -1,0 +1,35 @@
+"""SGD with momentum, if there is any: elementwise, sends nothing, needs no scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fivefold.job import Job
+from fivefold.model.weights import Weight
+from fivefold.planner.counts.optimizers.cost import OptimizerCost, local_numel
+from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight
+
+
+class SgdCost(OptimizerCost):
+    """SGD; without momentum it has no state."""
+
+    elementwise = True
+
+    def _momentum_bytes(self, job: Job) -> int:
+        return job.precision.moments_bytes[0] if job.optimizer.momentum else 0
+
+    def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
+        """Return the bytes of the momentum."""
+        return sum(local_numel(weight, shards) for weight in weights) * self._momentum_bytes(job)
+
+    def moved_bytes(self, job: Job) -> float:
+        """Return the bytes of the momentum."""
+        return self._momentum_bytes(job)
+
+    def checkpoint_bytes(self, job: Job) -> int:
+        """Return the bytes of the momentum."""
+        return self._momentum_bytes(job)
+
+    def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
+        """Return 0: the update is in place."""
+        return 0
