@@ -17,8 +17,7 @@ from fivefold.diagnosis.explain import explain
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.profiling.traces import read as read_trace
 from fivefold.record import Mistake, read_file, read_lines, read_text
-from fivefold.rendering import run_folder
-from fivefold.results import trace_file
+from fivefold.results import run_folder, trace_file
 from fivefold.trainer.data.corpus import list_files
 from fivefold.trainer.data.tokenizer import load
 

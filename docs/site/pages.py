@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 RECORDS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.job:Job",
            "fivefold.trainer.run:Run",
            "fivefold.model.spec:Model", "fivefold.machine.spec:Machine",
-           "fivefold.rendering.sweep.row:Row")  # fmt: skip
+           "fivefold.results.sweep_row:Row")  # fmt: skip
 NAV: dict[str, list[str]] = {
     "Start": ["index.md", "what-it-does.md", "web.md", "python.md", "report.md", "pictures.md",
               "reference/cheat-sheet.md"],

@@ -11,11 +11,11 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.display import Rows
-    from fivefold.rendering.run_folder import RunFolder
-    from fivefold.rendering.sweep.row import Row
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
+    from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import SearchResult, Walk
+    from fivefold.results.sweep_row import Row
     from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 
@@ -32,7 +32,7 @@ def load(path: str | PathLike[str]) -> Loaded:
     A ``Mistake`` says what a file is not.
     """
     from fivefold.display import Rows
-    from fivefold.rendering.run_folder import read
+    from fivefold.results.run_folder import read
 
     path = Path(path)
     if path.is_dir():
@@ -49,10 +49,10 @@ def load(path: str | PathLike[str]) -> Loaded:
 def _of_json(path: Path) -> Answer:
     from fivefold.display import Rows
     from fivefold.record import read_text
-    from fivefold.rendering.sweep.row import Row
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import SearchResult, Walk
+    from fivefold.results.sweep_row import Row
     from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 

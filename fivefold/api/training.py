@@ -12,7 +12,7 @@ from fivefold.record import Mistake
 if TYPE_CHECKING:
     from fivefold.api.verbs import Where
     from fivefold.layout.spec import Layout
-    from fivefold.rendering.run_folder import RunFolder
+    from fivefold.results.run_folder import RunFolder
 
 
 def train(
@@ -26,7 +26,7 @@ def train(
     import sys
 
     from fivefold.record import Fault
-    from fivefold.rendering.run_folder import read
+    from fivefold.results.run_folder import read
     from fivefold.trainer.run import Run
 
     settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))

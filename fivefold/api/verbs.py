@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.planner.search.multi_machine import Goal
-    from fivefold.rendering.sweep.row import Row
-    from fivefold.rendering.traced import Traced
     from fivefold.requests.answers import Question
     from fivefold.requests.playbook import Batch
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
     from fivefold.results.search_result import Batch as BatchSize
+    from fivefold.results.sweep_row import Row
+    from fivefold.results.traced import Traced
     from fivefold.results.whole_run import Offers, WholeRun
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
@@ -248,7 +248,7 @@ def trace(
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.against import against as beside
     from fivefold.profiling.traces.against import axes_of
-    from fivefold.rendering.traced import Traced
+    from fivefold.results.traced import Traced
 
     links = None if machine is None else _machine(machine)
     predicted, axes = None, None

@@ -22,7 +22,7 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
     try:
         from fivefold.cli import report
         from fivefold.planner.predict import planner
-        from fivefold.rendering.run_folder import read
+        from fivefold.results.run_folder import read
 
         if not (run.folder / "step.json").exists():
             return
@@ -37,7 +37,8 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
 def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     """Print how the run ended, its sample, and predicted beside measured; ``SystemExit`` where a signal ended it."""
     from fivefold.rendering.budget import page
-    from fivefold.rendering.compare import assumed, compare, table
+    from fivefold.rendering.compare import table
+    from fivefold.results.step_comparison import assumed, compare
 
     outcome = proof.outcome
     if outcome.stopped:
@@ -60,7 +61,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
     """The pair that an earlier start of the same run has written: this one may have had nothing left to do."""
-    from fivefold.rendering.compare import read_pair
+    from fivefold.results.step_comparison import read_pair
 
     try:
         before, measured = read_pair(path)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.planner.predict import Planner
     from fivefold.rendering.report import Asked, Drawing
-    from fivefold.rendering.run_folder import RunFolder
+    from fivefold.results.run_folder import RunFolder
     from fivefold.step import Step
     from fivefold.trainer.run import Run
 
@@ -98,7 +98,7 @@ def _is_written(path: Path) -> bool:
 def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
     """Write the report of a run into its folder, with the run file that makes it again."""
     from fivefold.rendering import report as page
-    from fivefold.rendering import run_folder
+    from fivefold.results import run_folder
 
     fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
@@ -216,8 +216,8 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
 def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
     from fivefold.display import Rows
     from fivefold.rendering import report as page
-    from fivefold.rendering import run_folder
-    from fivefold.rendering.run_folder import RunFolder
+    from fivefold.results import run_folder
+    from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import SearchResult
     from fivefold.step import Step
 

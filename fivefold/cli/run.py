@@ -174,7 +174,8 @@ def show_run(
     from fivefold.record import read_lines
     from fivefold.rendering import charts as draw
     from fivefold.rendering.budget import page
-    from fivefold.rendering.compare import assumed, compare, read_pair, table
+    from fivefold.rendering.compare import table
+    from fivefold.results.step_comparison import assumed, compare, read_pair
 
     if (alone := _measured_alone(folder / "step.json")) is not None:
         from fivefold.rendering.table import step as step_page

@@ -16,7 +16,7 @@ from fivefold.requests.sweep import default_path, trials
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
-    from fivefold.rendering.sweep.row import Row
+    from fivefold.results.sweep_row import Row
     from fivefold.trainer.run import Run
 
 

@@ -82,7 +82,8 @@ def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tup
 
 def draw(folder: Path, step: Step) -> None:
     """The lanes of a traced run as a picture, with the last traced step of its first ranks; nothing if not traced."""
-    from fivefold.rendering import charts, pipeline, run_folder
+    from fivefold.rendering import charts, pipeline
+    from fivefold.results import run_folder
 
     kinds = run_folder.lanes(folder)
     if not kinds:

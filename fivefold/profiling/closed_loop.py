@@ -24,8 +24,8 @@ from fivefold.planner.time.network import Network
 from fivefold.profiling.attribution import rank_times, split, summary
 from fivefold.profiling.findings import findings
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.run_folder import PREDICTED
 from fivefold.results import trace_file
+from fivefold.results.run_folder import PREDICTED
 from fivefold.results.spans import Message, RankTrace
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.trainer.build import build

@@ -2,7 +2,6 @@
 
 table · compare · comparison · search · robust · ratios · numerics · doctor · rehearsal · stages · grid
 question · reading · budget · interval · verdict · whole_run · playbook · lengths   what to expect
-run_folder · traced                                   runs and traces
 palette · charts · pipeline · memory · trace · figures/   one style; pictures to paste; Perfetto
 html · rows · elements · drawing/ · drawn · report   records as HTML, for notebooks; pictures in pages; files of it
 trace_report · explanation · sweep/                   profiler traces; failures; a sweep's rows: pages and pictures

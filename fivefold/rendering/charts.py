@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.compare import Row
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, ORANGE, RED, break_lines, colour, heading
 from fivefold.rendering.table import PARTS
+from fivefold.results.step_comparison import Row
 from fivefold.step import StageMemory, Step
 from fivefold.units import byte_unit, show_bytes
 

@@ -1,149 +1,16 @@
-"""Compares two steps of one layout, predicted and measured, quantity by quantity.
-
-    error = predicted / measured - 1
-
-Counts (parameters, bytes of state, FLOPs, messages) must be equal. Estimates (peak memory, seconds, tokens/s) have a
-relative error.
-"""
+"""A table of two steps of one layout, predicted and measured, quantity by quantity."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from io import StringIO
-from math import inf
-from pathlib import Path
-from statistics import median
-from typing import Any, Literal
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from fivefold.layout.spec import Layout
-from fivefold.record import Mistake, Record, read_file
 from fivefold.rendering.grid import Grid
-from fivefold.step import StageMemory, Step
+from fivefold.results.step_comparison import Row
 from fivefold.units import show_bytes, show_count, show_seconds
-
-Unit = Literal["parameters", "bytes", "FLOPs", "messages", "seconds", "tokens/s"]
-
-
-class Row(Record):
-    """One quantity of two steps. ``error`` is relative to the measured value; None if that is 0."""
-
-    quantity: str
-    unit: Unit
-    predicted: int | float
-    measured: int | float
-    error: float | None
-    exact: bool  # a count, which must be equal
-
-    @property
-    def wrong(self) -> bool:
-        """Whether this is a count and the two values differ."""
-        return self.exact and self.predicted != self.measured
-
-
-def read_pair(path: Path) -> tuple[Step, Step]:
-    """Read the predicted and measured step that ``train`` wrote to ``path``; raises ``Mistake`` if one is missing."""
-    pair = read_file(path)
-    try:
-        predicted, measured = (Step.read(pair[kind], origin=f"{path}: {kind}") for kind in ("predicted", "measured"))
-    except KeyError as error:
-        raise Mistake(f"{path}: holds no {error} step; was it written by fivefold train?") from None
-    return predicted, measured
-
-
-def compare(predicted: Step, measured: Step) -> list[Row]:
-    """Return a row for every quantity; raises ``Mistake`` if the two layouts differ."""
-    if predicted.layout != measured.layout:
-        raise Mistake(f"{predicted.layout!r} and {measured.layout!r} are two layouts; compare steps of one")
-    return [
-        _row("parameters", "parameters", predicted.work.parameters, measured.work.parameters, exact=True),
-        *_state_rows(predicted.memory.stages, measured.memory.stages),
-        _row("peak memory", "bytes", predicted.memory.peak_bytes, measured.memory.peak_bytes),
-        _row("hardware FLOPs", "FLOPs", predicted.work.hardware_flops, measured.work.hardware_flops, exact=True),
-        *_traffic_rows(predicted, measured),
-        _row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),
-        _row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, measured.tokens_per_second_per_gpu),
-    ]
-
-
-def assumed(predicted: Step) -> str:
-    """Return, in words, what a prediction assumes of rows of experts that are cut over ranks; else nothing."""
-    work, most = predicted.work, predicted.job.get("imbalance", 1.0)
-    if Layout.parse(predicted.layout).ep == 1 or work.active_parameters == work.parameters:
-        return ""
-    rows = "every rank's experts get as many rows as any other's"
-    if most != 1:
-        rows = f"the fullest rank's experts get {most:g} times the even share of rows"
-    return f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)"
-
-
-def so_far(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return what a run that still trains has logged, beside its prediction: the first rank's peak, the usual step.
-
-    ``log``: its lines. Steps before the one in which memory was measured, and this one, take longer than the others.
-    """
-    batch, stages = predicted.job.get("global_batch"), predicted.memory.stages
-    steps = [line for line in log if _is_positive(line.get("seconds")) and line.get("batch", batch) == batch]
-    metered = [place for place, line in enumerate(steps) if _is_positive(line.get("peak_bytes"))]
-    rows = []
-    if metered and stages:
-        peak = steps[metered[-1]]["peak_bytes"]
-        rows.append(_row("peak memory of the first rank", "bytes", stages[0].peak_bytes, peak))
-    usual = steps[metered[-1] + 1 :] if metered else []
-    if steps:
-        seconds = median(line["seconds"] for line in usual or steps)
-        tokens = predicted.tokens_per_second_per_gpu * predicted.time.step_seconds
-        rows.append(_row("step time", "seconds", predicted.time.step_seconds, seconds))
-        rows.append(_row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, tokens / seconds))
-    return rows
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value < inf
-
-
-def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False) -> Row:
-    error: float | None = 0.0
-    if predicted != measured:
-        error = predicted / measured - 1 if measured else None
-    return Row(quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=exact)
-
-
-def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[Row]:
-    left, right = ({stage.stage: stage for stage in stages} for stages in (predicted, measured))
-    numbers = sorted(left.keys() | right.keys())
-    for number in numbers:
-        where = f", stage {number}" if len(numbers) > 1 else ""
-        for name, field in (
-            ("parameter state", "parameters_bytes"),
-            ("gradient state", "gradients_bytes"),
-            ("optimizer state", "optimizer_bytes"),
-            ("all states", "states_bytes"),
-        ):
-            sizes = (getattr(stages.get(number), field, 0) for stages in (left, right))
-            yield _row(f"{name}{where}", "bytes", *sizes, exact=True)
-        kept = (getattr(stages.get(number), "activations_bytes", 0) for stages in (left, right))
-        yield _row(f"activations{where}", "bytes", *kept)
-
-
-def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
-    """Yield a row of messages and a row of bytes sent for each (axis, collective) of either step, in order."""
-    left, right = (_sums(step) for step in (predicted, measured))
-    for axis, collective in {**left, **right}:
-        messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
-        yield _row(f"{axis} {collective}, messages", "messages", *messages, exact=True)
-        # over etp, rows are padded to the fullest rank of a layer, which depends on routing
-        yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
-
-
-def _sums(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for item in step.traffic:
-        messages, size = sums.get((item.axis, item.collective), (0, 0))
-        sums[item.axis, item.collective] = (messages + item.messages, size + item.bytes)
-    return sums
 
 
 def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:

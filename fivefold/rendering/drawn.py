@@ -12,8 +12,8 @@ from fivefold.rendering.elements import Raw, heading
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from fivefold.rendering.sweep.row import Row
     from fivefold.results.search_result import SearchResult
+    from fivefold.results.sweep_row import Row
 
 Page = Literal["report", "notebook"]
 MOST_POINTS = 1500

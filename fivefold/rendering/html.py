@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.rendering.budget import budget, causes
 from fivefold.rendering.charts import COLOURS
-from fivefold.rendering.compare import Row, assumed, compare, shown
+from fivefold.rendering.compare import shown
 from fivefold.rendering.comparison import _table as differing
 from fivefold.rendering.comparison import describe_shared, finding, why
 from fivefold.rendering.drawn import front
@@ -35,14 +35,15 @@ from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.robust import in_html as robust
 from fivefold.rendering.table import PARTS
 from fivefold.rendering.verdict import judgement
+from fivefold.results.step_comparison import Row, assumed, compare
 from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
-    from fivefold.rendering.run_folder import RunFolder
-    from fivefold.rendering.traced import Traced
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
+    from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import Proposal, Ranked, SearchResult, Walk
+    from fivefold.results.traced import Traced
     from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 

@@ -14,11 +14,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering import table
-from fivefold.rendering.compare import compare
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.stages import Stages
 from fivefold.rendering.table import heading
+from fivefold.results.step_comparison import compare
 from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes
 

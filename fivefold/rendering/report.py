@@ -21,12 +21,12 @@ from fivefold.rendering.drawing.svg import legend, titled
 from fivefold.rendering.drawn import cloud, front
 from fivefold.rendering.elements import STYLE, folded, heading, paragraph, table, words
 from fivefold.rendering.question import describe_step
-from fivefold.rendering.run_folder import RunFolder
-from fivefold.rendering.sweep.row import Row
 from fivefold.rendering.sweep.settings import best, describe_rows, mfu, varied
 from fivefold.rendering.sweep.table import WORDS
+from fivefold.results.run_folder import RunFolder
 from fivefold.results.search_result import SearchResult
 from fivefold.results.spans import Level
+from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_seconds
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.rendering.drawn import cloud
 from fivefold.rendering.elements import block, paragraph, table
-from fivefold.rendering.sweep.row import TOLD
-from fivefold.rendering.sweep.row import Row as SweepRow
+from fivefold.results.sweep_row import TOLD
+from fivefold.results.sweep_row import Row as SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from fivefold.record import Mistake
 from fivefold.rendering import charts
-from fivefold.rendering.compare import Row
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
 from fivefold.rendering.table import heading
+from fivefold.results.step_comparison import Row
 from fivefold.results.trace_report import Breakdown, Does, KernelLine, MessageLine, PathPart, TraceReport
 from fivefold.units import show_bytes, show_seconds
 

@@ -4,5 +4,7 @@ search_result · comparison · difference   layouts of a search; layouts compare
 playbook · whole_run                      a plan from tokens to a run file; days, cost and energy of a run
 spans · trace_file · trace_report         a step over time; traces as files; where the time of a trace went
 explanation · diagnosis · numerics        why a run failed; memory and FLOPs of a module; precision error
+step_comparison · run_folder · traced     predicted next to measured; a run; a trace and its prediction
+sweep_row                                 one layout of a sweep
 balance · reading                         FLOPs per byte of each axis; a third-party config as model, layout and job
 """

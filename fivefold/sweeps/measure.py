@@ -15,7 +15,7 @@ from fivefold.bounded_file import read_end
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.sweeps.spec import Setting
 from fivefold.sweeps.trial import Trial, outcome, prepare, trial
 from fivefold.trainer.run import Run

@@ -12,7 +12,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.record import Mistake
-from fivefold.rendering.sweep.row import Row, Status, of_layout, of_step
+from fivefold.results.sweep_row import Row, Status, of_layout, of_step
 from fivefold.step import Step
 from fivefold.sweeps.spec import Setting, best_of
 from fivefold.units import show_bytes, show_risk

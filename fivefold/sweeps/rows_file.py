@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from fivefold.bounded_file import ROWS_BYTES
 from fivefold.record import Fault, Mistake, read_lines, read_text
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.record import Mistake
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.sweeps.journal import Journal
 from fivefold.sweeps.measure import Case, Submit, check_here, collected, here, measured, submitted
 from fivefold.sweeps.predict import Predictor, digest

@@ -25,7 +25,7 @@ from fivefold.machine.spec import Machine
 from fivefold.machine.toml import write
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record
-from fivefold.rendering.compare import read_pair
+from fivefold.results.step_comparison import read_pair
 from fivefold.step import Step
 from fivefold.trainer.faults.signals import exit_with
 from fivefold.trainer.run import Run

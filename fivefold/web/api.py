@@ -14,13 +14,13 @@ from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.planner.compare import compare as side_by_side
 from fivefold.record import Mistake, Record
-from fivefold.rendering import run_folder
-from fivefold.rendering.compare import Row
 from fivefold.requests.answers import Question as Ask
+from fivefold.results import run_folder
 from fivefold.results.balance import Ratios
 from fivefold.results.comparison import Comparison
 from fivefold.results.playbook import Playbook
 from fivefold.results.search_result import Answer, Batch, Change, Lengths
+from fivefold.results.step_comparison import Row
 from fivefold.results.whole_run import WholeRun
 from fivefold.step import Step
 from fivefold.web import answers, runs

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fivefold.record import Mistake, Record, read_lines
-from fivefold.rendering import run_folder
-from fivefold.rendering.compare import so_far
-from fivefold.rendering.run_folder import RunFolder
+from fivefold.results import run_folder
+from fivefold.results.run_folder import RunFolder
+from fivefold.results.step_comparison import so_far
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 

@@ -16,7 +16,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.profiling.closed_loop import measured_step
-from fivefold.rendering.compare import compare
+from fivefold.results.step_comparison import compare
 from fivefold.step import Step
 from fivefold.trainer.build import build
 from fivefold.trainer.data.prepare import prepare

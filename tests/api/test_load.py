@@ -16,8 +16,8 @@ import fivefold as ff
 from fivefold import display
 from fivefold.display import Rows
 from fivefold.profiling.closed_loop import write_steps
-from fivefold.rendering.run_folder import RunFolder
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.run_folder import RunFolder
+from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.sweeps import rows_file
 from fivefold.units import show_seconds

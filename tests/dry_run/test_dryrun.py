@@ -20,7 +20,7 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.compare import compare
+from fivefold.results.step_comparison import compare
 from fivefold.trainer.model import mlp
 
 H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)

@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.record import Fault, Mistake
 from fivefold.rendering import charts
-from fivefold.rendering.compare import compare
+from fivefold.results.step_comparison import compare
 from fivefold.step import Memory, Step
 
 pytest.importorskip("altair")

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from fivefold.record import Mistake
-from fivefold.rendering.compare import Row, assumed, compare, so_far, table, to_text
+from fivefold.rendering.compare import table, to_text
+from fivefold.results.step_comparison import Row, assumed, compare, so_far
 from fivefold.step import Step, Traffic
 
 

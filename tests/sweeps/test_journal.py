@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.sweeps.journal import Journal, opened
 from fivefold.sweeps.spec import Sweep
 from fivefold.sweeps.sweep import Plan, run

@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
 from fivefold.planner.predict import predict
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.sweeps import sweep as module
 from fivefold.sweeps.journal import opened
 from fivefold.sweeps.measure import Case, Submit

@@ -14,7 +14,7 @@ from fivefold.machine.catalog import resolve as find_machine
 from fivefold.model.catalog import named
 from fivefold.planner.search import search
 from fivefold.record import Mistake
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.sweeps.predict import Predictor, digest
 from fivefold.sweeps.spec import Setting, Sweep

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fivefold.record import Fault, Mistake
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import check, write
 
 LEAST = {"model": "nano", "machine": "h100", "ranks": 8, "recomputation": "none", "sequence": 64, "batch": 8,

@@ -32,7 +32,7 @@ from fivefold.layout.schedule.csv_file import write_table
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
-from fivefold.rendering import run_folder
+from fivefold.results import run_folder
 from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
 from fivefold.trainer.loop import Loop
 

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import fivefold
 from fivefold.layout.spec import Layout
-from fivefold.rendering.sweep.row import Row, of_layout, of_step
+from fivefold.results.sweep_row import Row, of_layout, of_step
 from fivefold.sweeps.rows_file import write
 from fivefold.units import show_seconds
 from fivefold.web.app import create

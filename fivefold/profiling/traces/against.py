@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fivefold.layout.mesh import members
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
-from fivefold.rendering.compare import Row, Unit
+from fivefold.results.step_comparison import Row, Unit
 from fivefold.results.trace_report import MessageLine, TraceReport
 from fivefold.step import Step, Traffic, sent_bytes
 

@@ -17,9 +17,9 @@ from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
 from fivefold.rendering.pipeline import data
 from fivefold.rendering.sweep.measured import measured
 from fivefold.rendering.sweep.panels import Panel, stacked
-from fivefold.rendering.sweep.row import Row
 from fivefold.rendering.sweep.sequence import memory, sequence
 from fivefold.rendering.sweep.settings import best, fixed, memory_unit, mfu, setting, sized, values, varied, word
+from fivefold.results.sweep_row import Row
 from fivefold.units import show_bytes
 
 MOST_POINTS = 2000

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fivefold.rendering.charts import Chart, _altair, styled
 from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
 from fivefold.rendering.pipeline import data
-from fivefold.rendering.sweep.row import Row
 from fivefold.rendering.sweep.settings import fixed, setting, varied
+from fivefold.results.sweep_row import Row
 
 MOST_NAMED = 24
 BAND = 0.08  # relative error that is shaded

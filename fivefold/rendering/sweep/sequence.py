@@ -12,9 +12,9 @@ from fivefold.rendering.charts import COLOURS, Chart, _altair
 from fivefold.rendering.palette import LIMIT, SERIES
 from fivefold.rendering.pipeline import data
 from fivefold.rendering.sweep.panels import Panel, stacked
-from fivefold.rendering.sweep.row import Row
 from fivefold.rendering.sweep.settings import fixed, memory_unit, mfu, sized, values, varied
 from fivefold.rendering.table import PARTS
+from fivefold.results.sweep_row import Row
 
 MOST_MODELS = 4
 LACKS = "needs several sequence lengths"

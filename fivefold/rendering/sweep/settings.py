@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fivefold.job import Job
 from fivefold.record import Mistake
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.units import byte_unit, show_count
 
 Key = TypeVar("Key", bound=Hashable)

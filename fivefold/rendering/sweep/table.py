@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.sweep.row import Row, Status
 from fivefold.rendering.sweep.settings import best, describe_rows, mfu, varied
 from fivefold.rendering.table import heading
+from fivefold.results.sweep_row import Row, Status
 from fivefold.units import show_bytes, show_seconds
 
 SHOWN = 60  # rows; the others are in the file

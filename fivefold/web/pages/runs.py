@@ -10,12 +10,13 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from fivefold.record import Mistake
-from fivefold.rendering import run_folder
 from fivefold.rendering.budget import budget
-from fivefold.rendering.compare import Row, compare, difference, shown, so_far
+from fivefold.rendering.compare import difference, shown
 from fivefold.rendering.drawing import lines, pipeline
 from fivefold.rendering.drawing.lines import Curve
-from fivefold.rendering.run_folder import RunFolder
+from fivefold.results import run_folder
+from fivefold.results.run_folder import RunFolder
+from fivefold.results.step_comparison import Row, compare, so_far
 from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs

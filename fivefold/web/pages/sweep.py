@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fivefold.record import Mistake
 from fivefold.rendering.drawing import heat, scatter
-from fivefold.rendering.sweep.row import Row
+from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web.folder import Folder

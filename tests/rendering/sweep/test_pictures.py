@@ -13,9 +13,9 @@ from rich.console import Console
 
 from fivefold.rendering import charts
 from fivefold.rendering.sweep.charts import PICTURES
-from fivefold.rendering.sweep.row import Row
 from fivefold.rendering.sweep.settings import best, fixed, setting, varied
 from fivefold.rendering.sweep.table import page
+from fivefold.results.sweep_row import Row
 from fivefold.units import GIB
 
 pytest.importorskip("vl_convert")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fivefold.display import Shown
-from fivefold.rendering.compare import Row
+from fivefold.results.step_comparison import Row
 from fivefold.results.trace_report import TraceReport
 from fivefold.step import Step
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from fivefold.display import Rows, Shown
 from fivefold.record import Mistake, read_file, read_lines
-from fivefold.rendering.compare import Row, compare, read_pair
 from fivefold.results import trace_file
 from fivefold.results.spans import Span
+from fivefold.results.step_comparison import Row, compare, read_pair
 from fivefold.step import Step
 
 PREDICTED = "predicted.json"  # what `train` writes as it begins
