@@ -95,7 +95,6 @@ def of_python() -> str:
     ]
     for name in sorted(ff.__all__):
         what = getattr(ff, name)
-        what = getattr(what, "__wrapped__", what)
         if not inspect.isfunction(what):
             continue
         signature = str(inspect.signature(what)).replace("typing.", "")
@@ -177,7 +176,7 @@ def cheat_sheet() -> str:
         return "".join(f"<dt><code>{escape(name)}</code></dt><dd>{escape(text)}</dd>" for name, text in pairs)
 
     called = {name: getattr(ff, name) for name in sorted(ff.__all__) if name[0].islower()}
-    verbs = [(f"ff.{name}", first_sentence(inspect.getdoc(getattr(what, "__wrapped__", what))))
+    verbs = [(f"ff.{name}", first_sentence(inspect.getdoc(what)))
              for name, what in called.items()]  # fmt: skip
     lists = {
         "Commands": [(name, first_sentence(command.help)) for name, command in commands()],

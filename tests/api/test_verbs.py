@@ -225,20 +225,3 @@ def test_the_import_is_light() -> None:
     assert set(dir(ff)) >= {*ff.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'prediction'"):
         _ = ff.prediction
-
-
-def test_plan_is_the_verb_and_the_room() -> None:
-    code = (
-        "import fivefold as ff\nimport fivefold.planner.predict\nassert ff.plan.predict.planner\n"
-        "print(ff.plan('nano', 'h100:2', tokens=1e9, seq=128, gbs=8, batch='job').run_file)"
-    )
-    assert "layout =" in python(code)
-
-
-def test_a_room_that_has_the_name_of_a_verb_is_both() -> None:
-    """``import fivefold.trainer.run`` hangs the room over ``ff.train``: it can still be called."""
-    code = (
-        "import fivefold as ff\nassert callable(ff.train)\nimport fivefold.trainer.run\n"
-        "assert ff.train.run.Run\ntry:\n ff.train('no.toml')\nexcept ff.Mistake as told:\n print(told)"
-    )
-    assert python(code) == "no.toml: no such file\n"

@@ -82,3 +82,11 @@ def test_a_run_is_built_without_what_it_does_not_use() -> None:
         "with torch.device('meta'): Transformer(named('nano'))\n"
         "assert not {'torch._dynamo', 'triton', 'torch.utils.tensorboard'} & set(sys.modules)"
     )
+
+
+def test_no_module_has_the_name_of_a_function_of_the_public_api() -> None:
+    """Python binds a submodule to its package when it is first imported, which would hide a function of that name."""
+    import fivefold
+
+    modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert modules & set(fivefold.__all__) == set()
