@@ -1,4 +1,5 @@
-# demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test)
+# demo: from a question to a trained step, predicted next to measured · test: all tests · check: lint and test
+# published: scores predictions against published runs, as docs/how-a-step-costs/published.md has it
 # docs: the pages of docs/ with the reference as a site, in an environment of its own: build/docs/site/index.html
 # bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over a link of a known
 #        speed (by root: network namespaces); four predictions of step time against the run
@@ -14,7 +15,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint check docs bench parity endure gpu interop
+.PHONY: demo test lint check docs published bench parity endure gpu interop
 
 $(BIN)/fivefold: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -44,6 +45,9 @@ docs: .venv-docs/bin/zensical
 	.venv-docs/bin/python docs/site/pages.py build/docs
 	cd build/docs && ../../.venv-docs/bin/zensical build --strict -f mkdocs.yml
 	@echo build/docs/site/index.html
+
+published: $(BIN)/fivefold
+	$(BIN)/python -m benchmarks.published
 
 bench: $(BIN)/fivefold
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r benchmarks/speed/requirements.txt
