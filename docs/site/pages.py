@@ -34,7 +34,7 @@ NAV: dict[str, list[str]] = {
     "The book": ["how-a-step-costs/*", "how-a-step-is-rehearsed.md", "how-a-step-is-run.md",
                  "how-a-step-is-measured.md",
                  "how-the-time-model-was-proven.md", "dry-run-and-gpu.md"],
-    "Reference": ["notation.md", "reference/commands.md", "reference/python.md", "reference/records.md", "renamed.md",
+    "Reference": ["notation.md", "reference/commands.md", "reference/python.md", "reference/records.md",
                   "contributing.md", "release-notes.md", "changelog.md"],
     "Decisions": ["decisions/*"],
     "Measurements": ["measurements/*"],
