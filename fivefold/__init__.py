@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fivefold.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fivefold.api.load import load
     from fivefold.api.training import train
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from fivefold.record import Fault, Mistake
     from fivefold.step import Step
 
-__version__ = "0.1.0"
 _VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "walk")
 __all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "read_config", "search", "sweep"]
 __all__ += ["across", "plan", "playbook", "trace", "train", "walk", "watch"]

@@ -17,7 +17,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fivefold import __version__
 from fivefold.cli import (
     calibrate,
     compare,
@@ -40,6 +39,7 @@ from fivefold.cli import (
 )
 from fivefold.cli.errors import launcher, remark, settle
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
+from fivefold.version import __version__
 
 app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
 COMMANDS = (

@@ -124,8 +124,8 @@ def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> Non
 
 
 def _asked(commands: list[str]) -> Asked:
-    from fivefold import __version__
     from fivefold.rendering.report import Asked
+    from fivefold.version import __version__
 
     versions = {"fivefold": __version__, "Python": platform.python_version(), "system": platform.platform()}
     versions |= {"processors": str(os.cpu_count())}

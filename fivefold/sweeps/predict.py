@@ -6,7 +6,6 @@ import hashlib
 import json
 from typing import Any
 
-from fivefold import __version__
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
@@ -16,6 +15,7 @@ from fivefold.results.sweep_row import Row, Status, of_layout, of_step
 from fivefold.step import Step
 from fivefold.sweeps.spec import Setting, best_of
 from fivefold.units import show_bytes, show_risk
+from fivefold.version import __version__
 
 
 class Predictor:
