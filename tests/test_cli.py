@@ -1,4 +1,4 @@
-"""Every mistake on the command line is one line and exit code 2; of training: ``train/test_faults.py``."""
+"""Every mistake on the command line is one line and exit code 2; of training: ``tests/trainer/test_faults.py``."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python -m fivefold.calibration.unit_worker '{"rank": 0, ...}'
 
 Modules, optimizer, schedule and tensors are those of ``train``. Where the workers of this computer are all ranks of the
-layout they send their messages; else messages return at once (``silent.py``). The workers of a computer begin every
-step together. The first prints the ``RankProfile`` of each.
+layout they send their messages; else messages return at once (``null_process_group.py``). The workers of a computer
+begin every step together. The first prints the ``RankProfile`` of each.
 """
 
 from __future__ import annotations

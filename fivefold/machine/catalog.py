@@ -408,9 +408,9 @@ def resolve(
 ) -> Machine:  # fmt: skip
     """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
 
-    Words after it override fields (``varied.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that ``fivefold
-    calibrate`` wrote for this computer. ``ranks``: instead of those that the text names; ``find``: the file that a path
-    in it means. Raises a one-line ``Mistake`` for an unknown name.
+    Words after it override fields (``overrides.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that
+    ``fivefold calibrate`` wrote for this computer. ``ranks``: instead of those that the text names; ``find``: the file
+    that a path in it means. Raises a one-line ``Mistake`` for an unknown name.
     """
     named, *words = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
     found = _named(named, local=local, ranks=ranks, find=find)

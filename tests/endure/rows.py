@@ -15,9 +15,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from tests.check.published.test_rows import mutated, put
-
 from benchmarks.published import SOURCES, case, run
+from tests.benchmarks.published.test_rows import mutated, put
 
 
 def main() -> int:

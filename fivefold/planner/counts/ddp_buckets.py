@@ -2,7 +2,7 @@
 
     DistributedDataParallel   all_reduce of buckets of 25 MiB, the first of 1; full with the weight that fills it
     DeepSpeed, ZeRO-1 and -2  all_reduce of buckets of ``reduce_bucket`` elements; one all_gather of all weights
-    DeepSpeed, ZeRO-3         reduce_scatter of such buckets; all_gathers of weights (``fetches.py``)
+    DeepSpeed, ZeRO-3         reduce_scatter of such buckets; all_gathers of weights (``parameter_prefetch.py``)
 Sources: pytorch/pytorch@v2.13.0:torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size;
 deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, average_tensor, stage3.py, and engine.py.
 """

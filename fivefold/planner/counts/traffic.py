@@ -2,9 +2,9 @@
 
 zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
 stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.gathers_again``); of several units, or weight by weight: ``buckets.py``, ``lists.py`` · tp, cp, ep as in the
-operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop),
-and 4 per further predicted token
+(``sharding.gathers_again``); of several units, or weight by weight: ``ddp_buckets.py``, ``bucketed_reduction.py`` ·
+tp, cp, ep as in the operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes
+(norm, loss, stop), and 4 per further predicted token
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def passes(layout: Layout, job: Job) -> int:
 
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
     """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas; of
-    messages that join several units (``buckets.py``) its part, whose price it bears.
+    messages that join several units (``ddp_buckets.py``) its part, whose price it bears.
     """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     each = counts.reduces_each(layout, name)

@@ -1,4 +1,4 @@
-"""Memory over time of one rank: the live bytes that ``count/memory`` counts per moment, placed along the step's spans.
+"""Memory over time of one rank: the live bytes that ``planner/counts/memory`` counts, placed along the spans.
 
     live = states + gradients + activations of other micro-batches + those of the running pass, unit by unit
 

@@ -2,7 +2,7 @@
 
     x ≈ table[code] · scale      scale = max |x| of the block      table: 7 decades, finer towards 1
 
-Dettmers et al., arXiv:2110.02861 §2.2 (dynamic tree quantization). v has no code for 0 (``narrow_moments.py``).
+Dettmers et al., arXiv:2110.02861 §2.2 (dynamic tree quantization). v has no code for 0 (``low_precision_moments.py``).
 """
 
 from __future__ import annotations

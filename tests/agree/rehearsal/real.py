@@ -3,7 +3,7 @@
     rehearsed   SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …
     run         SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …        all equal
 
-A third step runs under ``train/metrics.Meter``: its peak, FLOPs and messages are those of the rehearsed tape.
+A third step runs under ``trainer/measure/meter.py``: its peak, FLOPs and messages are those of the rehearsed tape.
 
     python -m tests.agree.rehearsal.real --markdown docs/measurements/006-rehearsal-against-run.md
 """

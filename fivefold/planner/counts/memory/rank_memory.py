@@ -74,7 +74,7 @@ def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
     """Live bytes of a rank at every moment that could be its peak, in order.
 
     Without a pipeline: the first micro-batch, the second, which is like all others, and the last. With one: one pass of
-    each kind through each stage, with the most beside it (``price/memory_over_time.py`` has every action).
+    each kind through each stage, with the most beside it (``planner/time/memory_over_time.py`` has every action).
     """
     return _Ranks(counts, layout).moments(rank)
 
@@ -104,7 +104,7 @@ def table_of(layout: Layout, job: Job) -> Table:
 
 def _enough(layout: Layout, job: Job) -> int:
     """Number of micro-batches that is enough to see the peak: after the warm-up, only GPipe and interleaved schedules
-    with uneven rounds hold more; as many as ``price/steady_state.py`` plays.
+    with uneven rounds hold more; as many as ``planner/time/steady_state.py`` plays.
     """
     pp, micro_batches = layout.pp, layout.micro_batches(job)
     if pp == 1:
