@@ -41,7 +41,7 @@ def test_a_file_opens_with_what_it_is(trees: Trees) -> None:
 
 
 def test_nothing_comes_from_the_air(trees: Trees) -> None:
-    """No environment variable is read below ``asked``, and no function rebinds a global."""
+    """No environment variable is read below ``requests``, and no function rebinds a global."""
     found = []
     for name, tree in trees.items():
         for node in ast.walk(tree):

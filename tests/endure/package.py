@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MOST_MIB, MOST_SECONDS = 40.0, 0.15  # without numpy; of processor, to import fivefold
 ASKED = (
     ["--version"], ["predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"], ["search", "nano", "h100:2"],
-    ["published", "korthikanti2022"], ["report", "nano", "h100:2", "dp2", "-o", "report.html"],
+    ["report", "nano", "h100:2", "dp2", "-o", "report.html"],
 )  # fmt: skip
 MEASURE = """
 import time, sys
@@ -117,7 +117,7 @@ def page(rows: list[dict[str, object]]) -> str:
         "",
         "`python -m tests.endure.package --markdown docs/measurements/013-package.md`: wheel and sdist are built of a",
         "clean clone and installed with pip into empty environments, which then answer `--version`, `predict`,",
-        "`search`, `published` and `report`. Sizes are of files, without numpy, pip and setuptools; the import is the",
+        "`search` and `report`. Sizes are of files, without numpy, pip and setuptools; the import is the",
         "processor's seconds, best of five.",
         "",
         "| Python | package | `import fivefold` | all but numpy | of it fivefold |",

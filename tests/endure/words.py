@@ -32,10 +32,10 @@ class Draw(Nouns):
     def case(self) -> Case:
         """A whole input."""
         command: Callable[[], list[str]] = self.rng.choices(
-            (self.predict, self.search, self.ask, self.ratios, self.dryrun, self.published, self.folder, self.doctor,
+            (self.predict, self.search, self.ask, self.ratios, self.dryrun, self.folder, self.doctor,
              self.runs, self.traces, self.wrong, self.compare, self.plan, self.configs, self.sweep,
              self.files_of_others),
-            weights=(40, 6, 24, 8, 4, 1, 10, 4, 8, 4, 3, 8, 2, 8, 4, 8),
+            weights=(40, 6, 24, 8, 4, 10, 4, 8, 4, 3, 8, 2, 8, 4, 8),
         )[0]  # fmt: skip
         words = command()
         if self.slip(0.06):
@@ -143,10 +143,6 @@ class Draw(Nouns):
             ["predict", "--from", some, "--gpus", "h100:8"],
         ))  # fmt: skip
 
-    def published(self) -> list[str]:
-        words = ["published", self.rng.choice(("korthikanti2022", "finetune_memory", "x", *UNICODE))]
-        return [*words, *(option for option in ("--excluded", "--rows", "--markdown", "--json") if self.chance(0.2))]
-
     def folder(self) -> list[str]:
         """Commands that read what a run or another program left behind."""
         self.files["here"] = None
@@ -211,5 +207,5 @@ class Draw(Nouns):
         return rng.choice((
             ["calibrate", "--ranks", rng.choice(("", "x", "1,x", "-1", "0", "1,", "99999999999", "٣", "²", "1025"))],
             [rng.choice(UNICODE)], ["--help"], ["predict", "--help"], ["predict"], ["ask", "run"], ["", ""],
-            ["--version"], ["search", "nano"], ["published", "--learn"],
+            ["--version"], ["search", "nano"],
         ))  # fmt: skip
