@@ -10,9 +10,8 @@ tp, cp, ep as in the operation lists · pp the stream over each boundary, its gr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
-from fivefold.job import SCALED_ELEMENTS, Job, Recipe
+from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import (
     extra_reduce_axis,
@@ -25,18 +24,16 @@ from fivefold.layout.sharding import (
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight
 from fivefold.planner.counts.bucketed_reduction import by_lists, list_messages, staying
 from fivefold.planner.counts.counts import Counts, Name, Run, run_part
 from fivefold.planner.counts.ddp_buckets import joined_messages, joins_gathers, joins_reductions
-from fivefold.planner.counts.memory.states import gathered_bytes
+from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
 from fivefold.planner.counts.message import Message
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Message as Exchange
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.update import update_messages
 from fivefold.step import Traffic, sent_bytes
-from fivefold.units import ceil_div
 
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
@@ -197,18 +194,11 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
         for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
             for unit, shards, _ in counts.local_parts(layout, run.name):
                 group = "expert_shard" if unit.name == "experts" else "shard"
-                scales = sum(_scales_of(weight, recipe) for weight in unit.weights if multiplies(weight))
+                scales = sum(count_scales(weight, recipe) for weight in unit.weights if multiplies(weight))
                 sizes[group, shards] = sizes.get((group, shards), 0) + times * scales
     for (group, shards), many in sizes.items():
         if shards > 1 and many:
             yield Message("dp", "all_reduce", 1, 4 * many, shards, group)
-
-
-def _scales_of(weight: Weight, recipe: Recipe) -> int:
-    """Number of scales of one weight."""
-    *experts, rows, columns = weight.shape
-    block = SCALED_ELEMENTS.get(recipe.scaling)
-    return prod(experts) * (ceil_div(rows, block) * ceil_div(columns, block) if block else 1)
 
 
 def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:

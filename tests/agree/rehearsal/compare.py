@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.buffers import inputs_bytes
+from fivefold.planner.counts.memory.buffers import inputs_bytes, scale_index_bytes
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, sent_bytes
@@ -97,7 +97,10 @@ def run(case: Compared) -> Verdict:
     held = [by_stage[stage] for stage in stages_of]
     unequal = [
         *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
-        *(_inputs(each.steady, case) for each in first if _inputs(each.steady, case)),
+        *(
+            line for each, stages in zip(first, by_stage, strict=True)
+            if (line := _inputs(each.steady, case, planner.counts, stages=stages))
+        ),
         *_totals(tapes, model, layout, job, flops=step.work.hardware_flops),
         *(
             f"rank {each.rank} {line}" for each, stages in zip(tapes, held, strict=True)
@@ -125,18 +128,14 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
     ]
 
 
-def _inputs(tape: Tape, case: Compared) -> str:
-    """Return a line if the inputs of a rank differ by more than scalars, dropout's keys and the buffers of experts.
-
-    Recipes that gather or hold weights in fp8 are not compared: the dry run records some of their buffers as inputs.
-    """
+def _inputs(tape: Tape, case: Compared, counts: Counts, *, stages: tuple[int, ...]) -> str:
+    """Return a line if the inputs of a rank differ by more than scalars, dropout's keys and the buffers of experts."""
     model, layout, job = case.model, case.layout, case.job
-    if job.precision.gathers == "fp8" or job.precision.holds_casts:
-        return ""
-    ours, plan = input_bytes(tape), inputs_bytes(model, job, layout=layout)
+    planned_bytes = inputs_bytes(model, job, layout=layout) + scale_index_bytes(counts, layout, stages=stages)
+    more = input_bytes(tape) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
     small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.predicted)
-    return "" if 0 <= ours - plan <= small else f"inputs: {ours} rehearsed, {plan} planned"
+    return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} rehearsed, {planned_bytes} planned"
 
 
 def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, flops: int) -> list[str]:

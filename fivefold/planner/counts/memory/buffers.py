@@ -1,14 +1,18 @@
-"""Bytes that live all through a step beside the states: inputs, rotary tables, and second copies of gradients."""
+"""Bytes that live throughout a step next to the states: inputs, rotary tables, the index of fp8 scales, and second
+copies of gradients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from fivefold.job import Job
-from fivefold.layout.sharding import policy
+from fivefold.layout.sharding import multiplies, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.stage import Chunk
+from fivefold.planner.counts.memory.states import count_scales
 
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
@@ -16,6 +20,23 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     wide = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
     tables = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if wide else 2)
     return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
+
+
+def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:
+    """Return the bytes that the engine keeps to gather the matrices of ``stages`` in fp8, on the rank with the largest
+    shards: for each of its rows the index of its block of scales (int64), and fp32 scales if weights are held in fp8.
+    """
+    recipe, total = counts.job.precision, 0
+    if recipe.gathers != "fp8" or counts.job.stack.name != "fivefold":
+        return 0
+    for run, times in (work for stage in stages for work in counts.stage_work(layout)[stage]):
+        for unit, shards, _ in counts.local_parts(layout, run.name):
+            if shards > 1 or recipe.holds_casts:
+                matrices = [weight for weight in unit.weights if multiplies(weight)]
+                rows = sum(shard_numel(weight, shards=shards) // weight.shape[-1] for weight in matrices)
+                scales = sum(count_scales(weight, recipe) for weight in matrices) if recipe.holds_casts else 0
+                total += times * (8 * rows + 4 * scales)
+    return total
 
 
 def spare_gradients_bytes(job: Job, chunks: Collection[Chunk], *, layout: Layout) -> int:

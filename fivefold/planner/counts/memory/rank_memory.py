@@ -22,7 +22,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.buffers import inputs_bytes, spare_gradients_bytes
+from fivefold.planner.counts.memory.buffers import inputs_bytes, scale_index_bytes, spare_gradients_bytes
 from fivefold.planner.counts.memory.in_flight import Heads, LivePass, Rules, alike_passes, in_order, live_passes
 from fivefold.planner.counts.memory.peak_moments import PeakFinder
 from fivefold.planner.counts.memory.stage import Chunk, describe, head_bytes, held_bytes, stages_of
@@ -135,6 +135,7 @@ class _Ranks:
         kinds = [tuple(self.finder.kinds[stage] for stage in held) for held in self.held]
         self.like = [kinds.index(each) for each in kinds]  # the first rank with equal stages
         self.scratch = self._of_each(lambda held: scratch_bytes(counts, layout, chunks=held))
+        self.scale_index = self._of_each(lambda held: scale_index_bytes(counts, layout, stages=held))
         self.totals = self._of_each(self._total)
         self.kept = [
             self._on_device(self.stages.chunks[kind])
@@ -287,6 +288,7 @@ class _Ranks:
             self._parameters(total)
             + total.moments
             + self.inputs
+            + self.scale_index[rank]
             + spare_gradients_bytes(self.job, chunks, layout=self.layout)
         )
         return base + (self._gradients(total) if self.reductions.lasting else 0)

@@ -8,9 +8,10 @@ Dense weights are sharded over the shard group of dp·cp, experts over the ranks
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import NamedTuple
 
-from fivefold.job import Job, Recipe
+from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_numel, policy, shard_numel
 from fivefold.layout.spec import Layout
@@ -121,3 +122,10 @@ def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
     sizes = [shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight)]
     received = whole if shards > 1 else 0
     return whole // shards + max(received, max(sizes, default=0) * (recipe.wide_bytes + 1))
+
+
+def count_scales(weight: Weight, recipe: Recipe) -> int:
+    """Return the number of scales of a matrix that is gathered in fp8."""
+    *experts, rows, columns = weight.shape
+    block = SCALED_ELEMENTS.get(recipe.scaling)
+    return prod(experts) * (ceil_div(rows, block) * ceil_div(columns, block) if block else 1)
