@@ -195,6 +195,19 @@ def test_published_configs(
     assert found.refused == ()
 
 
+@pytest.mark.parametrize(
+    ("lines", "precision"),
+    [("", "bf16-autocast"), ("fp16: true\n", "bf16-autocast"), ("bf16: false\nfp16: true\n", "fp16-autocast"),
+     ("bf16: false\n", "fp32"), ("bf16:\n", "fp32")],
+)  # fmt: skip
+def test_axolotl_trains_in_bf16_unless_its_file_says_otherwise(lines: str, precision: str, tmp_path: Path) -> None:
+    """axolotl/utils/schemas/config.py: bf16 is "auto" by default; with both on, fp16 is left out."""
+    found = of({"fft.yaml": AXOLOTL.replace("bf16: auto\nfp16:\n", lines)}, tmp_path)
+    assert found.job is not None, found.missing
+    assert found.job.precision.name == precision
+    assert ("fp16" in {each.key for each in found.approximated}) == (lines == "fp16: true\n")
+
+
 def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
     files = {"run.sh": "accelerate launch --config_file f.yaml t.py c.yaml\n", "f.yaml": FSDP2, "c.yaml": ZEPHYR}
     of(files, tmp_path)

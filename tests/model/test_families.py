@@ -162,7 +162,7 @@ PUBLISHED = {  # what the files of these models hold beside what their families 
     "deepseek_v3": {
         "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "ep_size": 1, "seq_aux": True,
         "aux_loss_alpha": 0.001, "moe_layer_freq": 1, "num_nextn_predict_layers": 1, "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc", "quantization_config": {"quant_method": "fp8"}, "pretraining_tp": 1,
+        "topk_method": "noaux_tc", "pretraining_tp": 1,
     },
     "gpt2": {"n_ctx": 1024, "summary_type": "cls_index", "task_specific_params": {"text-generation": {}}},
     "gpt_oss": {"initial_context_length": 4096, "experts_per_token": 4, "swiglu_limit": 7.0, "hidden_act": "silu"},
@@ -174,6 +174,15 @@ PUBLISHED = {  # what the files of these models hold beside what their families 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_published_files_are_read_without_a_word(kind: str) -> None:
     assert remark({"model_type": kind, **FAMILIES[kind], **PUBLISHED[kind]}, name="x") is None
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "bitsandbytes"])
+def test_a_quantized_checkpoint_is_said_to_be_one(method: str) -> None:
+    config = {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]}
+    said = remark(config | {"quantization_config": {"quant_method": method}}, name="x")
+    assert said is not None
+    assert said.startswith(f"x: the checkpoint's weights are quantized ({method}); counted as trained from weights in")
+    assert remark(config | {"quantization_config": None}, name="x") is None
 
 
 def test_the_mutations_hold_every_key_that_is_read() -> None:

@@ -105,7 +105,7 @@ def translated(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict
     fsdp = values.pop("fsdp_config", None)
     version = values.pop("fsdp_version", None)
     for key, value in flat(values, origin=origin).items():
-        if value is None:  # an empty key is one that is left out
+        if value is None and (key, None) not in dialect.words:  # an empty key is one that is left out
             continue
         name, value = dialect.words.get((key, value) if _hashable(value) else ("", None), (key, value))
         name = dialect.names.get(name, name)

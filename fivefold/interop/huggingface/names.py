@@ -43,13 +43,15 @@ AXOLOTL = Dialect(
     },
     words={
         ("bf16", "auto"): ("bf16", True), ("bf16", "true"): ("bf16", True), ("bf16", "full"): ("bf16", True),
+        ("bf16", None): ("bf16", False),  # an empty key turns it off
         ("flash_attention", True): ("attn_implementation", "flash_attention_2"),
         ("sdp_attention", True): ("attn_implementation", "sdpa"),
         ("flex_attention", True): ("attn_implementation", "flex_attention"),
         ("eager_attention", True): ("attn_implementation", "eager"),
         ("liger_fused_linear_cross_entropy", True): ("use_liger_kernel", True),
     },
-    defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused"},
+    # bf16 is "auto" unless the file says otherwise: on for GPUs that have it (utils/schemas/config.py)
+    defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused", "bf16": True},
     table={
         "adapter": foreign("adapters, not the weights, are trained", None),
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),

@@ -303,6 +303,9 @@ def _precision(values: Values, kind: str) -> Recipe:
     mixed = "no" if own else str(values["accelerate.mixed_precision"])
     half = values["bf16"] is True or mixed == "bf16" or values["deepspeed.bf16.enabled"] is True
     fp16 = values["fp16"] is True or mixed == "fp16" or values["deepspeed.fp16.enabled"] is True
+    if values["fp16"] is True and values["bf16"] is True and not values.says("bf16"):  # Axolotl's default
+        values.approximate("fp16", "bf16 is on without bf16: false, and goes before fp16; counted as bf16")
+        fp16 = False
     if half and fp16:
         raise Mistake(f"{values.origin}: bf16 and fp16 are both on; keep one")
     if mixed == "fp8":

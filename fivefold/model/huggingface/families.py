@@ -25,7 +25,7 @@ from fivefold.model.huggingface.experts import (
     mixtral,
     qwen3_moe,
 )
-from fivefold.model.huggingface.keys import unread
+from fivefold.model.huggingface.keys import describe_quantization, unread
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
 from fivefold.model.spec import Model
@@ -49,15 +49,18 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
 
 def remark(config: dict[str, Any], *, name: str) -> str | None:
     """One line that lists keys which may change the model but which the family's code ignores, or what was assumed of
-    a model whose ``model_type`` is unknown; None without any.
+    a model whose ``model_type`` is unknown, and whether the weights are quantized; None without any.
     """
     read = text_of(config, name=name)
+    remarks = []
     if read.remote:
-        return f"{name}: {describe_assumed(read.values, family=read.family, architecture=read.architecture)}"
-    if not (keys := list(unread(read.values, family=read.family))):
-        return None
-    said = ", ".join(f"{key}={reprlib.repr(read.values[key])}" for key in keys)
-    return f"{name}: not read, nor by transformers' {read.architecture}: {said}"
+        remarks.append(describe_assumed(read.values, family=read.family, architecture=read.architecture))
+    elif keys := list(unread(read.values, family=read.family)):
+        said = ", ".join(f"{key}={reprlib.repr(read.values[key])}" for key in keys)
+        remarks.append(f"not read, nor by transformers' {read.architecture}: {said}")
+    if quantized := describe_quantization(config | read.values):
+        remarks.append(quantized)
+    return f"{name}: {'; '.join(remarks)}" if remarks else None
 
 
 def interleaves(config: dict[str, Any], *, name: str) -> bool:

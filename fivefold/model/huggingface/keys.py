@@ -238,5 +238,17 @@ def unread(values: dict[str, Any], *, family: str) -> Iterator[str]:
             yield key
 
 
+def describe_quantization(values: dict[str, Any]) -> str | None:
+    """Return in words that the weights of a checkpoint are quantized, and as what they are counted; None if not."""
+    quantized = values.get("quantization_config")
+    if not quantized:
+        return None
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    return (
+        f"the checkpoint's weights are quantized ({method or 'quantization_config'}); counted as trained from weights in "
+        "the precision of the job: convert them to bf16 before training"
+    )
+
+
 def _harmless(key: str) -> bool:
     return key in HARMLESS or key.endswith(_ENDS) or key.startswith(_STARTS)

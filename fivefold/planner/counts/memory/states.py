@@ -18,6 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.planner.counts.optimizers import OPTIMIZERS
+from fivefold.units import ceil_div
 from fivefold.update import quantised
 
 
