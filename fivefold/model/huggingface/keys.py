@@ -245,8 +245,8 @@ def describe_quantization(values: dict[str, Any]) -> str | None:
         return None
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
     return (
-        f"the checkpoint's weights are quantized ({method or 'quantization_config'}); counted as trained from weights in "
-        "the precision of the job: convert them to bf16 before training"
+        f"the checkpoint's weights are quantized ({method or 'quantization_config'}); counted as trained from weights "
+        "in the precision of the job: convert them to bf16 before training"
     )
 
 
