@@ -164,7 +164,9 @@ def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report
     assert 0.40 <= fmean(each.half for each in found) <= 0.60
     assert fmean(each.most for each in found) >= 0.85
     runs = sum(each.runs for each in found)
-    assert sum(each.most * each.runs for each in found) / runs >= 0.84  # of peaks 138 of 163
+    # Of peaks 138 of 163: when three rows of ultrascale_playbook came nearer (9.1 to 4.7 %), the interval's lower end
+    # rose from 0.938 to 0.9421 of the prediction, past a run of prime_rl that is listed twice (0.9420).
+    assert sum(each.most * each.runs for each in found) / runs >= 0.84
 
 
 def test_errors_of_sources_left_out_are_told_with_all_others(report: Report) -> None:
