@@ -6,7 +6,7 @@
 # parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
-#         20,000 random command lines; every catalog model on five machines; 5,000 random jobs, planned; 500 and more written to each software's config and read back, 100 configs of each with random keys; 10,000 requests of the page; every command of the docs; the package in empty environments; notebooks (hours; kills and runs resume)
+#         20,000 random command lines; every catalog model on five machines; 5,000 random jobs, planned; bounds of 2,000 random searches; 500 and more written to each software's config and read back, 100 configs of each with random keys; 10,000 requests of the page; every command of the docs; the package in empty environments; notebooks (hours; kills and runs resume)
 # interop: what `fivefold write` makes, parsed, built and trained by the packages that it is for; PyTorch's DDP, FSDP2, tensor and
 #          pipeline parallelism on two processes, measured beside what is predicted of them
 # gpu: everything that wants a GPU, into docs/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
@@ -76,6 +76,7 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.commands --inputs 20000
 	$(BIN)/python -m tests.endure.catalog
 	$(BIN)/python -m tests.endure.plans --count 5000
+	$(BIN)/python -m tests.endure.bounds --count 2000
 	$(BIN)/python -m tests.endure.formats --count 1700 --broken 500 --searched 8
 	$(BIN)/python -m tests.endure.requests --count 10000
 	$(BIN)/python -m tests.endure.documented

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule.one_f_one_b import gpipe, interleaved, one_f_one_b
@@ -23,13 +23,13 @@ from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
 class PipelineSchedule:
     """One pipeline schedule: how its table is generated, and what every rank does under it.
 
-    ``live_stages(m, pp=, v=, rank=)`` is the most micro-batches times stages of a rank whose forward ran before its
-    first backward ends; its arguments are integers or arrays of them.
+    ``live_stages(m, pp=, v=, rank=)`` is how many micro-batches have passed each stage of a rank when its first
+    backward ends, in the order of ``stages_of_rank``.
     """
 
     name: ScheduleName
     generate: Callable[..., Table]
-    live_stages: Callable[..., Any]
+    live_stages: Callable[..., tuple[int, ...]]
     complexity: float  # how much harder than 1F1B it is to run and to understand, for ``plan``
     stages_per_rank: int | None = 1  # None: v, which the layout chooses from 2 on
     # loop: rank r holds stages r, r + pp, …; v: r and 2·pp-1-r; both_ways: r and pp-1-r, each stage on two ranks
@@ -66,37 +66,59 @@ class PipelineSchedule:
         return tuple(sorted((rank, (2 * pp if self.places_v else pp) - 1 - rank)))
 
 
-def _least(one: Any, other: Any) -> Any:
-    """Return the smaller of two integers, or of each pair of two arrays, without importing numpy."""
-    return (one + other - abs(one - other)) // 2
+def _gpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    return (m,)
 
 
-def _interleaved_stages(m: Any, *, pp: Any, v: Any, rank: Any) -> Any:
-    groups = (m // pp) + (m < pp)  # of micro-batches that pass one stage of a rank before its next stage
-    return _least(v * m, (v - 1) * (-(-m // groups)) + 2 * (pp - rank - 1) + 1)
+def _one_f_one_b(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    return (min(m, pp - rank),)
+
+
+def _interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    groups = max(1, m // pp)  # of micro-batches that pass one stage of a rank before its next stage
+    sizes = [m // groups + (group < m % groups) for group in range(groups)]
+    left, live = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1), [0] * v
+    for size in sizes:
+        for stage in range(v):
+            more = min(size, left)
+            live[stage], left = live[stage] + more, left - more
+        if not left:
+            break
+    return tuple(live)
+
+
+def _zb2p(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    return (min(m, 2 * (pp - rank) - 1),)
+
+
+def _zbv(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    return min(m, 2 * pp - 1 - rank), min(m, rank + 1)
+
+
+def _dualpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    near = min(rank, pp - 1 - rank)
+    return pp - 1 - near, near + 1
+
+
+def _dualpipev(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    return 2 * pp - 1 - rank, rank + 1
 
 
 _RECORDS = (
-    PipelineSchedule("gpipe", gpipe, lambda m, *, pp, v, rank: m, 1.0),
-    PipelineSchedule("1f1b", one_f_one_b, lambda m, *, pp, v, rank: _least(m, pp - rank), 0.0),
-    PipelineSchedule("interleaved", interleaved, _interleaved_stages, 1.0, stages_per_rank=None, min_rounds=1),
+    PipelineSchedule("gpipe", gpipe, _gpipe, 1.0),
+    PipelineSchedule("1f1b", one_f_one_b, _one_f_one_b, 0.0),
+    PipelineSchedule("interleaved", interleaved, _interleaved, 1.0, stages_per_rank=None, min_rounds=1),
+    PipelineSchedule("zb1p", zb1p, _one_f_one_b, 4.0, splits_backward=True, min_rounds=1),
+    PipelineSchedule("zb2p", zb2p, _zb2p, 5.0, splits_backward=True, min_rounds=1, weight_lag=2),
     PipelineSchedule(
-        "zb1p", zb1p, lambda m, *, pp, v, rank: _least(m, pp - rank), 4.0, splits_backward=True, min_rounds=1
+        "zbv", zbv, _zbv, 5.0, stages_per_rank=2, placement="v", splits_backward=True, min_rounds=1,
     ),
     PipelineSchedule(
-        "zb2p", zb2p, lambda m, *, pp, v, rank: _least(m, 2 * (pp - rank) - 1), 5.0, splits_backward=True,
-        min_rounds=1, weight_lag=2,
-    ),
-    PipelineSchedule(
-        "zbv", zbv, lambda m, *, pp, v, rank: _least(m, 2 * pp - 1 - rank) + _least(m, rank + 1), 5.0,
-        stages_per_rank=2, placement="v", splits_backward=True, min_rounds=1,
-    ),
-    PipelineSchedule(
-        "dualpipe", dualpipe, lambda m, *, pp, v, rank: pp + 0 * m, 6.0, placement="both_ways", splits_backward=True,
+        "dualpipe", dualpipe, _dualpipe, 6.0, placement="both_ways", splits_backward=True,
         pairs_passes=True, min_rounds=2,
     ),
     PipelineSchedule(
-        "dualpipev", dualpipev, lambda m, *, pp, v, rank: 2 * pp + 0 * m, 6.0, stages_per_rank=2, placement="v",
+        "dualpipev", dualpipev, _dualpipev, 6.0, stages_per_rank=2, placement="v",
         splits_backward=True, pairs_passes=True, min_rounds=2,
     ),
 )  # fmt: skip

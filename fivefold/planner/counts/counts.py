@@ -57,6 +57,9 @@ class Run(NamedTuple):
         return self.name if isinstance(self.name, str) else f"block {self.first + index}"
 
 
+PROFILES = 50_000  # live bytes of units that are remembered: small records, for which a unit's backward is played
+
+
 class Counts:
     """Caches for one model and job; what they return is shared and must not be changed."""
 
@@ -65,8 +68,8 @@ class Counts:
         self._shapes: Cache[tuple[Part, Name], frozenset[tuple[int, int]]] = Cache()
         self._largest: Cache[tuple[Part, Name], list[int]] = Cache()
         self._logits: Cache[Part, int] = Cache()
-        self._profiles: Cache[tuple[Part, Name, Sums], Profile] = Cache()
-        self._splits: Cache[tuple[Part, Name, Sums, Waits], SplitProfile] = Cache()
+        self._profiles: Cache[tuple[Part, Name, Sums], Profile] = Cache(PROFILES)
+        self._splits: Cache[tuple[Part, Name, Sums, Waits], SplitProfile] = Cache(PROFILES)
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._parts: dict[tuple[object, ...], UnitStates] = {}
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}

@@ -1,7 +1,7 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
-bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
+bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
 simplest · why · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least
 rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines

@@ -1,7 +1,7 @@
 """Lower bounds on the memory and time that ``Planner.estimate`` returns, for many layouts at once (numpy columns).
 
-    memory ≥ states + live micro-batches x what a stage's layers keep + the backward of one unit
-    time   ≥ forward up to the rank + m · its work + backward down from it + exposed reductions + update
+    memory: memory_bounds.py
+    time ≥ forward up to the rank + m · its work + backward down from it + exposed reductions + update
 
 computed for three ranks of each pipeline, of which the maximum is taken. The tests compare with ``estimate``.
 """
@@ -17,14 +17,14 @@ from fivefold.planner.counts.memory.rank_memory import RankMemory
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts
 from fivefold.planner.search.estimates import Estimates
+from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
     BOTH_WAYS,
-    LOOP,
     NEVER,
     PAIRED,
     SPLIT,
     PipelineUnits,
-    live_micro_batches,
+    over,
     pipeline_units,
     weights_after,
 )
@@ -49,6 +49,7 @@ class Bounds:
         samples = [Layout(ac=ac) for ac in space.recomputations]
         self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
         self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
+        self._memory = MemoryBounds(planner.counts, space.shapes)
         self.update_slope = _update_slope(planner)
 
     def over(self, partials: PartialLayouts) -> Bounds:
@@ -63,41 +64,11 @@ class Bounds:
 
         ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
         """
-        pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial]
-        kept, above = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
-        rest, during, ends, gathered, _ = np.moveaxis(
-            self.estimates.states(candidates) if states is None else states, 1, 0
-        )
-        base, last = _over(pipe.held, rest), _over(pipe.held, ends)
-        alone = pipe.pp == 1
-        whole = np.where(alone & (m[:, None] == 1), 0.0, _over(pipe.held, during))
-        split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
-        if len(split):
-            apart = self.estimates.splits(candidates.take(split), limit=limit)[:, 0]
-            above = above.copy()
-            above[split] = np.maximum(0.0, apart)
-        count, one = live_micro_batches(pipe, m), pipe.chunks == 1
-        head = np.where(one, pipe.least[:, :, 1] * kept[:, None, 1], 0.0)
-        least = pipe.least.copy()
-        least[:, :, 1] = 0
-        body = count * _over(least, kept)
-        inside = np.where(pipe.held[:, :, 2:] > 0, (above + gathered)[:, None, 2:], np.inf).min(axis=2)
-        inside = np.where(np.isfinite(inside), inside, 0.0)
-        loss = np.where(pipe.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
-        # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
-        gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
-        # A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the
-        # first backward of each stage; else one fewer with one stage, and at least one with several.
-        deep = alone | np.isin(pipe.schedule, PAIRED) | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
-        fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
-        # No gradient is reduced before all sums are allocated, except with interleaved stages.
-        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | ~np.isin(pipe.schedule, LOOP)
-        sure = alone | deep | (stays & (m[:, None] > 2))
-        late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
-        born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
-        full = base + np.maximum(born, np.maximum(inside - gone, loss) + body + (count - 1) * head)
-        first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
-        return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
+        partial = candidates.partial
+        return self._memory.peak(
+            candidates, self.estimates, micro_batches=self.micro_batches[partial],
+            every=self.every[self.partials.ac[partial]], states=states, limit=limit,
+        )  # fmt: skip
 
     def nearest(
         self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
@@ -127,8 +98,8 @@ class Bounds:
         talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
         dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
         share = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
-        said = np.stack([_over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
-        work = _over(pipe.held, forward + backward + weight)
+        said = np.stack([over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
+        work = over(pipe.held, forward + backward + weight)
         paired = np.flatnonzero(dual[:, 0])
         if len(paired):
             mine = PipelineUnits._make(column[paired] for column in pipe)
@@ -137,16 +108,16 @@ class Bounds:
             shown = np.stack([ahead[paired], behind[paired]])
             busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
             work[paired] = busy / share[paired]
-        way, back = _over(pipe.before, forward), _over(pipe.before, backward)
-        back += np.where(split | dual, 0.0, _over(pipe.before, weight))
+        way, back = over(pipe.before, forward), over(pipe.before, backward)
+        back += np.where(split | dual, 0.0, over(pipe.before, weight))
         hops = np.zeros_like(way)
         if placed:
             delay, sending = self.estimates.between_stages(candidates).T[:, :, None]
             way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
             hops = 2 * pipe.chunks * sending
         own = way + share * (work + hops) + ends + update
-        lead = _over(pipe.lead, weight)  # W may run while the last backward goes to rank 0
-        late = weights_after(pipe, lead, _over(pipe.held, weight) - lead)
+        lead = over(pipe.lead, weight)  # W may run while the last backward goes to rank 0
+        late = weights_after(pipe, lead, over(pipe.held, weight) - lead)
         there = way + share * (work + hops) - late + back + (ends + update)[:, :1]
         total = np.maximum(own, there)
         rank = total.argmax(axis=1)
@@ -163,7 +134,7 @@ class Bounds:
     ) -> tuple[Floats, Floats, Floats, Floats]:
         """``_exposed``, ``_each_way``, ``_ends``, and seconds [n, 3] of the update; without ``parallel`` the last."""
         states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
-        update = _over(pipe.held, states[:, 4]) * self.update_slope
+        update = over(pipe.held, states[:, 4]) * self.update_slope
         if parallel is None:
             nothing = np.zeros((2, len(unit), unit.shape[2]))
             return nothing, nothing, np.zeros_like(update), update
@@ -188,29 +159,29 @@ class Bounds:
         for ahead, behind, pairs in (
             (near, far, middle - (place == ranks - 1)), (far, near, middle + ranks - 1 - place),
         ):  # fmt: skip
-            compute = _over(ahead, front) + _over(behind, back)
-            alone = both = _over(ahead, unit[:, 0]) + _over(behind, unit[:, 1] + unit[:, 2])
+            compute = over(ahead, front) + over(behind, back)
+            alone = both = over(ahead, unit[:, 0]) + over(behind, unit[:, 1] + unit[:, 2])
             if halves is None:
                 # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
-                kernels, beside = (_over(ahead, unit[:, at]) + _over(behind, unit[:, at + 1]) for at in (7, 9))
+                kernels, beside = (over(ahead, unit[:, at]) + over(behind, unit[:, at + 1]) for at in (7, 9))
                 both = np.maximum(np.maximum(kernels, beside), alone / 2)
             elif self.planner.machine.backend != "gloo":  # else one after the other
                 stays, beside, hidden = (
-                    _over(ahead, halves[:, at]) + _over(behind, halves[:, 3 + at]) for at in range(3)
+                    over(ahead, halves[:, at]) + over(behind, halves[:, 3 + at]) for at in range(3)
                 )
                 slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
                 both = np.maximum(compute, beside) + stays
                 if self.planner.timeline.beside:
                     units = front + halves[:, 0], back + halves[:, 3]
                     longer, shorter = (
-                        _over(ahead, each(units[0], sent[0])) + _over(behind, each(units[1], sent[1]))
+                        over(ahead, each(units[0], sent[0])) + over(behind, each(units[1], sent[1]))
                         for each in (np.maximum, np.minimum)
                     )
                     both, slowed = np.maximum(both, longer), slowed + shorter
                 else:
-                    both += _over(ahead, sent[0]) + _over(behind, sent[1])
+                    both += over(ahead, sent[0]) + over(behind, sent[1])
                 both += CONTENTION * slowed
-            alone = alone + _over(ahead, shown[0]) + _over(behind, shown[1])
+            alone = alone + over(ahead, shown[0]) + over(behind, shown[1])
             busy += pairs * both + (each - pairs) * alone
         return busy
 
@@ -243,7 +214,7 @@ class Bounds:
         reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.weights == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces, copies = (_over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
+        gathers, reduces, copies = (over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
         if not self.planner.timeline.beside:
             return gathers + reduces + copies
         first, last, each = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
@@ -253,7 +224,7 @@ class Bounds:
             room[:, 0] = np.inf
         often = self.estimates.each(candidates)[:, None]
         copies += np.where(often, np.minimum(each, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
-        ahead, behind = _over(pipe.lead, unit[:, 0]), _over(pipe.lead, unit[:, 1] + unit[:, 2])
+        ahead, behind = over(pipe.lead, unit[:, 0]), over(pipe.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         early = gathers
         if self.planner.job.stack.weights == "ahead":
@@ -264,7 +235,7 @@ class Bounds:
     def resting(self) -> Floats:
         """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.
 
-        The fullest rank holds at least 1/pp of all states.
+        The fullest rank holds at least 1/pp of all states and gradients.
         """
         return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
 
@@ -297,11 +268,6 @@ class Bounds:
                 )
             found.append(self._pipelines[key])
         return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
-
-
-def _over(counts: Floats, each: Floats) -> Floats:
-    """Sums over units, weighted by their counts: [n, 3, units] x [n, units] → [n, 3]."""
-    return np.asarray(np.einsum("npu,nu->np", counts, each))
 
 
 def _update_slope(planner: Planner) -> float:

@@ -19,6 +19,7 @@ from fivefold.planner.search.warm_start import scout
 
 FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
+PART = 4096  # candidates of which every ZeRO stage and order is written out at once
 EAGER = 8  # candidates evaluated after each batch, so that the threshold falls early
 FEW = 2  # candidates of one schedule that are evaluated at once, instead of played together before
 Report = Callable[[int, int], None]  # layouts done, of how many
@@ -110,7 +111,8 @@ class BranchAndBound:
         candidates = space.expand(stems, np.arange(len(stems.dp)))
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
         kinds = len(space.recomputations)
-        if self.timed and len(seconds):
+        rival = self.timed and bool(self.incumbents.best)  # else no bound of time excludes a layout: memory first
+        if rival and len(seconds):
             bound = bounds.nearest(candidates, most=FEWEST, bare=True)
             candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order ac")
         bounds = bounds.over(space.recomputed(stems))
@@ -118,12 +120,14 @@ class BranchAndBound:
         candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), kinds))
         number = np.tile(np.arange(kinds), len(candidates.partial) // kinds)
         candidates = candidates._replace(partial=candidates.partial * kinds + number)
-        if self.timed and len(seconds):
+        if rival and len(seconds):
             bound = bounds.nearest(candidates, most=MANY)
             candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
             size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True)
             candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+        if self.timed and not rival and len(seconds):
+            seconds, _ = bounds.nearest(candidates, most=MANY)
         used, place = np.unique(candidates.partial, return_inverse=True)
         return Opened(partials.take(used), candidates._replace(partial=place), size, seconds)
 
@@ -158,9 +162,13 @@ class BranchAndBound:
 
     def _explore(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
         """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
+        if not self.timed:
+            self._explore_sizes(bounds, candidates)
+            return
         space, partials = bounds.space, bounds.partials
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
-        for most, bare in ((1, True), (FEWEST, False), (1, False)) if self.timed else ():
+        rival = bool(self.incumbents.best)
+        for most, bare in ((1, True), (FEWEST, False), (1, False)) if rival else ():
             if len(seconds):
                 bound = bounds.nearest(candidates, most=most, bare=bare)
                 candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
@@ -173,7 +181,7 @@ class BranchAndBound:
         candidates, size, seconds = self._fast(
             bounds, candidates, size[index], bounds.without_zero(candidates), left="zero"
         )
-        for part in np.array_split(np.arange(len(size)), -(-len(size) // 4096)) if len(size) else ():
+        for part in _parts(candidates):
             some = space.shard(partials, candidates.take(part))
             least = bounds.memory(some)
             some, least, seconds = self._fitting(bounds, some, least, np.zeros(len(least)), left="")
@@ -185,6 +193,22 @@ class BranchAndBound:
             one = bounds.estimates.distinct(some)
             self.wait(bounds, some.take(one), least[one], seconds[one])
             self.evaluate_waiting(bounds, most=EAGER)
+
+    def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
+        """As ``_explore`` where time does not matter: memory is the same in every order, and a layout's memory costs as
+        much as its bound, but for the one that holds for every micro-batch.
+        """
+        space, partials = bounds.space, bounds.partials
+        for part in _parts(candidates):
+            some = space.shard(partials, candidates.take(part))
+            size, none = bounds.memory(some, limit=True), np.zeros(len(some.zero))
+            some, size, none = self._fitting(bounds, some, size, none, left="order")
+            some, size, none = self._fast(bounds, some, size, (none, None), left="order")
+            if len(size):
+                some, index = space.placed(partials, some)
+                one = bounds.estimates.distinct(some)
+                self.wait(bounds, some.take(one), size[index][one], none[index][one])
+                self.evaluate_waiting(bounds, most=EAGER)
 
     def evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
         """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising."""
@@ -265,3 +289,9 @@ class BranchAndBound:
         self.done += more
         if self.report:
             self.report(self.done, self.total)
+
+
+def _parts(candidates: CandidateLayouts) -> list[Ints]:
+    """Return the rows of ``candidates`` in parts that are small enough to multiply."""
+    number = len(candidates.partial)
+    return np.array_split(np.arange(number), -(-number // PART)) if number else []

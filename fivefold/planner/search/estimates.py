@@ -91,16 +91,18 @@ class Estimates(Tables):
         return found
 
     def resting(self, candidates: CandidateLayouts) -> Floats:
-        """[n] bytes of states at rest of the whole model, cut by tp, ep and ZeRO, but not by pp: the minimum over ZeRO
-        stages.
+        """[n] bytes of states of the whole model as a step ends, with its gradients, cut by tp, ep and ZeRO, not by
+        pp: the minimum over ZeRO stages. Without a pipeline some gradients are freed before the last ones are made.
         """
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.inner, s.ep, s.etp, s.dp * s.cp, self._apart[candidates.shape], (s.pp == 1).astype(np.int64)]
 
         def make(layout: Layout, _: int) -> Floats:
             stages = {0, 3 if layout.dp * layout.cp > 1 else 0}
-            least = np.min([self._states(layout.replace(zero=zero))[:, 0] for zero in stages], axis=0)
-            return np.array([[least @ self.tally]])
+            least = np.min([self._states(layout.replace(zero=zero)) for zero in stages], axis=0)
+            rest, ends = least[:, 0], least[:, 2]
+            freed = ends[0] + ends[2:].max() if layout.pp == 1 else 0.0
+            return np.array([[(rest + ends) @ self.tally - freed]])
 
         return self._table("resting", candidates, columns, make)[:, 0, 0]
 
@@ -126,12 +128,13 @@ class Estimates(Tables):
     def _states(self, layout: Layout) -> Floats:
         """Of ``states`` [units, figures]."""
         keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
+        often = self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0  # at once into a bucket
         names = [self._alike(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
             ends = state.sums if keeps.gradients_stay else state.reduced
             rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
-            during = ends if self.counts.reduces_each(layout) or keeps.gradients_stay else state.sums
+            during = ends if often or keeps.gradients_stay else state.sums
             rows[name] = rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated
         return np.array([rows[name] for name in names], float)
 
@@ -147,7 +150,9 @@ class Estimates(Tables):
             def make_bare(layout: Layout, many: int) -> Floats:
                 return self._nearest(part_of(layout)._replace(sequences=many, recomputed=frozenset()), layout)
 
-            return self._scaled("bare", candidates, self._part(candidates)[1:-1], make_bare, most=most)
+            return self._scaled(
+                "bare", candidates, self._part(candidates)[1:-1], make_bare, many=self._multiples(candidates, most=most)
+            )
         if self.measured:
 
             def make_measured(layout: Layout, _: int) -> Floats:
@@ -159,7 +164,9 @@ class Estimates(Tables):
         def make(layout: Layout, many: int) -> Floats:
             return self._nearest(part_of(layout)._replace(sequences=many), layout)
 
-        return self._scaled("nearest", candidates, self._part(candidates)[1:], make, most=most)
+        return self._scaled(
+            "nearest", candidates, self._part(candidates)[1:], make, many=self._multiples(candidates, most=most)
+        )
 
     def whole(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
         """[n, (passes one after another, passes in pairs), 1] seconds of all units of the model on one rank, nearest as
@@ -179,7 +186,9 @@ class Estimates(Tables):
             return np.array([[alone], [paired]])
 
         name, columns = ("whole", 9) if whole else ("any etp", 8)
-        return self._scaled(name, candidates, self._part(candidates)[1:columns], make, most=most)
+        return self._scaled(
+            name, candidates, self._part(candidates)[1:columns], make, many=self._multiples(candidates, most=most)
+        )
 
     def _nearest(self, part: Part, layout: Layout, *, whole: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
@@ -253,8 +262,12 @@ class Estimates(Tables):
     def _per_sequence(
         self, name: str, candidates: CandidateLayouts, make: Callable[[Layout, int], Floats], *, limit: bool
     ) -> Floats:  # fmt: skip
-        """Figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs."""
-        return self._scaled(name, candidates, self._part(candidates)[1:], make, most=MANY if limit else 1)
+        """Figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs, unless that is 1: the
+        halves of one sequence are views, those of several are copies.
+        """
+        mbs = self.partials.mbs[candidates.partial]
+        many = np.where(limit & (mbs > 1), MANY, mbs)
+        return self._scaled(name, candidates, self._part(candidates)[1:], make, many=many)
 
     def _alike(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.alike]

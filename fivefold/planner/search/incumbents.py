@@ -90,6 +90,8 @@ class Incumbents:
             self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
             if not self.looks_at_tight or risk > TIGHT_RISK:
                 return
+        if self.by == "memory" and not self.fastest.any() and peak > self.threshold:  # whose time does not matter
+            return
         estimate = planner.estimate(layout, ranks=ranks)
         seconds = estimate.step_time.seconds
         score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]

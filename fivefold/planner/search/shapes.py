@@ -30,7 +30,6 @@ def _numbers(holds: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
 
 PAIRED = _numbers(lambda record: record.pairs_passes)  # with FB
 SPLIT = _numbers(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
-LOOP = _numbers(lambda record: record.interleaves)
 BOTH_WAYS = _numbers(lambda record: record.enters_both_ends)
 WEIGHT_LAG = np.array([record.weight_lag for record in RECORDS])
 
@@ -40,7 +39,6 @@ class PipelineUnits(NamedTuple):
 
     held: NDArray[np.float64]  # on the rank
     before: NDArray[np.float64]  # in the stages before the rank's first one
-    least: NDArray[np.float64]  # minimum over its stages
     lead: NDArray[np.float64]  # in its first stage
     start: Ints  # index of its first unit
     first: Ints  # index of its first stage
@@ -57,17 +55,17 @@ def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) ->
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
     only if the layout recomputes anything, and the figures of that column are of the layout.
     """
-    ac = "none" if every == NEVER else f"full/{every}"
-    stages = counts.stage_work(Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac))
+    stages = counts.stage_work(pipeline_layout(shape, every=every))
     table = np.zeros((len(stages), len(runs)))
-    columns = {_column_key(run): at for at, run in enumerate(runs)}
+    columns = {column_key(run): at for at, run in enumerate(runs)}
     for stage, work in enumerate(stages):
         for run, times in work:
-            table[stage, columns[_column_key(run)]] += times
-    return table, np.array([columns[_column_key(work[0][0])] for work in stages])
+            table[stage, columns[column_key(run)]] += times
+    return table, np.array([columns[column_key(work[0][0])] for work in stages])
 
 
-def _column_key(run: Run) -> tuple[Name, bool]:
+def column_key(run: Run) -> tuple[Name, bool]:
+    """Return what tells the columns of units apart."""
     return run.name, run.recomputed and not isinstance(run.name, str)
 
 
@@ -80,11 +78,9 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
     last = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
     rows = [table[list(held[rank])] for rank in ranks]
-    least = [row.min(axis=0) for row in rows]
     return PipelineUnits(
         held=np.array([row.sum(axis=0) for row in rows]),
         before=np.array([before[held[rank][0]] for rank in ranks]),
-        least=np.array(least),
         lead=np.array([row[0] for row in rows]),
         start=np.array([firsts[held[rank][0]] for rank in ranks]),
         first=np.array([held[rank][0] for rank in ranks]),
@@ -96,15 +92,11 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
     )
 
 
-def live_micro_batches(pipe: PipelineUnits, m: Ints) -> NDArray[np.float64]:
-    """Most live micro-batches of a rank, times stages, [n, 3]: those whose forward ran before its first backward ends.
-
-    The counts are those of ``layout/schedule``; ``m``: micro-batches of a step.
-    """
-    rank, pp, v, m = pipe.rank, pipe.pp, pipe.v, m[:, None]
-    here = [pipe.schedule == number for number in range(len(RECORDS))]
-    found = np.select(here, [record.live_stages(m, pp=pp, v=v, rank=rank) for record in RECORDS])
-    return np.where(pp == 1, 1, found).astype(float)
+def pipeline_layout(shape: Shape, *, every: int) -> Layout:
+    """Return a layout with this pipeline in which one of ``every`` layers is recomputed (0: none)."""
+    return Layout(
+        pp=shape.pp, v=shape.v, schedule=shape.schedule, ac="none" if every == NEVER else f"full/{every}"
+    )  # fmt: skip
 
 
 def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -115,3 +107,8 @@ def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[n
     apart = (first + 1) * near + first * far
     paired = (first + 1) * np.maximum(near, far)
     return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))
+
+
+def over(counts: NDArray[np.float64], each: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sums over units, weighted by their counts: [n, ranks, units] x [n, units] → [n, ranks]."""
+    return np.asarray(np.einsum("npu,nu->np", counts, each))

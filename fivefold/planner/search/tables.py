@@ -46,19 +46,19 @@ class Tables:
 
     def _scaled(
         self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout, int], Floats],
-        *, most: int,
+        *, many: Ints,
     ) -> Floats:  # fmt: skip
-        """``_table`` of figures of so many sequences as ``_multiples`` says, scaled to mbs."""
+        """``_table`` of figures of ``many`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
-        many = self._multiples(mbs, most=most)
         found = self._table(name, candidates, [many, *columns], make)
         scale = np.where(many == mbs, 1.0, mbs / many * (1 - 1e-3 * (many == MANY)))
         return np.asarray(found * scale[:, None, None])
 
-    def _multiples(self, mbs: Ints, *, most: int) -> Ints:
+    def _multiples(self, candidates: CandidateLayouts, *, most: int) -> Ints:
         """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it, or if there is
         none of the next rung of the ladder; itself if ``most`` is 1.
         """
+        mbs = self.partials.mbs[candidates.partial]
         if most == 1:
             return mbs
         sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= most]

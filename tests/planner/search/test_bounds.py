@@ -20,6 +20,7 @@ from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import FEWEST, LADDER
 from fivefold.stack.catalog import named as stack_named
 from tests.planner.draws import calibration
+from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
 
 NOWHERE = Path("/nowhere")
 PLAYED = 8  # pipelines of each case that are played
@@ -100,3 +101,53 @@ def test_what_hidden_messages_slow_is_in_the_bound() -> None:
     free, _ = Bounds(planner, space, space.partials).seconds(candidates)
     assert (seconds > 1.01 * free).all()
     assert len(seconds) > 1
+
+
+ZERO_BUBBLE = Job(sequence=2048, global_batch=48, stack=stack_named("zero-bubble"))
+MEMORY = {  # and the least that a bound may be of the peak
+    "deepseek-v3 h200:64 v=30,ac=full,zero=3": (Job(sequence=4096, global_batch=512), 0.75),
+    "deepseek-v3 h100:8 schedule=zb2p,pp=4,mbs=4,ac=full/4": (ZERO_BUBBLE, 0.0),
+    "olmo2-7b h100:8 v=1": (Job(sequence=2048, global_batch=64, offload=("activations",)), 0.0),
+}
+
+
+@pytest.mark.parametrize("case", MEMORY)
+def test_the_bound_of_memory_counts_what_lives_and_no_more(case: str) -> None:
+    """Stages of unlike layers keep what each of them keeps; offloaded activations are on the host; of few micro-batches
+    all forwards are over before the first deferred weight gradients are made.
+    """
+    (name, machine, shape), (job, least) = case.split(), MEMORY[case]
+    model = named(name)
+    planner = Planner(model=model, machine=resolve(machine, local=NOWHERE), job=job)
+    only = Where.parse(f"pp>1 {shape.replace(',', ' ')} mbs<=4 order=default")
+    space, some = Space(model, job, world=planner.machine.ranks, where=only), np.random.default_rng(0)
+    candidates = space.expand(space.partials, some.integers(0, len(space.partials.dp), 150))
+    candidates = candidates.take(some.permutation(len(candidates.partial))[:50])
+    candidates = space.shard(space.partials, candidates)
+    candidates = candidates.take(some.permutation(len(candidates.partial))[:50])
+    sizes, ratios = Bounds(planner, space, space.partials).memory(candidates), list[float]()
+    for at, size in enumerate(sizes):
+        layout = space.layout(space.partials, candidates, at)
+        ratios.append(size / planner.peak_bytes(layout))
+        assert ratios[-1] <= 1, layout
+    assert min(ratios) > least
+
+
+DRAWN = {
+    3: "halves of one sequence under a ring are views, of several copies",
+    7: "gradients are copied into a bucket at once",
+    49: "activations are offloaded without a pipeline",
+    56: "activations are offloaded and the graph of a deferred backward stays",
+    173: "gradients are copied into a bucket at once, with a pipeline",
+    729: "of few micro-batches ZB-V reduces one stage's gradients before those of the other are made",
+}
+
+
+@pytest.mark.parametrize("seed", DRAWN)
+def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
+    """Spaces in which one did, each for its own reason."""
+    drawn = drawn_space(seed)
+    assert drawn is not None
+    found = list(compare_bounds(*drawn, seed=seed, count=20, timed=False))
+    assert len(found) == 20
+    assert [each for each in found if each.exceeds] == []

@@ -172,6 +172,17 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert found.reasons[0].cause == "memory"
 
 
+def test_the_nearest_misses_are_those_of_brute_force() -> None:
+    """Of equal memory the fastest."""
+    machine, job = tight(4, gib=0.25), FEW.replace(global_batch=4)
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "axes": ("tp", "pp"), "placements": False}
+    every = brute(EXPERTS, tight(4, gib=80), job, **only)
+    nearest = sorted((each.peak_bytes, each.step_time.seconds, str(each.layout)) for each in every)[:3]
+    found = search(model=EXPERTS, machine=machine, job=job, **only)
+    assert found.best == ()
+    assert [(miss.needs_bytes, miss.layout) for miss in found.misses] == [(peak, text) for peak, _, text in nearest]
+
+
 def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
     long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
     found = search(model=named("llama3-8b"), machine=NODE, job=long, top=1)

@@ -1,0 +1,166 @@
+"""Lower bounds on the peak bytes that ``Planner.memory`` returns, for many layouts at once (numpy columns).
+
+    memory ≥ states + Σ over stages of a rank (live micro-batches · what its units keep) + the backward of one unit
+
+at the first backward of a rank, and at one after which all its gradient sums are allocated. Computed for four ranks of
+each pipeline, of which the maximum is taken. The tests compare with ``Planner.peak_bytes``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.stages import recomputed_layers, stage_layers
+from fivefold.planner.counts.counts import Counts, Run
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
+from fivefold.planner.search.estimates import Estimates
+from fivefold.planner.search.shapes import SPLIT, column_key, over, pipeline_layout, stage_units
+from fivefold.planner.search.space import Shape
+
+HEAD, BLOCKS = 1, 2  # index of the head, and of the first kind of block, among the units
+LARGE = 3  # rounds of micro-batches after which more of them change nothing
+
+
+class LiveUnits(NamedTuple):
+    """Numbers of units [4, units] and facts [4] of four ranks of a pipeline; for n candidates [n, 4, units] and [n, 4].
+
+    ``live`` and ``later`` are summed over micro-batches: units whose activations are live when the first backward of
+    the rank begins, and when one begins after all gradient sums are allocated.
+    """
+
+    held: NDArray[np.float64]
+    live: NDArray[np.float64]
+    later: NDArray[np.float64]
+    block: Ints  # index of the last block of the stage whose backward is first
+    front: NDArray[np.bool_]  # that stage is the first of the model
+    known: NDArray[np.bool_]  # ``later`` is at the backward of that stage
+    deep: NDArray[np.bool_]  # as many micro-batches are live then as at the first backward
+    made: NDArray[np.bool_]  # there is such a backward
+    one: NDArray[np.bool_]  # the rank has one stage
+    schedule: Ints
+    pp: Ints
+
+
+def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, runs: list[Run]) -> LiveUnits:
+    """Return the live units of a pipeline of so many micro-batches in which one of ``every`` layers is recomputed."""
+    table, _ = stage_units(counts, shape, every=every, runs=runs)
+    stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
+    held = np.array([table[list(mine)].sum(axis=0) for mine in stages])
+    blocks = _last_blocks(counts, shape, every=every, runs=runs)
+    ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
+    ranks = [0, int(held[:, BLOCKS:].sum(axis=1).argmax()), int(held[:, blocks[-1]].argmax()), ends]
+    rows = [_rank_units(shape, rank, table[list(stages[rank])], m=micro_batches) for rank in ranks]
+    live, later, known, deep, made = zip(*rows, strict=True)
+    return LiveUnits(
+        held=held[ranks], live=np.array(live), later=np.array(later),
+        block=np.array([blocks[stages[rank][-1]] for rank in ranks]), made=np.array(made),
+        front=np.array([stages[rank][-1] == 0 for rank in ranks]), known=np.array(known), deep=np.array(deep),
+        one=np.full(4, len(stages[0]) == 1),
+        schedule=np.full(4, SCHEDULES.index(shape.schedule)), pp=np.full(4, shape.pp),
+    )  # fmt: skip
+
+
+def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> list[int]:
+    """Return the index into ``runs`` of the last block of each stage."""
+    layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
+    again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
+    last = [stage[-1] for stage in stage_layers(layers, layout)]
+    return [place[counts.kinds[layer], again[layer]] for layer in last]
+
+
+def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
+    """Return ``live``, ``later``, ``known``, ``deep`` and ``made`` of one rank, whose stages are the rows of ``table``.
+
+    A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the first
+    backward of each stage, or the first W; else fewer with one stage, and at least one with several.
+    """
+    pipeline, pp = shape.pipeline, shape.pp
+    number = np.array(pipeline.live_stages(m, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
+    live, count, split = number @ table, int(number.sum()), pipeline.splits_backward
+    if len(table) == 1:
+        done = 1 + pipeline.weight_lag * rank if split else 1  # backwards before all sums are there
+        deep, made = pp == 1 or m - done >= count, m > done or not split
+        return live, (count if deep else max(int(made), min(m - done, count))) * table[0], True, deep, made
+    deep = pipeline.pairs_passes or m > 2 * pp
+    if pipeline.interleaves and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
+        return live, live, True, deep, True
+    least = (count if deep else 1) * table.min(axis=0)
+    least[HEAD] = 0
+    return live, least, False, deep, True
+
+
+class MemoryBounds:
+    """Lower bounds on the memory of layouts of one job; the live units of each pipeline are made once."""
+
+    def __init__(self, counts: Counts, shapes: list[Shape]) -> None:
+        self.counts, self.shapes = counts, shapes
+        self._known: dict[tuple[int, int, int], LiveUnits] = {}
+
+    def peak(
+        self, candidates: CandidateLayouts, estimates: Estimates, *, micro_batches: Ints, every: Ints,
+        states: Floats | None = None, limit: bool = False,
+    ) -> Floats:  # fmt: skip
+        """Return peak bytes of the fullest rank [n], which do not depend on the mesh order.
+
+        ``micro_batches`` and ``every``: of each candidate. ``states``: instead of those of the candidates' ZeRO stage;
+        ``limit`` as in ``Estimates``.
+        """
+        pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
+        kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit), 1, 0)
+        found = estimates.states(candidates) if states is None else states
+        rest, during, ends, gathered, _ = np.moveaxis(found, 1, 0)
+        split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
+        if len(split):
+            above = above.copy()
+            above[split] = np.maximum(0.0, estimates.splits(candidates.take(split), limit=limit)[:, 0])
+        base, last, alone = over(pipe.held, rest), over(pipe.held, ends), pipe.pp == 1
+        if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
+            body = later = own = np.zeros(alone.shape)
+        else:
+            body, later = over(pipe.live, kept), over(pipe.later, kept)
+            own = pipe.held[:, :, HEAD] * kept[:, None, HEAD]
+        peak = above + gathered
+        first, least = np.take_along_axis(peak, pipe.block, axis=1), _least_of(pipe.held, peak)
+        if self.counts.job.stack.deferred == "graph":  # the backward of the first stage waits for its W
+            waits = pipe.front & np.isin(pipe.schedule, SPLIT)
+            first, least = np.where(waits, 0.0, first), np.where(waits, 0.0, least)
+        loss = np.where(pipe.held[:, :, HEAD] > 0, above[:, None, HEAD], 0.0)
+        # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
+        gone = np.where(alone & (m == 2), np.maximum(0.0, during - ends)[:, None, HEAD], 0.0)
+        # No gradient is reduced before all sums are allocated, except where a rank has several stages.
+        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | pipe.one
+        sure = alone | pipe.deep | (stays & pipe.made & (m > 2))
+        whole = np.where(sure & ~(alone & (m == 1)), over(pipe.held, during), 0.0)
+        blocks = np.where(pipe.known, first - own, least) - gone
+        late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + whole + later
+        full = base + np.maximum(late, np.maximum(first - own - gone, loss) + body)
+        last = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + least, last)
+        return np.asarray(np.maximum(full, base + last).max(axis=1))
+
+    def _units(self, candidates: CandidateLayouts, micro_batches: Ints, every: Ints, *, runs: list[Run]) -> LiveUnits:
+        """Return the live units of each candidate's pipeline."""
+        pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
+        loops = np.array([shape.pipeline.interleaves for shape in self.shapes])[candidates.shape]
+        gpipe = np.array([shape.schedule == "gpipe" for shape in self.shapes])[candidates.shape]
+        whole = gpipe | (loops & (micro_batches % pp > 0))
+        m = np.where(whole, micro_batches, np.minimum(micro_batches, LARGE * pp))
+        code = (candidates.shape * 1000 + every) << 32 | m
+        _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
+        found = []
+        for at in index:
+            key = int(candidates.shape[at]), int(every[at]), int(m[at])
+            if key not in self._known:
+                shape = self.shapes[key[0]]
+                self._known[key] = live_units(self.counts, shape, micro_batches=key[2], every=key[1], runs=runs)
+            found.append(self._known[key])
+        return LiveUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
+
+
+def _least_of(held: Floats, each: Floats) -> Floats:
+    """Return the least of ``each`` [n, units] among the blocks of each rank, [n, ranks]; 0 on a rank without any."""
+    found = np.where(held[:, :, BLOCKS:] > 0, each[:, None, BLOCKS:], np.inf).min(axis=2)
+    return np.asarray(np.where(np.isfinite(found), found, 0.0))

@@ -1,0 +1,85 @@
+"""Random layouts of every schedule against the bounds of a search: a bound above the estimate would hide a layout."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import with_ranks
+from fivefold.planner.predict import Planner
+from fivefold.planner.search.bounds import Bounds
+from fivefold.planner.search.columns import CandidateLayouts
+from fivefold.planner.search.space import Space
+from fivefold.planner.search.tables import FEWEST, LADDER
+from fivefold.record import Mistake
+from tests.planner.draws import case
+
+WORLDS = (1, 2, 4, 8, 8, 12, 16, 32)
+DRAWN, LARGER = 60, 1 + 1e-9
+
+
+class Compared(NamedTuple):
+    """The largest bounds of one layout and what the planner finds; seconds are 0 where time is not compared."""
+
+    layout: Layout
+    bound_bytes: float
+    peak_bytes: int
+    bound_seconds: float
+    seconds: float
+
+    @property
+    def exceeds(self) -> bool:
+        """Return whether a bound is above what it bounds."""
+        return self.bound_bytes > self.peak_bytes * LARGER or self.bound_seconds > self.seconds * LARGER
+
+
+def drawn_space(seed: int) -> tuple[Planner, Space] | None:
+    """Return the space of a random model, machine and job with every field of it; None if it has no layout."""
+    drawn, some = case(seed), random.Random(seed)
+    world = some.choice(WORLDS)
+    job = drawn.job.replace(global_batch=some.choice((1, 2, 3, 4, 6, 8, 12, 40)) * some.choice((1, 2, 4, 8)))
+    machine = with_ranks(drawn.machine, world)
+    try:
+        space = Space(drawn.model, job, world=world)
+        return (Planner(model=drawn.model, machine=machine, job=job), space) if space.layouts else None
+    except Mistake:
+        return None
+
+
+def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, timed: bool = True) -> Iterator[Compared]:
+    """Yield ``count`` random layouts of one space, as many of each schedule as can be, with their bounds."""
+    partials, some = space.partials.take(space.candidates_of(space.partials) > 0), np.random.default_rng(seed)
+    found = space.expand(partials, some.integers(0, len(partials.dp), DRAWN))
+    if not len(found.partial):
+        return
+    schedules = [np.flatnonzero(found.shape == shape) for shape in np.unique(found.shape)]
+    chosen = np.concatenate([some.permutation(rows)[: -(-2 * count // len(schedules))] for rows in schedules])
+    candidates = _draw(space.place(partials, found.take(chosen)), 4 * count, some)
+    candidates = _draw(space.shard(partials, candidates), count, some)
+    bounds = Bounds(planner, space, partials)
+    light = bounds.estimates.lightest(candidates)
+    sizes = [bounds.resting()[candidates.partial]]
+    sizes += [bounds.memory(candidates, states=states, limit=limit) for states in (None, light) for limit in (0, 1)]
+    seconds = [np.zeros(len(candidates.partial))]
+    if timed:
+        floors = [bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)]
+        seconds += [floor[candidates.partial] for floor in floors]
+        seconds += [bounds.seconds(candidates)[0], bounds.without_zero(candidates)[0]]
+        seconds += [bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1)]
+        seconds += [bounds.nearest(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
+    for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):
+        layout = space.layout(partials, candidates, at)
+        try:
+            ranks = planner.memory(layout)
+            time = planner.estimate(layout, ranks=ranks).step_time.seconds if timed else 0.0
+        except Mistake:  # more bytes than are counted
+            continue
+        yield Compared(layout, float(size), max(rank.peak_bytes for rank in ranks), float(least), time)
+
+
+def _draw(candidates: CandidateLayouts, most: int, some: np.random.Generator) -> CandidateLayouts:
+    return candidates.take(some.permutation(len(candidates.partial))[:most])
