@@ -40,6 +40,7 @@ from fivefold.trainer.optimizers.loss_scaling import START
 
 MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
 NOISE = 2.0**-20  # relative to the largest: below it an fp32 value may be rounding alone, and 0 is no underflow
+PIECE = 2**17  # elements compared at a time: their fp64 copies stay in the cache
 Place = tuple[Kind, int | None, str]  # kind, layer (None outside of blocks), name
 
 
@@ -58,17 +59,20 @@ class ErrorStats:
 
     def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
         """Compare ``found`` ÷ ``scale`` with ``wanted``; |found| ≥ ``top``, the format's largest, is overflow."""
-        a, b = found.detach().double(), wanted.to(found.device, torch.float64)
-        beyond = ~(a.abs() < top)
-        self.elements += a.numel()
-        noise = NOISE * b.abs().max() if b.numel() else 0.0
-        self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
-        self.overflow += int(beyond.sum())
-        a, b = (a / scale).masked_fill(beyond, 0), b.masked_fill(beyond, 0)
-        self.largest = max(self.largest, float(a.abs().max()) if a.numel() else 0.0)
-        self.difference += float((a - b).square().sum())
-        self.squared, self.reference = self.squared + float(a.square().sum()), self.reference + float(b.square().sum())
-        self.product += float((a * b).sum())
+        values, expected = found.detach().reshape(-1), wanted.to(found.device).reshape(-1)
+        noise = NOISE * float(expected.abs().max()) if expected.numel() else 0.0
+        self.elements += values.numel()
+        for some, wide in zip(values.split(PIECE), expected.split(PIECE), strict=True):
+            a, b = some.double(), wide.double()
+            beyond = ~(a.abs() < top)
+            self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
+            self.overflow += int(beyond.sum())
+            a, b = (a / scale).masked_fill_(beyond, 0), b.masked_fill_(beyond, 0)
+            if a.numel():
+                self.largest = max(self.largest, float(a.abs().max()))
+            self.squared, self.reference = self.squared + float(a.dot(a)), self.reference + float(b.dot(b))
+            self.product += float(a.dot(b))
+            self.difference += float(a.sub_(b).dot(a))
 
     def compared(self, place: Place) -> Compared:
         """Return the statistics as a row of the report: relative error, cosine, shares of underflow and overflow."""

@@ -107,6 +107,7 @@ def test_a_folder_is_its_files(log: Path) -> None:
         (b"PK\x03\x04rest", (), "torch.save"),
         (b"\x80\x04cos\nsystem\n.", (), "names os.system"),
         (b"\xff\xfe\x00\x01", (), "neither"),
+        (bytes(2**24), (), "neither"),
         (MESSAGE.encode(), ("--seq", "128"), "add --against"),
         (MESSAGE.encode(), ("--against", "llama3-8b", "h100:8", "dp3"), "dp3"),
     ],

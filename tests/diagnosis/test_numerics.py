@@ -14,8 +14,10 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.diagnosis.numerics import ErrorStats, examine
+from fivefold.diagnosis.numerics import PIECE, ErrorStats, examine
 from fivefold.job import Job, recipe
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -132,6 +134,40 @@ def test_a_tally_against_figures_by_hand() -> None:
     assert (row.elements, row.underflow, row.overflow, row.largest) == (5, 0.2, 0.4, 1.0)
     assert row.error == pytest.approx((0.25 / 1.25) ** 0.5)  # of 0, 1, 0 against 0.5, 1, 0
     assert row.cosine == pytest.approx(1 / 1.25**0.5)
+
+
+class LargestDouble(TorchDispatchMode):
+    """Records the elements of the largest fp64 tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.dtype == torch.float64:
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_a_large_tensor_is_compared_in_pieces() -> None:
+    """The statistics are those of all elements at once, and no fp64 copy is larger than a piece."""
+    draw = torch.Generator().manual_seed(0)
+    wanted = torch.randn(3, PIECE // 2 + 7, generator=draw)
+    found = (wanted + 0.01 * torch.randn(wanted.shape, generator=draw)).to(torch.bfloat16)
+    found[0, 0], found[1, 1], found[2, -1] = 0, torch.inf, 0
+    tally = ErrorStats()
+    with LargestDouble() as largest:
+        tally.add(found, wanted, top=1e30)
+    assert 0 < largest.elements <= PIECE
+    row = tally.compared(("activation", None, "x"))
+    a, b = found.double(), wanted.double()
+    a[1, 1] = b[1, 1] = 0
+    assert (row.elements, row.underflow * row.elements, row.overflow * row.elements) == (a.numel(), 2, 1)
+    assert row.largest == float(a.abs().max())
+    assert row.error == pytest.approx(float((a - b).norm() / b.norm()), rel=1e-9)
+    assert row.cosine == pytest.approx(float((a * b).sum() / a.norm() / b.norm()), rel=1e-9)
 
 
 def test_it_can_be_read_and_seen(forked: Fork) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold import cli
+from fivefold import bounded_file, cli
 from tests.endure.facts import ignored
 from tests.endure.files import folder
 from tests.endure.words import Draw
@@ -34,6 +34,7 @@ LIMIT_SECONDS = 10.0  # of this process's own time, whatever else the computer d
 TICK_SECONDS = 2.0  # between two looks at whether it still computes
 IDLE_TICKS = 10  # so many without any work, of its own or of its children, are a wait for what never comes
 IDLE_SECONDS = 0.002  # of work in a tick
+PIPE_SECONDS = 1.0  # for which a command waits for a pipe here; users wait longer
 MEMORY_BYTES = 6 * 2**30
 
 
@@ -165,7 +166,11 @@ def _where() -> str:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Without this computer's calibration, and with the signals of the process as they were after it."""
+    """Without this computer's calibration, and with the signals of the process as they were after it.
+
+    A pipe without a writer is given up after ``PIPE_SECONDS``.
+    """
+    usual, bounded_file.PIPE_SECONDS = bounded_file.PIPE_SECONDS, PIPE_SECONDS
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     cache = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = "/nowhere"
@@ -174,6 +179,7 @@ def alone() -> Iterator[None]:
             warnings.simplefilter("always")  # as a command says them, whatever the tests make of them
             yield
     finally:
+        bounded_file.PIPE_SECONDS = usual
         if cache is None:
             del os.environ["XDG_CACHE_HOME"]
         else:

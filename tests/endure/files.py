@@ -21,7 +21,13 @@ class Pipe(NamedTuple):
     """A FIFO that nobody writes to."""
 
 
-Content = str | bytes | Link | Pipe | None  # None: a folder
+class Sparse(NamedTuple):
+    """A file of ``size`` zero bytes that takes no space on the disk."""
+
+    size: int
+
+
+Content = str | bytes | Link | Pipe | Sparse | None  # None: a folder
 
 DEEP = "[" * 3000
 BROKEN: tuple[Content, ...] = (
@@ -30,7 +36,7 @@ BROKEN: tuple[Content, ...] = (
     "a = 1979-05-27", "a.b = 1\na = 2\n", "---\na: b\n  c: d\n", "\x00\x01", "a" * 100_000, "é" * 1000, "{}\n" * 2000,
     b"\x80\x02}q\x00.", b"\xff\xfe\x00\x00", b"PK\x03\x04" + bytes(60), b"\x1f\x8b\x08" + bytes(40), bytes(4096),
     b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"\xff" * 16, b"\x7fELF" + bytes(100),
-    None, Link("/dev/null"), Link("nowhere"), Link("."), Pipe(),
+    None, Link("/dev/null"), Link("nowhere"), Link("."), Link("/dev/zero"), Pipe(), Pipe(), Sparse(2 * 2**30),
 )  # fmt: skip
 
 
@@ -66,6 +72,9 @@ def _write(path: Path, content: Content) -> None:
             path.symlink_to(target)
         case Pipe():
             os.mkfifo(path)
+        case Sparse(size):
+            path.touch()
+            os.truncate(path, size)
         case bytes():
             path.write_bytes(content)
         case str():

@@ -40,6 +40,7 @@ UNICODE = (
     "%s{0}",
     "../..",
     "/dev/null",
+    "/dev/zero",
     "/",
     ".",
     "~",
@@ -255,7 +256,7 @@ class Nouns:
                                 "config.json", "run.toml", "here/step.json", "f.safetensors", "f.pickle"))  # fmt: skip
         text = json.dumps(self.changed(deepcopy(CATALOG[self.rng.choice(SMALL)].config)))
         self.files[name] = self.rng.choice(BROKEN) if self.chance(0.6) else broken(self.rng, text)
-        return self.rng.choice((name, name, name, "/dev/null", *UNICODE)) if self.chance(0.2) else name
+        return self.rng.choice((name, name, name, "/dev/null", "/dev/zero", *UNICODE)) if self.chance(0.2) else name
 
     # Several at once
 

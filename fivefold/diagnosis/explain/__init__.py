@@ -92,6 +92,8 @@ def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> 
         return _of_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
         raise Mistake(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
+    if b"\0" in begin:  # binary, or zeros that a full disk left
+        raise _Strange(f"{path}: {KNOWN}")
     text = _text(file)
     data = _json(text) if begin.lstrip().startswith((b"{", b"[")) else None
     if snapshot.is_snapshot(data) or flight_recorder.is_dump(data):

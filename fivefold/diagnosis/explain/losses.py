@@ -32,6 +32,7 @@ TEXT_LOSS = re.compile(
 )  # fmt: skip
 TEXT_NORM = re.compile(rf"(?:grad(?:ient)?[ _-]?norm|gnorm)['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LINE_CHARACTERS = 4000  # of the longest line in which a loss is looked for
 LEAST = 8  # losses of a log that says something
 RISE = 3.0  # spreads by which the last window is above the least one, for a divergence
 
@@ -222,9 +223,11 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
 def _text_points(text: str) -> Iterator[Point]:
     count = 0
     for raw in text.splitlines():
+        if len(raw) > LINE_CHARACTERS:
+            continue
         line = ANSI.sub("", raw)
         loss = TEXT_LOSS.search(line)
-        if loss is None or len(line) > 4000:
+        if loss is None:
             continue
         count += 1
         step, norm = TEXT_STEP.search(line), TEXT_NORM.search(line)

@@ -22,8 +22,9 @@ def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     """
     found = gather_full(built, [shard.weight for shard in built.shards], model=model)
     mine = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
-    everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
-    dist.gather_object(mine, everyone)
+    everyone: list[Any] | None = [mine] * built.ranks.world if built.ranks.rank == 0 else None
+    if built.ranks.world > 1:  # to oneself, gather_object would pickle every weight and read it back
+        dist.gather_object(mine, everyone)
     return found | {name: bias for biases in everyone or () for name, bias in biases.items()}
 
 
@@ -34,8 +35,9 @@ def gather_full(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, 
         for shard, own in zip(built.shards, rows, strict=True)
         for box in shard.boxes()
     ]
-    everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
-    dist.gather_object(mine, everyone)
+    everyone: list[Any] | None = [mine] * built.ranks.world if built.ranks.rank == 0 else None
+    if built.ranks.world > 1:  # to oneself, gather_object would pickle every weight and read it back
+        dist.gather_object(mine, everyone)
     if everyone is None:
         return {}
     found = {weight.name: torch.zeros(weight.shape) for weight in weights(model)}
