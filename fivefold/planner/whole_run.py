@@ -15,10 +15,12 @@ from fivefold.job import Job
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.model.weights import weights
 from fivefold.planner.counts.optimizers import OPTIMIZERS
 from fivefold.record import Mistake
 from fivefold.results.whole_run import Goodput, WholeRun
 from fivefold.step import Step
+from fivefold.update import quantised
 
 DAY = 86400.0
 POINTS = 33  # of the curve of goodput against the interval
@@ -62,7 +64,7 @@ def best_interval(*, blocked: float, written: float, restart: float, between: fl
 def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
     """The run of ``tokens`` whose step is ``step``, at ``site``. A ``Mistake`` if it would never end."""
     steps = ceil(checked(tokens) / job.tokens_per_step)
-    size = _checkpoint_bytes(model, job)
+    size = checkpoint_bytes(model, job)
     written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
     blocked = max(site.pause_seconds, size / (site.to_host * step.world))
     between = 1000 * DAY / (site.failures * step.world) if site.failures else inf
@@ -143,7 +145,9 @@ def _curve(interval: float, *, blocked: float, restart: float, between: float) -
     return found
 
 
-def _checkpoint_bytes(model: Model, job: Job) -> int:
-    """Bytes of a checkpoint: the copy that is updated and its moments, each once."""
-    moments = OPTIMIZERS[job.optimizer.kind].checkpoint_bytes(job)
-    return model.parameters * (job.precision.updated_bytes + moments)
+def checkpoint_bytes(model: Model, job: Job) -> int:
+    """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
+    every = tuple(weights(model))
+    scaled = frozenset(each.name for each in every if quantised(each.numel, vector=each.is_vector))
+    states = OPTIMIZERS[job.optimizer.kind].state_bytes(every, shards=1, quantised=scaled, job=job)
+    return model.parameters * job.precision.updated_bytes + states

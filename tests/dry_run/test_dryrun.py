@@ -48,6 +48,8 @@ def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None
     predicted = predict(model=model, machine=H100, layout=Layout.parse(layout), job=JOB)
     assert [row for row in compare(predicted, found) if row.wrong] == []
     assert found.memory.fits
+    tokens = JOB.tokens_per_step / Layout.parse(layout).world
+    assert found.tokens_per_second_per_gpu * found.time.step_seconds == pytest.approx(tokens)
     assert found.time.step_seconds == pytest.approx(
         found.time.compute_seconds + found.time.bubble_seconds + sum(found.time.exposed_seconds.values())
         + found.time.optimizer_seconds

@@ -18,9 +18,10 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.search.multi_machine import Choice, across, sizes_between
-from fivefold.planner.whole_run import best_interval, goodput, whole_run
+from fivefold.planner.whole_run import best_interval, checkpoint_bytes, goodput, whole_run
 from fivefold.record import Mistake, StopSignal
 from fivefold.results.whole_run import WholeRun
+from fivefold.update import Optimizer
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
 LLAMA, JOB = named("llama3-8b"), Job(sequence=4096, global_batch=512)
@@ -64,17 +65,28 @@ def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restar
 
 def test_what_is_lost_is_what_a_simulation_loses() -> None:
     site = Site(
-        failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e12, evaluation=0
+        failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e9, evaluation=0
     )
     found = run(tokens=1e13, site=site)
+    assert found.written_seconds == pytest.approx(96.36, rel=1e-3)  # a third of a restart: it reads what it writes
     assert sum(found.lost.values()) == pytest.approx(found.seconds - found.training_seconds)
     assert found.between_failures_seconds == pytest.approx(86400e3 / 3000 / 8)
-    restart = 300 + found.written_seconds
+    restart = 300 + 96.36
     spent = simulated(
         found.training_seconds, interval=400, blocked=25, restart=restart, between=found.between_failures_seconds or 0
     )
     for name in ("checkpoints", "restarts", "repeated"):
         assert found.lost[name] == pytest.approx(spent[name], rel=0.03), name
+
+
+def test_a_checkpoint_holds_masters_and_moments() -> None:
+    """Llama 3 8B has 8,030,261,248 parameters in 291 tensors: fp32 masters, two fp32 moments and a count of steps."""
+    assert checkpoint_bytes(LLAMA, JOB) == run().checkpoint_bytes == 8_030_261_248 * (4 + 4 + 4) + 291 * 4
+    # Muon keeps one moment of what is no table, no head and no norm (65 of them): arXiv:2502.16982
+    adam = 2 * 128_256 * 4096 + 65 * 4096
+    muon = JOB.replace(optimizer=Optimizer(kind="muon"))
+    assert checkpoint_bytes(LLAMA, muon) == 8_030_261_248 * (4 + 4) + adam * 4 + (2 + 65) * 4
+    assert checkpoint_bytes(LLAMA, JOB.replace(optimizer=Optimizer(kind="sgd", momentum=0))) == 8_030_261_248 * 4
 
 
 @pytest.mark.parametrize(("blocked", "between"), [(1.0, 1e5), (10.0, 1e4), (60.0, 3000.0)])
@@ -98,6 +110,16 @@ def test_without_failures_a_run_is_its_steps() -> None:
     assert found.verdict == "fits"
     assert run("dp8 mbs1").verdict == "does not fit"
     assert run().dollars is None
+
+
+def test_what_a_gpu_does_in_a_second_is_of_all_ranks() -> None:
+    """512 sequences of 4,096 tokens over the 8 GPUs of the layout, not over its 2 data-parallel ranks."""
+    step = predict(model=LLAMA, machine=NODE, layout=Layout.parse("dp2 tp2 pp2 zero1 mbs1"), job=JOB)
+    assert step.tokens_per_second_per_gpu * step.time.step_seconds == pytest.approx(512 * 4096 / 8)
+    # 6 FLOPs per parameter of a matmul and token, and attention's two products over half of a square, times three
+    flops = 512 * 4096 * (6 * (8_030_261_248 - 128_256 * 4096 - 65 * 4096) + 3 * 2 * 32 * 4097 * 4096)
+    peak = NODE.chip.peak("bf16")
+    assert step.mfu.causal == pytest.approx(flops / (8 * peak * step.time.step_seconds), rel=1e-6)
 
 
 def test_energy_and_carbon_are_blooms_for_its_gpu_hours() -> None:
