@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.whole_run import checkpoint_bytes
 from fivefold.trainer.build import build
@@ -18,6 +19,7 @@ from fivefold.trainer.checkpoint.checkpoint import state_dict
 from fivefold.update import Optimizer
 
 MODEL = Model(name="odd", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=640)
+EXPERTS = MODEL.replace(name="experts", moe=MoE(experts=8, topk=2, ffn=48, shared_experts=1, dense_layers=1))
 OPTIMIZERS = [
     *(Optimizer(kind=kind) for kind in ("adamw", "adamw8bit", "muon", "adafactor", "sgd")),
     Optimizer(kind="sgd", momentum=0),
@@ -29,20 +31,21 @@ JOBS = [
 ]
 
 
-def saved_bytes() -> list[int]:
+def saved_bytes(model: Model) -> list[int]:
     """Return the bytes of the weights and optimizer states that a checkpoint of each job holds."""
     sizes = []
     for job in JOBS:
-        built = build(model=MODEL, layout=Layout(), job=job, device=torch.device("cpu"))
-        state = {name: value for name, value in state_dict(built).items() if not name.startswith("rng/")}
+        built = build(model=model, layout=Layout(), job=job, device=torch.device("cpu"))
+        state = {name: value for name, value in state_dict(built).items() if name.startswith(("weights/", "moments/"))}
         tensors = [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         sizes.append(sum(tensor.nbytes for tensor in tensors))
     return sizes
 
 
-def test_a_checkpoint_has_the_size_that_is_planned(forked: Callable[..., list[Any]]) -> None:
-    (sizes,) = forked(1, saved_bytes)
-    planned = [checkpoint_bytes(MODEL, job) for job in JOBS]
+@pytest.mark.parametrize("model", [MODEL, EXPERTS], ids=["dense", "experts"])
+def test_a_checkpoint_has_the_size_that_is_planned(forked: Callable[..., list[Any]], model: Model) -> None:
+    (sizes,) = forked(1, saved_bytes, model)
+    planned = [checkpoint_bytes(model, job) for job in JOBS]
     assert sizes == planned
     assert len(set(sizes)) > len(OPTIMIZERS)
 
