@@ -47,6 +47,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def test_ends_of_documents_count_from_the_start_of_the_split(tmp_path: Path) -> None:
+    """Documents of 3, 1 and 5 tokens, added in two units of work over shards of 4 tokens."""
+    writer = SplitWriter(tmp_path, "train", shard_tokens=4)
+    writer.add(np.arange(4, dtype=np.uint16), lengths=np.array([3, 1]), text_bytes=2)
+    writer.add(np.arange(4, 9, dtype=np.uint16), lengths=np.array([5]), text_bytes=4)
+    part = writer.finish()
+    assert np.fromfile(tmp_path / part.ends, np.int64).tolist() == [3, 4, 9]
+    assert (part.tokens, part.documents, part.text_bytes) == (9, 3, 6)
+    assert [shard.tokens for shard in part.shards] == [4, 4, 1]
+    tokens = [np.fromfile(tmp_path / shard.name, np.uint16) for shard in part.shards]
+    assert np.concatenate(tokens).tolist() == list(range(9))
+
+
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     folder = tmp_path / "texts"

@@ -89,6 +89,14 @@ def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -
 def test_the_driver_shows_context_and_communicators() -> None:
     model = Model(name="m", layers=2, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
     counts = Counts(model, Job(sequence=64, global_batch=8))
-    for layout, groups in ((Layout(), 0), (Layout(dp=2), 2), (Layout(dp=2, tp=2), 3)):
+    axes = (
+        (Layout(), 0),
+        (Layout(dp=2), 2),
+        (Layout(tp=2), 2),
+        (Layout(cp=2), 2),
+        (Layout(pp=2), 2),
+        (Layout(dp=2, tp=2), 3),
+    )
+    for layout, groups in axes:
         found = allocator_totals(counts, layout, memory(counts, layout))
         assert found.driver_bytes == found.reserved_bytes + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES

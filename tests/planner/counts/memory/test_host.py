@@ -56,6 +56,13 @@ def test_a_node_holds_masters_moments_and_gradients_of_its_ranks() -> None:
     assert host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == 0
 
 
+def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
+    """Four ranks on a node of eight hold the 16 bytes of every parameter once."""
+    layout = Layout.parse("dp4 zero3 mbs1 offload=optimizer")
+    found = host_bytes(Counts(LLAMA, JOB), layout, resolve("h100:4", local=Path("/nowhere")))
+    assert found == pytest.approx(16 * LLAMA.parameters, rel=1e-3)
+
+
 def test_the_engine_says_that_it_has_none() -> None:
     with pytest.raises(Mistake, match="offload=optimizer: the engine keeps everything on the device"):
         check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)
