@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 
-from fivefold.web.guard import BODY_BYTES
+from fivefold.web.guard import BODY_BYTES, Guard
 from tests.web.conftest import SECRET
 
 
@@ -98,6 +100,25 @@ def test_a_body_has_a_limit(client: TestClient) -> None:
             yield b"x" * 2000
 
     assert client.post("/api/predict", content=endless()).status_code in (400, 413, 422)
+
+
+def test_a_body_of_unknown_length_ends_at_the_limit() -> None:
+    """Pieces of 300,000 bytes without a content-length: the application gets three, then the connection is closed."""
+    got: list[str] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        while len(got) < 10 and got[-1:] != ["http.disconnect"]:
+            got.append((await receive())["type"])
+
+    async def piece() -> Message:
+        return {"type": "http.request", "body": bytes(300_000), "more_body": True}
+
+    async def ignore(message: Message) -> None:
+        pass
+
+    scope = {"type": "http", "headers": [(b"host", b"127.0.0.1:8765")]}
+    asyncio.run(Guard(application)(scope, piece, ignore))
+    assert got == ["http.request"] * (BODY_BYTES // 300_000) + ["http.disconnect"]
 
 
 def test_what_a_user_types_is_escaped(client: TestClient) -> None:
