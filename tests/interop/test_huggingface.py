@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import get_scheduler
 
 from fivefold.interop.format import Asked, Plan
 from fivefold.interop.read import read
@@ -305,3 +307,33 @@ def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, precision: st
     plan = Plan(named("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(Mistake, match=reason):
         write(plan, to=to)
+
+
+def test_the_least_rate_is_a_share_of_the_peak(tmp_path: Path) -> None:
+    """``cosine_with_min_lr`` ends where transformers' own schedule does."""
+    kind = "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs:\n  min_lr: 5.0e-06"
+    changed = ZEPHYR.replace("lr_scheduler_type: cosine", kind).replace("max_steps: -1", "max_steps: 100")
+    files = {"run.sh": "accelerate launch --config_file f.yaml scripts/sft.py --config c.yaml\n",
+             "f.yaml": FSDP2, "c.yaml": changed}  # fmt: skip
+    job = of(files, tmp_path).job
+    assert job is not None
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=job.learning_rate.peak)
+    theirs = get_scheduler("cosine_with_min_lr", optimizer, num_warmup_steps=0, num_training_steps=100,
+                           scheduler_specific_kwargs={"min_lr": 5e-6})  # fmt: skip
+    for _ in range(100):
+        optimizer.step()
+        theirs.step()
+    assert job.learning_rate.floor * job.learning_rate.peak == pytest.approx(theirs.get_last_lr()[0])
+
+
+def test_deepspeeds_own_optimizer_has_its_own_betas(tmp_path: Path) -> None:
+    """The example of deepspeed.ai/docs/config-json: its betas, not those that transformers would take by default."""
+    config = DS_Z3 | {"optimizer": {"type": "Adam", "params": {
+        "lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7,
+    }}}  # fmt: skip
+    files = {"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(config)}
+    job = of(files, tmp_path).job
+    assert job is not None
+    assert job.optimizer.betas == (0.8, 0.999)
+    assert (job.learning_rate.peak, job.optimizer.epsilon, job.optimizer.weight_decay) == (0.001, 1e-8, 3e-7)

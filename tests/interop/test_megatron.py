@@ -14,6 +14,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.record import Mistake
+from fivefold.stack.reading import Reading
+from fivefold.trainer.optimizers.optimizer import learning_rate
 from tests.interop.draws import Range, plans, returns
 
 # NVIDIA/Megatron-LM@157006d:examples/gpt3/train_gpt3_175b_distributed.sh, "the 175B parameter model"; 16 nodes
@@ -267,3 +269,42 @@ def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, p
     plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(Mistake, match=reason):
         write(plan, to="megatron")
+
+
+def changed_llama3(folder: Path, *words: str, drop: str = "") -> Reading:
+    text = LLAMA3.replace("--grad-reduce-in-bf16 ", "").replace('DTYPE="fp8"', 'DTYPE="bf16"').replace(drop, "")
+    text = text.replace("--vocab-size 128256", " ".join(("--vocab-size 128256", *words)))
+    return read([put(folder, "train.sh", text)], Asked(ranks=8))
+
+
+def test_each_moment_has_its_own_type(tmp_path: Path) -> None:
+    words = "--use-precision-aware-optimizer", "--exp-avg-dtype fp8", "--exp-avg-sq-dtype bf16"
+    job = changed_llama3(tmp_path, *words).job
+    assert job is not None
+    assert job.precision.moments_bytes == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "ac"),
+    [
+        (("--checkpoint-activations",), "full"),
+        (("--recompute-activations",), "selective"),
+        (("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"), "full"),
+        ((), "none"),
+    ],
+)
+def test_old_and_new_words_of_recomputation(words: tuple[str, ...], ac: str, tmp_path: Path) -> None:
+    layout = changed_llama3(tmp_path, *words).layout
+    assert layout is not None
+    assert layout.ac == ac
+
+
+def test_a_linear_decay_goes_from_the_warm_up_to_the_end(tmp_path: Path) -> None:
+    """optimizer_param_scheduler.py: max_lr - (step - warmup) / (decay - warmup) · (max_lr - min_lr), but for a step."""
+    words = "--lr-decay-style linear", "--train-iters 1000", "--lr-warmup-iters 200", "--min-lr 1.5e-5"
+    job = changed_llama3(tmp_path, *words, drop="--train-samples 1953125000").job
+    assert job is not None
+    assert (job.learning_rate.warmup_steps, job.learning_rate.decay_steps) == (200, 800)
+    for step in (200, 400, 600, 999):
+        theirs = 1.5e-4 - (step - 200) / 800 * (1.5e-4 - 1.5e-5)
+        assert learning_rate(job.learning_rate, step=step, steps=job.steps) == pytest.approx(theirs, rel=2e-2), step

@@ -141,3 +141,10 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, reason: str) -> None:
     with pytest.raises(Mistake, match=reason):
         write(Plan(named(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
+
+
+@pytest.mark.parametrize(("dtype", "name", "bytes_each"), [("float32", "fp32", 4), ("bfloat16", "bf16", 2)])
+def test_weights_have_the_type_that_is_said(tmp_path: Path, dtype: str, name: str, bytes_each: int) -> None:
+    job = read([put(tmp_path, TINY.replace("dtype: bfloat16", f"dtype: {dtype}"))]).job
+    assert job is not None
+    assert (job.precision.name, job.precision.weights_bytes) == (name, bytes_each)

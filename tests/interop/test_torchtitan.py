@@ -287,3 +287,12 @@ def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch
     assert (str(found.layout), found.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
     with pytest.raises(Mistake, match=r"models/qwen3/config_registry\.py is not here"):
         read(line.replace("llama3", "qwen3").split())
+
+
+def test_without_a_share_the_rate_decays_from_the_warm_up_to_the_end(tmp_path: Path) -> None:
+    """lr_scheduler.py: ``decay_ratio`` None is a decay of training_steps - warmup_steps, with no stable phase."""
+    text = LLAMA3_405B.replace("[parallelism]", "[lr_scheduler]\nwarmup_steps = 600\n[parallelism]")
+    job = of(text, tmp_path, ranks=128).job
+    assert job is not None
+    rate = job.learning_rate
+    assert (rate.kind, rate.warmup_steps, rate.decay_steps, job.steps) == ("wsd", 600, 2400, 3000)

@@ -64,9 +64,7 @@ def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restar
 
 
 def test_what_is_lost_is_what_a_simulation_loses() -> None:
-    site = Site(
-        failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e9, evaluation=0
-    )
+    site = Site(failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e9, evaluation=0)
     found = run(tokens=1e13, site=site)
     assert found.written_seconds == pytest.approx(96.36, rel=1e-3)  # a third of a restart: it reads what it writes
     assert sum(found.lost.values()) == pytest.approx(found.seconds - found.training_seconds)
@@ -184,6 +182,18 @@ def test_machines_are_ranked_by_what_is_asked_for() -> None:
     assert [each.run.seconds for each in offers("time").offers] == sorted(each.run.seconds for each in by_cost)
 
 
+def test_energy_is_not_time() -> None:
+    """A GPU of a third of the power that is a little slower takes less energy."""
+    machines = [resolve(name, local=Path("/nowhere")) for name in ("h200:8 watts=900", "h100:8 watts=300")]
+    choices = [Choice(machine, (8,)) for machine in machines]
+    fast, thrifty = (
+        across(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW).offers  # type: ignore[arg-type]
+        for by in ("time", "energy")
+    )
+    assert [each.machine.split()[0] for each in fast] == ["h200", "h100"]
+    assert [each.machine.split()[0] for each in thrifty] == ["h100", "h200"]
+
+
 def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
     begun: list[str] = []
 
@@ -225,7 +235,7 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
         assert across(choices=gaps, deadline=deadline, **common).offers == (found,)  # type: ignore[arg-type]
     (late,) = across(choices=choices, deadline=every[64].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
-    assert "2.0 times the deadline" in late.refused
+    assert "2.0 times the deadline; as fast, 128 ranks keep it" in late.refused
     assert sizes_between(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
 
 

@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.constraints import uneven_batch
-from fivefold.planner.search.simplest import Evaluated, Simplest, complexity
+from fivefold.planner.search.simplest import Evaluated, Simplest, complexity, dropped, made
 from fivefold.planner.time.timeline import StepTime
 from fivefold.record import Mistake
 from fivefold.rendering.compare import to_text
@@ -177,3 +177,25 @@ def test_the_remark_stands_in_the_proposal() -> None:
     assert found.proposal is not None
     assert found.proposal.remark == "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"
     assert found.proposal.remark in to_text(page(found))
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
+def test_a_smaller_degree_takes_along_what_depends_on_it(axis: str) -> None:
+    """Experts cut over more ranks than tensor parallelism has left, or a schedule without a pipeline, are no layout."""
+    layout = Layout.parse("dp2 tp4 cp2 pp2 ep2 etp4 v2 interleaved cp=ulysses zero1 mbs1")
+    for degree in (1, 2)[: 2 if axis == "tp" else 1]:
+        smaller = made(layout, **{axis: degree}, **dropped(layout, axis, degree))
+        assert smaller is not None
+        assert getattr(smaller, axis) == degree
+        assert smaller.tp % smaller.etp == 0
+    assert dropped(layout, "tp", 2)["etp"] == 1
+    assert dropped(layout.replace(etp=2), "tp", 2)["etp"] == 2
+
+
+def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
+    planners = [
+        Planner(model=SMALL, machine=NODE, job=FEW.replace(reduce=reduce)) for reduce in ("step", "micro_batch")
+    ]
+    simplest = Simplest(planners, [], limit=1.0)
+    found = [len(simplest._planners(Layout(dp=4, zero=zero))) for zero in range(4)]
+    assert found == [1, 1, 2, 2]

@@ -27,7 +27,7 @@ from fivefold.trainer.data import encode, shards
 from fivefold.trainer.data.corpus import list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, text_hash
 from fivefold.trainer.data.prepare import prepare, terminal_progress
-from fivefold.trainer.data.shards import SPLITS, Shards, Split
+from fivefold.trainer.data.shards import SPLITS, Shards, Split, SplitWriter
 from fivefold.trainer.data.tokenizer import train_bpe
 
 JSON_SOURCE = Path(json.__file__).parent  # a small folder of the standard library
