@@ -14,7 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.record import Mistake
-from fivefold.stack.reading import Reading
+from fivefold.results.reading import Reading
 from fivefold.trainer.optimizers.optimizer import learning_rate
 from tests.interop.draws import Range, plans, returns
 

@@ -37,10 +37,6 @@ class AdafactorCost(OptimizerCost):
         """Return 0: means are small next to the weights."""
         return 0.0
 
-    def checkpoint_bytes(self, job: Job) -> int:
-        """Return 0: means are small next to the weights."""
-        return 0
-
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return the bytes of all sums and, in fp32, of the largest weight with the squares of one matrix."""
         weights = list(weights)

@@ -45,10 +45,6 @@ class AdamWCost(OptimizerCost):
         """Return the bytes of both moments."""
         return sum(job.precision.moments_bytes)
 
-    def checkpoint_bytes(self, job: Job) -> int:
-        """Return the bytes of both moments."""
-        return sum(size for size, _ in self.formats(job))
-
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return 0 for fp32 moments, else what a block of rows takes in fp32."""
         if job.precision.moments_bytes == (4, 4):

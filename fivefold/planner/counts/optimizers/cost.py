@@ -57,10 +57,6 @@ class OptimizerCost(ABC):
         """Return the approximate bytes of state per element that one update reads and writes."""
 
     @abstractmethod
-    def checkpoint_bytes(self, job: Job) -> int:
-        """Return the bytes of state per parameter in a checkpoint."""
-
-    @abstractmethod
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return the peak bytes that the update holds next to states and gradients."""
 

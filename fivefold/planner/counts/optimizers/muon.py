@@ -42,10 +42,6 @@ class MuonCost(OptimizerCost):
         """Return the bytes of one moment."""
         return job.precision.moments_bytes[0]
 
-    def checkpoint_bytes(self, job: Job) -> int:
-        """Return the bytes of one moment."""
-        return job.precision.moments_bytes[0]
-
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return the larger of a round of Muon and of a block of AdamW's weights in fp32."""
         weights = list(weights)

@@ -26,10 +26,6 @@ class SgdCost(OptimizerCost):
         """Return the bytes of the momentum."""
         return self._momentum_bytes(job)
 
-    def checkpoint_bytes(self, job: Job) -> int:
-        """Return the bytes of the momentum."""
-        return self._momentum_bytes(job)
-
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return 0: the update is in place."""
         return 0
