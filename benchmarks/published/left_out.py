@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.published.case import Case
-from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, scaled
+from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, varied, varied_allocator
 from benchmarks.published.tune import Run, prepared
 from fivefold.planner.counts.memory.allocator import allocator_totals
 from fivefold.planner.time.errors import Quantity
@@ -52,16 +52,16 @@ def drawn(cases: Sequence[Case]) -> list[Run]:
 
 
 def step_seconds(run: Run, factors: Factors) -> float:
-    """The predicted step with constants changed; to be asked for within ``scaled(factors)``."""
-    units = Units(run.counts, on_machine(run.case.machine, factors))
+    """The predicted step with constants times ``factors``."""
+    units = Units(run.counts, on_machine(run.case.machine, factors), varied(factors))
     return Timeline(units).step(run.case.layout, run.memory).seconds
 
 
-def peak_bytes(run: Run) -> float:
-    """The predicted peak as its source counts it; under changed constants within ``scaled``."""
+def peak_bytes(run: Run, factors: Factors) -> float:
+    """The predicted peak as its source counts it, with constants times ``factors``."""
     if run.case.memory == "allocated":
         return max(rank.peak_bytes for rank in run.memory)
-    totals = allocator_totals(run.counts, run.case.layout, run.memory)
+    totals = allocator_totals(run.counts, run.case.layout, run.memory, varied_allocator(factors))
     return totals.driver_bytes if run.case.memory == "driver" else totals.reserved_bytes
 
 
@@ -69,9 +69,8 @@ def predictions(run: Run, factors: Factors) -> dict[str, float]:
     """What is predicted of a case with constants changed, of what it measured; nothing without a change."""
     if not factors:
         return {}
-    with scaled(factors):
-        found: dict[str, float] = {"time": step_seconds(run, factors)} if _measured(run, "time") else {}
-        return found | ({"peak": peak_bytes(run)} if _measured(run, "peak") else {})
+    found: dict[str, float] = {"time": step_seconds(run, factors)} if _measured(run, "time") else {}
+    return found | ({"peak": peak_bytes(run, factors)} if _measured(run, "peak") else {})
 
 
 class Problem:
@@ -129,8 +128,7 @@ class Problem:
         factors = {each.name: self.factors[each.name] for each in constants if self.factors[each.name] != 1.0}
         known = self.known.setdefault((quantity, frozenset(factors.items())), {})
         runs = {index: self.runs[index][1] for index in among}
-        with scaled(factors):
-            known |= {id(run): _error(run, quantity, factors) for run in runs.values() if id(run) not in known}
+        known |= {id(run): _error(run, quantity, factors) for run in runs.values() if id(run) not in known}
         return {index: known[id(run)] for index, run in runs.items()}
 
     def _mean(self, errors: Mapping[int, float]) -> float:
@@ -148,7 +146,7 @@ def _measured(run: Run, quantity: Quantity) -> float | None:
 
 
 def _error(run: Run, quantity: Quantity, factors: Factors) -> float:
-    predicted = step_seconds(run, factors) if quantity == "time" else peak_bytes(run)
+    predicted = step_seconds(run, factors) if quantity == "time" else peak_bytes(run, factors)
     measured = _measured(run, quantity)
     assert measured is not None
     return log(predicted / measured)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from benchmarks.published import SOURCES, cases_of, reader
 from benchmarks.published.case import Case
-from benchmarks.published.constants import CONSTANTS, scaled
+from benchmarks.published.constants import CONSTANTS
 from benchmarks.published.left_out import step_seconds
 from benchmarks.published.tune import Run, prepared
 
@@ -44,23 +44,22 @@ def runs() -> dict[str, list[Run]]:
 def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Errors:
     """Of all sources, with constants times ``factors``."""
     means, biases = [], []
-    with scaled(factors):
-        for each in by_source.values():
-            found = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in each]
-            means.append(fmean(map(abs, found)))
-            biases.append(fmean(found))
+    for each in by_source.values():
+        found = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in each]
+        means.append(fmean(map(abs, found)))
+        biases.append(fmean(found))
     return Errors(fmean(means), fmean(biases))
 
 
 OWN = {
     "launch_seconds": "vtrain",
-    "EVENNESS": "vtrain",
+    "host_device_exponent": "vtrain",
     'HOPPER_JOULE["bf16"]': "dgxc_benchmarking",
     'HOPPER_JOULE["fp8"]': "dgxc_benchmarking",
     'BLACKWELL_JOULE["bf16"]': "megatron_bridge_perf",
     'BLACKWELL_JOULE["fp8"]': "megatron_bridge_perf",
     'BLACKWELL_JOULE["fp4"]': "megatron_bridge_perf",
-    "MOE_KERNELS": "megatron_bridge_perf",
+    "moe_kernels": "megatron_bridge_perf",
 }  # by constant: the source; of vTrain what it composed of traces, every eighth
 
 

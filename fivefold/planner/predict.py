@@ -25,6 +25,7 @@ from fivefold.planner.counts.memory.liveness import kept_bytes
 from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.traffic import traffic
+from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.errors import expected_interval, run_class
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.planner.time.timeline import StepTime, Timeline
@@ -56,12 +57,12 @@ class Planner:
 
     def __init__(
         self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None, straggler: float = 1.0,
-        risk: float = FITS_RISK,
+        risk: float = FITS_RISK, constants: Constants = PUBLISHED,
     ) -> None:  # fmt: skip
         """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse.
 
         ``straggler``: how many times slower the kernels of one rank are, for which the others wait. ``risk``: the
-        probability of running out of memory up to which a layout ``fits``.
+        probability of running out of memory up to which a layout ``fits``. ``constants``: those of the time model.
         """
         job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
         if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
@@ -69,8 +70,8 @@ class Planner:
             job = job.replace(overlap=job.stack.overlap if machine.overlaps else (), attention=attention)
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
-        self.units = Units(self.counts, machine)
-        slow = None if straggler == 1 else Units(self.counts, with_kernels(machine, speed=1 / straggler))
+        self.units = Units(self.counts, machine, constants)
+        slow = None if straggler == 1 else Units(self.counts, with_kernels(machine, speed=1 / straggler), constants)
         self.timeline = Timeline(self.units, straggler=slow)
         self.risk, self.memory_risk = risk, MemoryRisk(model=model, machine=machine, job=job)
 

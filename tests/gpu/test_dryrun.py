@@ -28,7 +28,7 @@ from fivefold.model.catalog import named
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.memory.allocator import CONTEXT_BYTES
+from fivefold.planner.counts.memory.allocator import PUBLISHED
 from fivefold.trainer import build as building
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.measured_step import live_tensors
@@ -191,7 +191,7 @@ def measure(case: Case) -> dict[str, int]:
 
 def compared(case: Case, *, rehearse: bool = False) -> Row | None:
     """Rehearse here and run in a process of its own; None where it does not fit."""
-    room = ROOM if rehearse else torch.cuda.get_device_properties(0).total_memory - CONTEXT_BYTES
+    room = ROOM if rehearse else torch.cuda.get_device_properties(0).total_memory - PUBLISHED.context_bytes
     workspace = 0 if rehearse else workspace_bytes()
     model = rehearsed(case, workspace_bytes=workspace, capacity_bytes=room, gpu=not rehearse)
     if model.shortage is not None:

@@ -14,8 +14,8 @@ from fivefold.layout.mesh import Group
 from fivefold.machine.spec import Machine
 from fivefold.planner.time import roofline
 from fivefold.planner.time.compute import Prices
+from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.network import Network
-from fivefold.planner.time.unit_time import COMPILED_HOST, CONTENTION
 from fivefold.units import Dtype
 
 # Function of the engine → the calibrated kernel curve that prices its elementwise operations; others: "copy".
@@ -40,12 +40,13 @@ INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, 
 class Pricer:
     """Prices kernels and messages of ``job`` on ``machine`` while ``world`` ranks run side by side."""
 
-    def __init__(self, *, machine: Machine, job: Job, world: int) -> None:
-        self.machine, self.job = machine, job
-        self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job)
-        self.network = Network(machine)
+    def __init__(self, *, machine: Machine, job: Job, world: int, constants: Constants = PUBLISHED) -> None:
+        self.machine, self.job, self.constants = machine, job, constants
+        self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job, constants=constants)
+        self.network = Network(machine, constants)
         self.nccl = machine.backend == "nccl"
-        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.stack.compiles else 1) if self.nccl else 0.0
+        share = constants.compiled_launch_share if job.stack.compiles else 1
+        self.host = machine.chip.launch_seconds * share if self.nccl else 0.0
         self.apart = self.prices.plain or self.prices.eager  # the host launches elementwise operations one by one
         if job.stack.graphs == "full":
             self.host = 0.0
@@ -57,7 +58,10 @@ class Pricer:
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             launches=[self.host * (kernel.launches if self.apart else 1) for kernel in tape.kernels],
             messages=[self.message(message, rank=tape.rank) for message in tape.messages],
-            drag=[CONTENTION * (drags and _slows_compute(message)) for message in tape.messages],
+            drag=[
+                self.constants.hidden_message_slowdown * (drags and _slows_compute(message))
+                for message in tape.messages
+            ],
             reads=[message.dtype in INTEGERS for message in tape.messages],
             launch=self.host,
             blocking=self.job.stack.blocking and self.nccl,
@@ -71,7 +75,7 @@ class Pricer:
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
         if self.prices.eager:
-            small = (kernel.launches - 1) * roofline.KERNEL_SECONDS
+            small = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
             return self.prices.moving(max(kernel.moved_bytes, kernel.passed_bytes)) + small
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
         return self.prices.moving(kernel.moved_bytes, kernel=curve)
@@ -94,6 +98,7 @@ class Pricer:
         return roofline.attention(
             self.machine.chip, flops=seen, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
             kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention, backward=back,
+            constants=self.constants,
         )  # fmt: skip
 
     def message(self, message: Message, *, rank: int) -> float:

@@ -29,7 +29,6 @@ from fivefold.planner.search.shapes import (
     weights_after,
 )
 from fivefold.planner.search.space import Space
-from fivefold.planner.time.unit_time import CONTENTION
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
 PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
@@ -180,7 +179,7 @@ class Bounds:
                     both, slowed = np.maximum(both, longer), slowed + shorter
                 else:
                     both += over(ahead, sent[0]) + over(behind, sent[1])
-                both += CONTENTION * slowed
+                both += self.planner.units.constants.hidden_message_slowdown * slowed
             alone = alone + over(ahead, shown[0]) + over(behind, shown[1])
             busy += pairs * both + (each - pairs) * alone
         return busy

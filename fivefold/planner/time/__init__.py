@@ -1,5 +1,6 @@
 """How long a step takes: seconds.
 
+constants                       the constants of all that follows, as one record
 roofline · measured · compute   a kernel; a calibrated kernel; an operation
 eager_kernels                   operations that PyTorch runs as many kernels
 profiled                        units measured within a step, which are preferred to all curves

@@ -16,6 +16,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
+from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.eager_kernels import ROPE_APART, Passes, eager_passes
 from fivefold.planner.time.measured import Measured
 from fivefold.units import Dtype, ceil_div
@@ -28,40 +29,7 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
-# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
 FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # one kernel together with the residual sum that follows
-# Number of PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap
-# and a sum of each half; SwiGLU: silu and product), and the bytes they move relative to one fused kernel.
-PLAIN_KERNELS = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
-PLAIN_BYTES = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
-# A matmul that adds to the sums of gradients hides half of reading and writing them: on B200 they lengthen matmuls by
-# 0.37 to 0.68 of it (fp32 and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
-HIDDEN_SUMS = 0.5
-# Transformer Engine permutes tokens by expert and back in 0.37 ms on B200 (4096 tokens of width 5120, top-6 of 160
-# experts); their 0.8 GB at streaming bandwidth would take 0.11 (ibid., permute_fwd and permute_bwd, with the bytes of
-# SimuMax:simu_tools/efficency_test).
-SCATTERED_BYTES = 3.3
-# Its fused cross-entropy, one thread block per row, reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
-LOSS_RATE = 2.4e12 / 148  # per multiprocessor
-# Kernels launched around the experts, forward and backward: scores, top-k, counts per expert and auxiliary loss;
-# indices and rows of a permutation; splits of a message. Our estimate: with it layers of Qwen3-30B without CUDA graphs
-# take 9 to 11 ms; on B200 and H100 they took 8.8 to 9.6 (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
-MOE_KERNELS = {
-    "moe.topk": (20, 12),
-    "moe.dispatch": (8, 4),
-    "moe.send": (5, 2),
-    "moe.return": (5, 2),
-    "moe.combine": (8, 4),
-}
-# Bytes per element of the experts' output that adding their biases moves in Megatron, forward and backward: product
-# with the fp32 routing weight, sum, concatenation over experts and cast back (TEGroupedMLP._apply_bias in
-# NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and their backwards by autograd.
-BIAS_BYTES = (28, 36)
-# Transformer Engine runs one matmul per expert; each costs the time of the smallest kernel on top of its share of one
-# large matmul: 2.7 us on average of 17 products of 20 to 160 experts with 154 to 2460 rows (ibid., group_matmul).
-# In fp8 two more kernels come before it: they cast an operand and reorder its scales.
-EXPERT_KERNELS = {False: 1, True: 3}
-EXPERTS_PER_LAUNCH = 8  # launched from C++, at an eighth of an operation's host time
 
 
 class OpTime(NamedTuple):
@@ -70,15 +38,15 @@ class OpTime(NamedTuple):
     forward: float
     backward: float  # gradient of the input
     weight: float = 0.0  # gradient of the weight
-    kernels: int = 1
-    backward_kernels: int = 1
+    kernels: float = 1
+    backward_kernels: float = 1
 
 
 class Prices:
     """Seconds of operations on ``machine`` under ``job``, with ``ranks`` of its processes side by side."""
 
-    def __init__(self, machine: Machine, *, ranks: int, job: Job) -> None:
-        self.machine, self.job, self.chip = machine, job, machine.chip
+    def __init__(self, machine: Machine, *, ranks: int, job: Job, constants: Constants = PUBLISHED) -> None:
+        self.machine, self.job, self.chip, self.constants = machine, job, machine.chip, constants
         self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
@@ -105,7 +73,7 @@ class Prices:
         if op.kind == "attention":
             forward, backward = self._attention(op, heads=heads)
             return OpTime(forward, backward)
-        if op.name in MOE_KERNELS and self.measured is None:
+        if op.name in self.constants.moe_kernels and self.measured is None:
             return self._permutation(op)
         if op.kind == "message":
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
@@ -118,15 +86,19 @@ class Prices:
         if op.kind == "rope" and self.job.stack.rope == "apart" and self.measured is None:
             return self._in_passes(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
-            rate, rounds = LOSS_RATE * self.chip.multiprocessors, self._rounds(*op.shape[:2])
-            apart = (rounds - 1) * roofline.KERNEL_SECONDS
+            rate, rounds = self.constants.loss_bytes_per_second * self.chip.multiprocessors, self._rounds(*op.shape[:2])
+            apart = (rounds - 1) * self.constants.smallest_kernel_seconds
             return OpTime(
                 max(self.moving(op.moved_bytes), op.moved_bytes / rate) + apart,
                 max(self.moving(op.moved_backward_bytes), op.moved_backward_bytes / rate),
                 kernels=rounds,
             )
         kernel = KERNELS[op.kind]
-        kernels, share = (PLAIN_KERNELS.get(op.kind, 1), PLAIN_BYTES.get(op.kind, 1.0)) if self.plain else (1, 1.0)
+        kernels, share = 1.0, 1.0
+        if self.plain:
+            kernels, share = (
+                table.get(op.kind, 1.0) for table in (self.constants.plain_kernels, self.constants.plain_bytes)
+            )
         if op.name in FUSED_INTO_SUM and not self.plain:
             mask = sum(size for name, size in op.writes.items() if name.endswith(".mask"))
             return OpTime(self.moving(mask), self.moving(op.moved_backward_bytes), kernels=0)
@@ -143,16 +115,16 @@ class Prices:
     def _in_passes(self, op: Op, passes: Passes) -> OpTime:
         """Seconds of an operation that PyTorch's kernels compute one after another."""
         rounds = self._rounds(*op.shape[:2]) if op.kind == "loss" else 1
-        small = roofline.KERNEL_SECONDS
+        small = self.constants.smallest_kernel_seconds
         forward = self.moving(int(passes.forward * op.moved_bytes)) + (rounds * passes.kernels - 1) * small
         backward = self.moving(int(passes.backward * op.moved_backward_bytes)) + (passes.backward_kernels - 1) * small
         return OpTime(forward, backward, 0.0, rounds * passes.kernels, passes.backward_kernels)
 
     def _permutation(self, op: Op) -> OpTime:
         """Seconds of the router's top-k, and of permuting tokens by expert and back."""
-        forward, backward = MOE_KERNELS[op.name]
+        forward, backward = self.constants.moe_kernels[op.name]
         if op.kind == "activation":  # top-k: many kernels on few bytes
-            small = roofline.KERNEL_SECONDS
+            small = self.constants.smallest_kernel_seconds
             return OpTime(
                 self.moving(op.moved_bytes) + (forward - 1) * small,
                 self.moving(op.moved_backward_bytes) + (backward - 1) * small, 0.0, forward, backward,
@@ -162,10 +134,8 @@ class Prices:
             sorts = self.job.stack.dispatcher == "all_to_all"
             whole = self.moving(2 * sum(op.writes.values())) if sorts else 0.0
             return OpTime(whole, whole, 0.0, forward, backward)
-        return OpTime(
-            self.moving(int(SCATTERED_BYTES * moved)), self.moving(int(SCATTERED_BYTES * moved_back)), 0.0,
-            forward, backward,
-        )  # fmt: skip
+        scattered, scattered_back = (int(self.constants.permutation_bytes * each) for each in (moved, moved_back))
+        return OpTime(self.moving(scattered), self.moving(scattered_back), 0.0, forward, backward)
 
     def _chunked_loss(self, op: Op) -> OpTime:
         """Seconds of the chunked loss, all in the backward: per chunk three products, the loss and the dW sum."""
@@ -175,10 +145,12 @@ class Prices:
         products = sum(self.matmul(*shape, dtype=self.wide, aligned=self._aligned(vocab, width)) for shape in shapes)
         seconds = self.moving(op.moved_backward_bytes, kernel=KERNELS["loss"])
         if self.measured is None:
-            seconds = max(seconds, op.moved_backward_bytes / (LOSS_RATE * self.chip.multiprocessors))
+            rate = self.constants.loss_bytes_per_second * self.chip.multiprocessors
+            seconds = max(seconds, op.moved_backward_bytes / rate)
             recipe = self.job.precision  # each chunk reads and writes dW; at the end it is added to the gradient sums
-            products += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.table_gradients_bytes)
-            products += (self._rounds(chunk, vocab) - 1) * roofline.KERNEL_SECONDS
+            shown = 1 - self.constants.hidden_sums_share
+            products += shown * self.moving(2 * vocab * width * recipe.table_gradients_bytes)
+            products += (self._rounds(chunk, vocab) - 1) * self.constants.smallest_kernel_seconds
             seconds += self._summing(vocab * width)
         launches = ceil_div(rows, chunk) * (4 + self._rounds(chunk, vocab))
         return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=launches)
@@ -199,21 +171,21 @@ class Prices:
         wide = self.job.precision.wide_gradients
         weight = self.matmul(n, k, m, dtype=self.wide if wide else dtype, batch=op.batch, aligned=aligned)
         recipe, numel = self.job.precision, n * k * op.batch
-        each = EXPERT_KERNELS[narrow]
+        each = self.constants.expert_kernels[narrow]
         if self.measured is None:
             weight += self._summing(numel)
         if op.batch > 1 and not self.ours and self.job.stack.graphs != "full" and self.measured is None:
-            apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # whole graphs hold fused kernels
+            apart = self.constants.smallest_kernel_seconds * (op.batch * each - 1)  # whole graphs hold fused kernels
             forward, into, weight = forward + apart, into + apart, weight + apart
             if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
-                forward += self.moving(BIAS_BYTES[0] * m * n * op.batch)
-                into += self.moving(BIAS_BYTES[1] * m * n * op.batch)
+                forward += self.moving(self.constants.expert_bias_bytes[0] * m * n * op.batch)
+                into += self.moving(self.constants.expert_bias_bytes[1] * m * n * op.batch)
         if any(op.moved_by_casts):
             casts = (self.moving(moved) for moved in op.moved_by_casts)
             forward, into, weight = (a + b for a, b in zip((forward, into, weight), casts, strict=True))
         elif narrow:  # the gradient of the output is cast before dx and dW
             into += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
-        launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 and not self.ours else 1
+        launches = 1 + op.batch * each // self.constants.experts_per_launch if op.batch > 1 and not self.ours else 1
         cast = op.casts  # of which each is a kernel
         before = bool(cast.x) + bool(cast.weight)
         after = sum(map(bool, (cast.gradient, cast.transposed, cast.columns, cast.gradient_columns)))
@@ -223,7 +195,7 @@ class Prices:
         """A weight's gradient of ``numel`` elements added to the sums: within the matmul that makes it, or after it."""
         recipe, apart = self.job.precision, self.plain or self.ours
         sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if apart else 0)))
-        return sums if apart else (1 - HIDDEN_SUMS) * sums
+        return sums if apart else (1 - self.constants.hidden_sums_share) * sums
 
     def _aligned(self, *rows: int) -> int:
         """By how many elements rows of these widths are aligned; torch.compile pads them (``shape_padding``)."""
@@ -235,7 +207,9 @@ class Prices:
             return batch * self.measured.matmul(m, n, k)
         key = m, n, k, dtype, batch, aligned
         if key not in self._matmuls:
-            found = roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch, aligned=aligned)
+            found = roofline.matmul(
+                self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch, aligned=aligned, constants=self.constants
+            )
             self._matmuls[key] = found
         return self._matmuls[key]
 
@@ -249,7 +223,7 @@ class Prices:
         forward, backward = (
             roofline.attention(
                 self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide,
-                kind=self.job.stack.attention, backward=back,
+                kind=self.job.stack.attention, backward=back, constants=self.constants,
             )
             for back in (False, True)
         )  # fmt: skip
@@ -268,7 +242,7 @@ class Prices:
         )
         return forward, sum(back)
 
-    def moving(self, moved: int, *, kernel: str = "copy") -> float:
+    def moving(self, moved: float, *, kernel: str = "copy") -> float:
         """Seconds of a memory-bound kernel that reads and writes ``moved`` bytes."""
         if self.measured is not None:
             names = self.measured.bandwidths
@@ -277,4 +251,4 @@ class Prices:
             found = self.measured.moving(moved, kernel=kernel)
             if found:
                 return found
-        return roofline.moving(self.chip, moved_bytes=moved)
+        return roofline.moving(self.chip, moved_bytes=moved, constants=self.constants)

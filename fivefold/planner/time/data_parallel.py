@@ -19,14 +19,10 @@ from fivefold.planner.counts.bucketed_reduction import by_lists, staying
 from fivefold.planner.counts.counts import Name, Run, apart
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.unit_time import AXES, CONTENTION
+from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
 Value = TypeVar("Value")
-
-# Seconds of the host for each part of a list: a view in Python and a copy that it launches.
-# Source: docs/how-a-step-costs/constants.md.
-PART_SECONDS = 9e-6
 
 Alike = list[tuple[Value, int]]  # values in order, and how many of each are equal
 
@@ -86,7 +82,9 @@ class DataParallel:
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.beside = "dp" in self.job.stack.overlap and units.machine.overlaps  # messages overlap compute
-        self.contention = CONTENTION if units.machine.backend == "nccl" else 0.0  # elsewhere: what is busy is exposed
+        self.constants = units.constants
+        # elsewhere what is busy is exposed
+        self.contention = self.constants.hidden_message_slowdown if units.machine.backend == "nccl" else 0.0
         self._gather_reduces: dict[tuple[object, ...], dict[tuple[Name, bool], GatherReduceTime]] = {}
         self._alike: dict[tuple[Name, bool], GatherReduceTime] = {}  # … of layouts with messages as the last one's
         self._layout, self._stays = Layout(), True  # the layout last asked for, and whether its weights stay gathered
@@ -110,7 +108,7 @@ class DataParallel:
                 asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
                 seconds, busy = self.units.network.seconds(*asked), self.units.network.busy(*asked)
                 if lists:  # the host launches the copies of its parts while they travel
-                    seconds = max(seconds, message.ranks * PART_SECONDS)
+                    seconds = max(seconds, message.ranks * self.constants.list_part_seconds)
                 if message.collective == "all_gather":
                     gather, gather_busy = gather + seconds, gather_busy + busy
                     again += seconds * (message.times // layout.micro_batches(self.job) - 1)
@@ -251,7 +249,7 @@ class DataParallel:
             self.units.network.seconds(
                 message.collective, message.payload, group_of(layout, message.group, message.ranks)
             )
-            + parts * PART_SECONDS
+            + parts * self.constants.list_part_seconds
             for message, parts in staying(self.counts, layout, chunks)
         )
 

@@ -1,8 +1,8 @@
 """Seconds of the actions of one layout: what an F, B, W, BW or FB of each stage takes.
 
-Compute and a message that overlap take as long as the longer one, and the hidden part slows compute by CONTENTION.
-Under FB (DualPipe) it is the longer of  max(compute of both, all their messages)  and
-Σ over units max(compute, gather).
+Compute and a message that overlap take as long as the longer one, and the hidden part slows compute
+(``Constants.hidden_message_slowdown``). Under FB (DualPipe) it is the longer of
+max(compute of both, all their messages)  and  Σ over units max(compute, gather).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Run
-from fivefold.planner.time.unit_time import AXES, CONTENTION
+from fivefold.planner.time.unit_time import AXES
 
 if TYPE_CHECKING:
     from fivefold.planner.time.timeline import Timeline
@@ -158,7 +158,7 @@ class Durations:
             slowed += one.meanwhile + other.meanwhile
         else:
             exposed["dp"] = one.gathers + other.gathers
-        return Cost(compute + CONTENTION * slowed, exposed)
+        return Cost(compute + self.timeline.units.constants.hidden_message_slowdown * slowed, exposed)
 
 
 def add_up(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:

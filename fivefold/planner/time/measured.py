@@ -55,7 +55,7 @@ class Measured:
         forward, backward = self.attentions
         return causal_flops / _between(forward, place), 2 * causal_flops / _between(backward, place)
 
-    def moving(self, moved: int, *, kernel: str) -> float:
+    def moving(self, moved: float, *, kernel: str) -> float:
         """Seconds of a kernel that reads and writes ``moved`` bytes, by its own curve or a copy's; 0: none measured."""
         for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
             if name in self.bandwidths and moved:
@@ -63,7 +63,7 @@ class Measured:
         return 0.0
 
 
-def _log(*sizes: int) -> Place:
+def _log(*sizes: float) -> Place:
     return tuple(math.log2(size) for size in sizes)
 
 

@@ -1,6 +1,6 @@
 """The probability that a layout runs out of memory, and the largest predicted peak that a limit on it allows.
 
-    runs out  <=>  peak x R + UNRECLAIMABLE x (reserved - peak) + driver > capacity
+    runs out  <=>  peak x R + unreclaimable x (reserved - peak) + driver > capacity
 
 R: measured / predicted peak of comparable published runs (``errors.py``). Before it fails, PyTorch's allocator frees
 cached segments that are wholly free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside of
@@ -18,7 +18,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.memory.allocator import UNRECLAIMABLE, AllocatorTotals, driver_bytes, least_driver_bytes
+from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes, least_driver_bytes
 from fivefold.planner.time.errors import RunClass, quantile, read, run_class, weighted_ratios
 from fivefold.units import MIB
 
@@ -33,7 +33,7 @@ class MemoryRisk:
         self.capacity_bytes = machine.chip.memory_bytes
 
     def probability(
-        self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, lost: float = UNRECLAIMABLE
+        self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, lost: float = PUBLISHED.unreclaimable
     ) -> float:
         """Return the probability of running out of memory with a predicted peak and what the allocator makes of it.
 
@@ -47,7 +47,9 @@ class MemoryRisk:
 
     def peak_limit(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, risk: float) -> int:
         """Return the predicted peak up to which the risk is at most ``risk``, with the layout's fragmentation."""
-        return int(max(0.0, self._room(totals, peak_bytes, layout, UNRECLAIMABLE)) / self._ratio(layout, risk))
+        return int(
+            max(0.0, self._room(totals, peak_bytes, layout, PUBLISHED.unreclaimable)) / self._ratio(layout, risk)
+        )
 
     def largest_peak(self, world: int, *, risk: float) -> int:
         """Return bytes that the predicted peak of no layout over ``world`` ranks exceeds at a risk of at most ``risk``.

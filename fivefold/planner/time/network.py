@@ -16,30 +16,8 @@ from typing import NamedTuple, final, get_args
 
 from fivefold.layout.mesh import Group
 from fivefold.machine.spec import Collective, Machine
+from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.record import nearest
-
-# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
-# SimuMax@e691807 fits 22 to 26 us to start a collective on B200, and 8 to 9 us for each further rank of a ring.
-LAUNCH_SECONDS = 20e-6
-BULK_STEP_SECONDS = 8e-6
-QUICK_SHARE = 0.5  # the quick protocol sends a flag with every word of data
-# Reduce-scatter on H100: bus bandwidth 360, 345, 320, 300, 280, 260 GB/s on 4, 8, ... 128 nodes (NVIDIA/nccl issue
-# 1229). Taken as 8 GiB, a ring's steps explain most of it at 128 nodes, this much per doubling of nodes the rest.
-CROWDING = 0.02
-# Of two hosts whose ranks come 1 to 10 ms apart: a gather takes 1.5 times as long as both ways at once would, an
-# exchange twice, at 100 Mbit/s and at 1 Gbit/s (facebookincubator/gloo:gloo/allgather.cc sends in two parts).
-GATHER_ONE_WAY = 1.5
-EXCHANGE_ONE_WAY = 2.0
-
-
-# Of the rate that its links would give it, what a tree reaches of messages of 64 bytes, 128, ... 512 MiB, under the
-# quick and the bulk protocol: NCCL's own correction of its model, as measured (treeCorrectionFactor in
-# NVIDIA/nccl@b647562:src/graph/tuning.cc, LL and Simple). Between two sizes straight; above them all of it.
-FILLED = (
-    (1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9,
-     1.0),
-)  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -110,15 +88,15 @@ class MeasuredMessage(NamedTuple):
 class Network:
     """Collectives of one machine. Lines are cached by collective and group, as the search asks millions of times."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, constants: Constants = PUBLISHED) -> None:
+        self._machine, self._constants = machine, constants
         self._nccl = nccl = machine.backend == "nccl"
-        self._launch = LAUNCH_SECONDS if nccl else 0.0  # a gloo link is measured with its start
+        self._launch = constants.collective_launch_seconds if nccl else 0.0  # a gloo link is measured with its start
         self._tiers = [
             Tier(
                 rate=link.bandwidth * link.sustained,
                 quick=link.latency_seconds,
-                bulk=max(BULK_STEP_SECONDS, link.latency_seconds) if nccl else link.latency_seconds,
+                bulk=max(constants.simple_step_seconds, link.latency_seconds) if nccl else link.latency_seconds,
                 reduction=link.reduction_bandwidth,
             )
             for link in machine.links
@@ -165,17 +143,20 @@ class Network:
 
     def _lay(self, collective: str, place: Place, copies: int = 1) -> list[Line]:
         """One line per algorithm and protocol; an unknown collective raises."""
-        if not self._nccl and (line := _gloo(collective, place)):
+        constants = self._constants
+        if not self._nccl and (line := _gloo(collective, place, constants)):
             return [line]
         if collective == "all_reduce":
-            return [*_ring(place, turns=2), *_tree(place), *_switch(place)]
+            return [*_ring(place, constants, turns=2), *_tree(place, constants), *_switch(place)]
         if collective in ("all_gather", "reduce_scatter"):
-            return _ring(place, turns=1)
+            return _ring(place, constants, turns=1)
         if collective == "broadcast":
-            return _protocols(place, near=place.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte)
+            return _protocols(
+                place, constants, near=place.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte
+            )
         if collective == "p2p":
             link = self._near(2) if place.local > 1 else place.far
-            return [Line(link.quick, 1 / (QUICK_SHARE * link.rate)), Line(link.bulk, 1 / link.rate)]
+            return [Line(link.quick, 1 / (constants.low_latency_share * link.rate)), Line(link.bulk, 1 / link.rate)]
         if collective == "all_to_all":
             return [_exchange(place) if copies == 1 else _dispatch(place, copies)]
         raise nearest(collective, list(get_args(Collective)), kind="collective")
@@ -189,7 +170,7 @@ class Network:
         outer = next((i for i, link in enumerate(links) if i and link.span >= reach), len(links) - 1)
         far = self._tiers[outer]
         if self._nccl:  # as measured with it
-            far = far._replace(rate=far.rate / (1 + CROWDING * math.log2(nodes)))
+            far = far._replace(rate=far.rate / (1 + self._constants.crowding * math.log2(nodes)))
         return Place(group.ranks, local, nodes, self._near(local), far)
 
     def _near(self, ranks: int) -> Tier:
@@ -199,34 +180,36 @@ class Network:
         return tier._replace(rate=share * tier.rate)
 
 
-def _protocols(place: Place, *, near: float, far: float, per_byte: float) -> list[Line]:
+def _protocols(place: Place, constants: Constants, *, near: float, far: float, per_byte: float) -> list[Line]:
     """The quick and the bulk protocol, for ``near`` and ``far`` steps on the two links."""
     return [
-        Line(near * place.near.quick + far * place.far.quick, per_byte / QUICK_SHARE),
+        Line(near * place.near.quick + far * place.far.quick, per_byte / constants.low_latency_share),
         Line(near * place.near.bulk + far * place.far.bulk, per_byte),
     ]
 
 
-def _ring(place: Place, *, turns: int) -> list[Line]:
+def _ring(place: Place, constants: Constants, *, turns: int) -> list[Line]:
     """A ring: every rank passes on n - 1 shards per turn; an all-reduce takes two turns."""
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
-    return _protocols(place, near=turns * (ranks - place.nodes), far=turns * (place.nodes - 1), per_byte=per_byte)
+    return _protocols(
+        place, constants, near=turns * (ranks - place.nodes), far=turns * (place.nodes - 1), per_byte=per_byte
+    )
 
 
-def _gloo(collective: str, place: Place) -> Line | None:
+def _gloo(collective: str, place: Place, constants: Constants) -> Line | None:
     """Gloo's ring of two turns, which its reduce-scatter runs too; its gathers and exchanges, half of them both ways.
 
     A rank sends before it asks for what it receives, over the same connection: a peer that came earlier and asked is
     sent to at once, and the other way begins when that has arrived. Measured: docs/how-a-step-costs/constants.md.
     """
     if collective in ("all_reduce", "reduce_scatter"):
-        return _ring(place, turns=2)[-1]
+        return _ring(place, constants, turns=2)[-1]
     if collective == "all_gather":
-        (line,) = _ring(place, turns=1)[-1:]
-        return line._replace(per_byte=GATHER_ONE_WAY * line.per_byte)
+        (line,) = _ring(place, constants, turns=1)[-1:]
+        return line._replace(per_byte=constants.gloo_gather_factor * line.per_byte)
     if collective == "all_to_all":
-        return _exchange(place)._replace(per_byte=EXCHANGE_ONE_WAY * _exchange(place).per_byte)
+        return _exchange(place)._replace(per_byte=constants.gloo_exchange_factor * _exchange(place).per_byte)
     return None
 
 
@@ -235,13 +218,13 @@ def _far_load(place: Place) -> float:
     return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
 
 
-def _tree(place: Place) -> list[Line]:
+def _tree(place: Place, constants: Constants) -> list[Line]:
     """Two binary trees, up and down; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
     near = 2 * math.ceil(math.log2(place.local))
     far = 2 * math.ceil(math.log2(place.nodes))
     per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
-    lines = _protocols(place, near=near, far=far, per_byte=per_byte)
-    return [line._replace(filled=filled) for line, filled in zip(lines, FILLED, strict=True)]
+    lines = _protocols(place, constants, near=near, far=far, per_byte=per_byte)
+    return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 
 def _switch(place: Place) -> list[Line]:

@@ -24,11 +24,6 @@ from fivefold.planner.time.steady_state import extrapolate
 from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
-# Sources: docs/how-a-step-costs/constants.md.
-HOST_LINK = 0.8  # share of the PCIe link's bandwidth that offloading reaches
-HOST_BANDWIDTH = 32e9  # bytes/s of a rank's PCIe 4 x16 link to host memory, one direction
-HOST_MEMORY = 40e9  # bytes/s of host memory for one rank of eight (DDR4, 8 channels on two sockets)
-
 
 class StepTime(NamedTuple):
     """Seconds of one step on its critical rank, split as in ``step.Time``; ``exposed`` is by axis."""
@@ -234,8 +229,12 @@ class Timeline:
         sums = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
         seconds = prices.moving(update, kernel="adamw") + prices.moving(clip + cast + sums, kernel="add")
         if "optimizer" in layout.offloads(self.job):
+            constants = self.units.constants
             both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
-            seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
+            seconds = (
+                both_ways / (constants.host_link_share * constants.host_link_bandwidth)
+                + update / constants.host_memory_bandwidth
+            )
         return seconds
 
     def small_messages(self, layout: Layout, chunks: tuple[int, ...]) -> dict[str, float]:

@@ -19,15 +19,11 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.op import Message, Op
 from fivefold.planner.time.compute import OpTime
+from fivefold.planner.time.constants import Constants
 from fivefold.planner.time.network import MessageTime, Network
 from fivefold.stack.spec import Stack
 
 AXES = ("tp", "cp", "ep", "etp")
-# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
-COMPILED_HOST = 0.18  # host time per operation under torch.compile, relative to eager
-# Exponent of the p-norm of host and device time: where both are equal, jitter makes 1.26 of them (vTrain, one node).
-EVENNESS = 3.0
-CONTENTION = 0.1  # share of a hidden message's time that compute loses, as it takes multiprocessors and bandwidth
 
 
 class UnitTime(NamedTuple):
@@ -50,7 +46,7 @@ class UnitKernels(NamedTuple):
     times: list[OpTime]
     messages: tuple[int, ...]  # operations that send some
     seconds: tuple[float, float, float]  # forward, backward with what is recomputed for it, weight gradient
-    launches: list[tuple[int, int]]  # kernels that the host launches for each, forward and backward
+    launches: list[tuple[float, float]]  # kernels that the host launches for each, forward and backward
     graphed: frozenset[int]  # operations in a CUDA graph, whose messages it does not launch either
     room: tuple[float, float]  # compute behind which ep messages hide, forward and backward
     longest: tuple[str, float]  # of the operations
@@ -99,17 +95,19 @@ class UnitTimer:
 
     def __init__(
         self, model: Model, machine: Machine, network: Network, job: Job, place: Callable[[str], Group],
-        unit: UnitKernels,
+        unit: UnitKernels, constants: Constants,
     ) -> None:  # fmt: skip
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.place, self.unit, self.ops, self.times = place, unit, unit.ops, unit.times
+        self.constants = constants
         self.nccl, self.beside = machine.backend == "nccl", machine.overlaps
-        self.contention = CONTENTION if self.nccl else 0.0  # elsewhere messages show what they keep the core busy
+        # elsewhere messages show what they keep the core busy
+        self.contention = constants.hidden_message_slowdown if self.nccl else 0.0
         self.exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # forward, backward
         self.apart = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         self.sent = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # hidden or not
         self.hidden = [0.0, 0.0]
-        self.launched: dict[int, tuple[int, int]] = {}  # messages that the host issues, by operation
+        self.launched: dict[int, tuple[float, float]] = {}  # messages that the host issues, by operation
         self.awaited: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
         self.longest = unit.longest
         self.room = list(unit.room)
@@ -260,7 +258,7 @@ class UnitTimer:
                 device = max(device + time.forward, launched) + self.awaited.get(index, 0.0)
         return device - start
 
-    def _launches(self) -> tuple[int, int]:
+    def _launches(self) -> tuple[float, float]:
         """Kernels and messages that the host launches one by one, forward and backward."""
         both = *self.unit.launches, *self.launched.values()
         return sum([ahead for ahead, _ in both]), sum([back for _, back in both])
@@ -270,16 +268,19 @@ class UnitTimer:
         forward, backward, weight = self.unit.seconds
         forward, backward = forward + self.contention * self.hidden[0], backward + self.contention * self.hidden[1]
         if self.nccl:
-            host = self.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compiles else 1)
+            per_launch = self.constants.compiled_launch_share if self.job.stack.compiles else 1
+            host = self.machine.chip.launch_seconds * per_launch
             ahead, later = (host * times for times in self._launches())
+            exponent = self.constants.host_device_exponent
             if self.job.stack.blocking:  # +: the host launches a kernel only when the one before has ended
                 forward += ahead
                 backward += later
             else:  # max: the host runs ahead, and can launch while the device waits for messages
                 waited = sum(self.exposed[0].values())
-                forward = max(_slower(forward, ahead - waited), self._forward_with_host(host) - waited)
+                forward = max(_slower(forward, ahead - waited, exponent), self._forward_with_host(host) - waited)
                 device = backward + weight  # whose launches are shared as their seconds are
-                share = _slower(device, later - sum(self.exposed[1].values())) / device if device else 1.0
+                talk = sum(self.exposed[1].values())
+                share = _slower(device, later - talk, exponent) / device if device else 1.0
                 backward, weight = backward * share, weight * share
         fronts, backs, fronts_apart, backs_apart = (tuple(side.values()) for side in (*self.exposed, *self.apart))
         return UnitTime(forward, backward, weight, fronts, backs, fronts_apart, backs_apart, self.longest[0])
@@ -290,6 +291,6 @@ def _rings(message: Message) -> bool:
     return message.axis == "cp" and message.forward == "p2p"
 
 
-def _slower(device: float, host: float) -> float:
+def _slower(device: float, host: float, exponent: float) -> float:
     """Seconds of device and host side by side: their p-norm, above the maximum where they are close (jitter)."""
-    return float((device**EVENNESS + max(0.0, host) ** EVENNESS) ** (1 / EVENNESS))
+    return float((device**exponent + max(0.0, host) ** exponent) ** (1 / exponent))

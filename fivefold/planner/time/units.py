@@ -16,6 +16,7 @@ from fivefold.planner.counts.counts import Counts, Name, Run, run_part
 from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time.compute import OpTime, Prices
+from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.profiled import Profiled
 from fivefold.planner.time.unit_time import AXES, UnitKernels, UnitTime, UnitTimer, unit_kernels
@@ -36,9 +37,9 @@ class Nearest(NamedTuple):
 class Units:
     """Seconds of the units of one model, job and machine by layout, computed once each."""
 
-    def __init__(self, counts: Counts, machine: Machine) -> None:
-        self.counts, self.machine, self.job = counts, machine, counts.job
-        self.network = Network(machine)
+    def __init__(self, counts: Counts, machine: Machine, constants: Constants = PUBLISHED) -> None:
+        self.counts, self.machine, self.job, self.constants = counts, machine, counts.job, constants
+        self.network = Network(machine, constants)
         known = machine.calibration is not None and bool(machine.calibration.units)
         self.profiled = Profiled(counts, machine) if known else None
         self._prices: dict[int, Prices] = {}
@@ -59,7 +60,7 @@ class Units:
 
     def _prices_of(self, ranks: int) -> Prices:
         if ranks not in self._prices:
-            self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.counts.job)
+            self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.job, constants=self.constants)
         return self._prices[ranks]
 
     def unit(self, layout: Layout, run: Run) -> UnitTime:
@@ -124,7 +125,7 @@ class Units:
             times, ops = self.kernels(part, run, ranks=ranks), self.counts.in_order(part, run.name)
             further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
             unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
-        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit)
+        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
         """The time of a unit with the seconds of its kernels as measured in a step, where they were."""

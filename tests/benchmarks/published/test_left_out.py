@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.published import SOURCES, cases_of
-from benchmarks.published.constants import ALL, CONSTANTS, OF_MEMORY, scaled
+from benchmarks.published.constants import CONSTANTS, OF_MEMORY
 from benchmarks.published.left_out import MOST, Problem, drawn, factors_without, read, refit, step_seconds, write
 from benchmarks.published.tune import prepared
+from fivefold.planner.time.constants import ALL
 
 REGISTRY = (*CONSTANTS, *OF_MEMORY)
 AGAIN = "nemo_perf"  # the source whose fit is made anew here
@@ -36,15 +37,14 @@ def test_host_and_device_are_no_less_even_than_exponential_times() -> None:
         for at in range(launches):
             end = np.maximum(end, host[:, at]) + device[:, at]
         worst = max(worst, float(end.mean()) / (launches + 1))
-    assert 1.23 < worst < 2 ** (1 / next(each for each in CONSTANTS if each.name == "EVENNESS").between[0])
+    assert 1.23 < worst < 2 ** (1 / next(each for each in CONSTANTS if each.name == "host_device_exponent").between[0])
 
 
 def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
     """Steps as an A100 of another power would take; the fit begins in the middle of the bounds."""
     true = {'AMPERE_JOULE["bf16"]': 1.05}
     runs = prepared([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])
-    with scaled(true):
-        made = [run._replace(case=run.case._replace(step_seconds=step_seconds(run, true))) for run in runs]
+    made = [run._replace(case=run.case._replace(step_seconds=step_seconds(run, true))) for run in runs]
     problem = Problem("korthikanti2022", {"others": made, "korthikanti2022": prepared([*cases_of([AGAIN])][:1])})
     problem.time = [each for each in problem.time if each.name in true]
     problem.memory = []

@@ -15,7 +15,7 @@ from fivefold.planner.counts.bucketed_reduction import staying
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.data_parallel import PART_SECONDS
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.stack.catalog import named
 
 MODEL = gpt(layers=3, width=64, heads=4, vocab=512, positions=64)
@@ -74,4 +74,4 @@ def test_a_list_takes_the_host_as_long_as_it_has_parts() -> None:
     layout = Layout.parse("dp512 zero3 mbs1 ac=full")
     whole = planner.estimate(layout).step_time.exposed["dp"]
     gathers = sum(played(40_000, full=True).values()) + 2
-    assert whole >= 512 * PART_SECONDS * (gathers + 14 + 26 + 26)
+    assert whole >= 512 * PUBLISHED.list_part_seconds * (gathers + 14 + 26 + 26)

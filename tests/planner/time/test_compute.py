@@ -10,7 +10,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.op import Op, matmul
-from fivefold.planner.time.compute import MOE_KERNELS, OpTime, Prices
+from fivefold.planner.time.compute import OpTime, Prices
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
 
@@ -67,7 +68,9 @@ def test_what_arrives_is_sorted_unless_it_comes_sorted():
     op = Op("moe.send", "message", ("x",), {"y": 10**9})
     sorts = prices().operation(op, heads=1)
     assert sorts.forward == pytest.approx(2e9 / (0.9 * 8e12) + 3e-6, rel=1e-9)
-    assert prices(dispatcher="fused").operation(op, heads=1) == OpTime(0.0, 0.0, 0.0, *MOE_KERNELS["moe.send"])
+    assert prices(dispatcher="fused").operation(op, heads=1) == OpTime(
+        0.0, 0.0, 0.0, *PUBLISHED.moe_kernels["moe.send"]
+    )
 
 
 def test_measured_permutation():

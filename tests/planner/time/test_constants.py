@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published.constants import ALL, CONSTANTS, OF_MEMORY, Constant, scaled, times
+from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, times, varied
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
 from fivefold.machine import kernel_efficiency
+from fivefold.machine.catalog import resolve
 from fivefold.machine.kernel_efficiency import KernelEfficiency
+from fivefold.model.catalog import named
+from fivefold.planner.predict import Planner
+from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, about
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "docs" / "how-a-step-costs" / "constants.md"
@@ -27,7 +33,7 @@ NO_FIGURES |= {
     "ONE",
     "ROPE_APART",
 }  # counts, which tests/planner/time/test_eager_kernels.py holds to the engine's operations
-NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED", "PRICED"}
+NO_FIGURES |= {"_TREE_SHARES", "ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED", "PRICED"}
 
 
 def numbers(value: Any) -> list[float]:
@@ -56,6 +62,17 @@ def test_every_value_of_the_table_is_the_codes() -> None:
     assert set(table) == {constant.name for constant in CONSTANTS}
     for constant in CONSTANTS:
         assert table[constant.name] == pytest.approx(varying(constant), rel=1e-3), constant.name
+
+
+def test_unit_and_source_of_the_table_are_those_of_the_record() -> None:
+    text = TABLE.read_text(encoding="utf-8").partition("## The table")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if ROW.match(line)]
+    table = {cells[0].strip("| `"): cells for cells in rows}
+    for name in Constants.model_fields:
+        _, _, unit, where, meaning, source, *_ = table[name]
+        known = about(name)
+        assert (unit, meaning, source) == (known.unit, known.meaning, known.source), name
+        assert where == "`planner/time/constants.py`"
 
 
 def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
@@ -92,16 +109,30 @@ def test_memorys_figures_are_the_codes() -> None:
 
     text = TABLE.read_text(encoding="utf-8").partition("## Of memory")[2]
     shown = {name: cell.replace(" ", "") for name, cell in ROW.findall(text)}
-    code = {name: getattr(allocator, name) for name in shown}
+    code = allocator.PUBLISHED._asdict()
+    assert set(shown) == set(code)
     assert len(code) == 5
     for name, value in code.items():
-        assert shown[name] == (f"{value // MIB}MiB" if name.endswith("_BYTES") else str(value))
+        assert shown[name] == (f"{value // MIB}MiB" if name.endswith("_bytes") else str(value))
 
 
-def test_a_constant_is_varied_wherever_it_was_imported_to() -> None:
-    from fivefold.planner.time import data_parallel, durations, unit_time
+@pytest.mark.parametrize("name", Constants.model_fields)
+def test_another_record_of_constants_changes_no_other_planner(name: str) -> None:
+    """Two planners with different constants stand side by side; a constant is read from nowhere but its record."""
+    other = varied({name: 1.5})
+    assert getattr(other, name) != getattr(PUBLISHED, name)
+    assert [field for field in Constants.model_fields if getattr(other, field) != getattr(PUBLISHED, field)] == [name]
+    assert Constants() == PUBLISHED
 
-    constant = next(each for each in CONSTANTS if each.name == "CONTENTION")
-    with scaled({"CONTENTION": 2.0}):
-        assert unit_time.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == 2 * constant.value
-    assert unit_time.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == constant.value
+
+def test_a_planner_takes_its_constants() -> None:
+    machine, layout = resolve("h100:16", local=Path("no")), Layout.parse("dp4 tp4 zero3 mbs1")
+    job = Job(sequence=4096, global_batch=16)
+    plain, slowed = (
+        Planner(model=named("llama3-8b"), machine=machine, job=job, constants=varied(factors))
+        for factors in ({}, {"hidden_message_slowdown": 2.0})
+    )
+    stock = Planner(model=named("llama3-8b"), machine=machine, job=job).estimate(layout).step_time
+    assert plain.estimate(layout).step_time == stock
+    assert slowed.estimate(layout).step_time.compute > stock.compute
+    assert Planner(model=named("llama3-8b"), machine=machine, job=job).estimate(layout).step_time == stock

@@ -12,9 +12,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.predict import Planner
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.data_parallel import _hidden
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.unit_time import CONTENTION
 from fivefold.stack.catalog import named as named_stack
 
 JOB = Job(sequence=2048, global_batch=64, graphs="full")
@@ -38,7 +38,7 @@ def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
     hidden = 31 * min(trips[block].reduce, room) + min(trips["head"].reduce, room)
     hidden += min(trips[block].reduce, units["embed"].backward + units["embed"].weight)
     assert ends.exposed == pytest.approx(trips["embed"].reduce + reduce - hidden, rel=1e-9)
-    assert ends.slowed == pytest.approx(CONTENTION * hidden, rel=1e-9)
+    assert ends.slowed == pytest.approx(PUBLISHED.hidden_message_slowdown * hidden, rel=1e-9)
 
 
 @pytest.mark.parametrize("zero", [2, 3])

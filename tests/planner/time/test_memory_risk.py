@@ -12,7 +12,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import names, resolve
 from fivefold.model.catalog import named
-from fivefold.planner.counts.memory.allocator import UNRECLAIMABLE, AllocatorTotals, driver_bytes
+from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.time.errors import quantile, read, run_class, weighted_ratios
 from fivefold.planner.time.memory_risk import MemoryRisk
@@ -44,7 +44,7 @@ def test_it_is_the_share_of_comparable_runs_whose_need_exceeds_the_capacity(peak
     size, reserved = peak * GIB, (peak + 2) * GIB
     points = sorted(weighted_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
     found = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
-    room = NODE.chip.memory_bytes - driver_bytes(NODE, LAYOUT) - UNRECLAIMABLE * 2 * GIB
+    room = NODE.chip.memory_bytes - driver_bytes(NODE, LAYOUT) - PUBLISHED.unreclaimable * 2 * GIB
     drawn = [exp(quantile(points, (at + 0.5) / 2000)) * size > room for at in range(2000)]
     assert found == pytest.approx(sum(drawn) / 2000, abs=2e-3)
 

@@ -15,8 +15,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.planner.predict import Planner
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.steady_state import extrapolate
-from fivefold.planner.time.unit_time import AXES, CONTENTION
+from fivefold.planner.time.unit_time import AXES
 from fivefold.record import Mistake
 
 JOB = Job(sequence=2048, global_batch=64)
@@ -168,9 +169,10 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
         assert both.seconds >= (max(talk, compute) + stays) * (1 - 1e-9)
         assert both.seconds >= (one.gathered + two.gathered) * (1 - 1e-9)  # of ZeRO-3, unit by unit
         hidden = talk + one.gathers + two.gathers + stays - sum(both.exposed.values())
-        assert both.compute - compute >= CONTENTION * (hidden - one.hidden - two.hidden) * (1 - 1e-9) - 1e-12
+        slowdown = PUBLISHED.hidden_message_slowdown
+        assert both.compute - compute >= slowdown * (hidden - one.hidden - two.hidden) * (1 - 1e-9) - 1e-12
         # Apart only what one direction has room for is hidden; together more contends.
-        assert both.seconds <= (forward.seconds + backward.seconds) * (1 + CONTENTION)
+        assert both.seconds <= (forward.seconds + backward.seconds) * (1 + slowdown)
         for axis in (*AXES, "pp"):
             apart = forward.exposed.get(axis, 0.0) + backward.exposed.get(axis, 0.0)
             assert both.exposed.get(axis, 0.0) <= apart + 1e-12

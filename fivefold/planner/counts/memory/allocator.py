@@ -23,17 +23,24 @@ from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import MIB, ceil_div
 
-# What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
-# bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
-CONTEXT_BYTES = 1573 * MIB
-# NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL takes
-# 16 channels and more between GPUs of one node.
-COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
-# Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25 of
-# it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
-UNRECLAIMABLE = 0.5
-SPLIT_LATER = 3  # largest temporary tensors of which ``_fragments`` speaks
-BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
+
+class AllocatorConstants(NamedTuple):
+    """Figures of PyTorch's allocator, of CUDA and of NCCL; sources: docs/how-a-step-costs/constants.md."""
+
+    # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
+    # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
+    context_bytes: int = 1573 * MIB
+    # NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL
+    # takes 16 channels and more between GPUs of one node.
+    communicator_bytes: int = 16 * 2 * 4 * MIB
+    # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
+    # of it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
+    unreclaimable: float = 0.5
+    split_later: int = 3  # largest temporary tensors of which ``_fragments`` speaks
+    bucket_elements: int = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
+
+
+PUBLISHED = AllocatorConstants()
 
 
 def driver_bytes(machine: Machine, layout: Layout) -> int:
@@ -50,7 +57,7 @@ def least_driver_bytes(machine: Machine, world: int) -> int:
 
 
 def _driver_bytes(machine: Machine, groups: int) -> int:
-    taken = CONTEXT_BYTES + groups * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
+    taken = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.backend == "nccl" else 0
     return min(taken, machine.chip.memory_bytes // 2)
 
 
@@ -66,11 +73,16 @@ class AllocatorTotals(NamedTuple):
     driver_bytes: int
 
 
-def allocator_totals(counts: Counts, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals:
+def allocator_totals(
+    counts: Counts, layout: Layout, ranks: list[RankMemory], constants: AllocatorConstants = PUBLISHED
+) -> AllocatorTotals:
     """Reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
     places = chunks_of(layout, counts.job)
-    reserved = max(_reserved(counts, layout, rank, chunks) for rank, chunks in zip(ranks, places, strict=True))
-    return AllocatorTotals(reserved, reserved + CONTEXT_BYTES + communicators(layout) * COMMUNICATOR_BYTES)
+    reserved = max(
+        _reserved(counts, layout, rank, chunks, constants) for rank, chunks in zip(ranks, places, strict=True)
+    )
+    groups = communicators(layout) * constants.communicator_bytes
+    return AllocatorTotals(reserved, reserved + constants.context_bytes + groups)
 
 
 def segment(size: int) -> int:
@@ -87,26 +99,35 @@ def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
     return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
 
 
-def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int]) -> int:
+def _reserved(
+    counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], constants: AllocatorConstants
+) -> int:
     """Bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
     part, stages = part_of(layout), counts.stage_runs(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
-    passes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs)))
+    passes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs, constants)))
     sent = sum(run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs)
-    split = _fragments(counts, layout, rank, chunks, runs)
+    split = _fragments(counts, layout, rank, chunks, runs, constants)
     return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.stack.run_ahead else 0)
 
 
-def _fragments(counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], runs: Iterable[Run]) -> int:
+def _fragments(
+    counts: Counts,
+    layout: Layout,
+    rank: RankMemory,
+    chunks: Sequence[int],
+    runs: Iterable[Run],
+    constants: AllocatorConstants,
+) -> int:
     """Return the bytes of free blocks that the largest temporary tensors cannot use again.
 
     What stays is put into the blocks of freed activations, if they have room for it. Else it is put into that of the
     largest tensor, usually the logits, which is then lost but for these bytes; in a pipeline, the activations of other
     micro-batches are.
     """
-    first, second, third = (*map(segment, _largest(counts, layout, runs)), 0, 0, 0)[:3]
+    first, second, third = (*map(segment, _largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
     stays = _staying(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= stays  # the logits are activations too
     lost = first if layout.pp > 1 else 0 if has_room else first - stays
@@ -132,7 +153,9 @@ def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
     )
 
 
-def _concatenated(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run]) -> list[int]:
+def _concatenated(
+    counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run], constants: AllocatorConstants
+) -> list[int]:
     """Bytes of tensors that an update concatenates and that live at once: a reduction bucket with the larger of the
     largest weight's gradient in fp64 (for the norm) and all gradients of this rank twice (as summed and widened); all
     weights.
@@ -142,7 +165,7 @@ def _concatenated(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterab
     if "gradients" in joined:
         norm = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]
         widened = [rank.updated * recipe.summed_bytes, rank.updated * recipe.updated_bytes]
-        sizes += max(norm, widened, key=sum) + [BUCKET_ELEMENTS * recipe.summed_bytes] * (layout.dp > 1)
+        sizes += max(norm, widened, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (layout.dp > 1)
     if "weights" in joined:
         sizes.append(rank.parameters_bytes - rank.updated * recipe.updated_bytes)
     return sizes
@@ -155,8 +178,8 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int
             yield from (weight.numel for weight in unit.weights)
 
 
-def _largest(counts: Counts, layout: Layout, runs: Iterable[Run]) -> list[int]:
-    """Bytes of a pipeline rank's largest temporary tensors: activations, gradients, gathered units."""
+def _largest(counts: Counts, layout: Layout, runs: Iterable[Run], *, most: int) -> list[int]:
+    """Bytes of a pipeline rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = part_of(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:
@@ -164,4 +187,4 @@ def _largest(counts: Counts, layout: Layout, runs: Iterable[Run]) -> list[int]:
         sizes += counts.largest(run_part(part, run), run.name)
         sizes += [] if keeps.weights_stay else [state.whole, state.travel]
         sizes += [] if keeps.gradients_stay else [state.sums]
-    return nlargest(SPLIT_LATER, sizes)
+    return nlargest(most, sizes)

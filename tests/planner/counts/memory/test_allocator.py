@@ -9,7 +9,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.allocator import COMMUNICATOR_BYTES, CONTEXT_BYTES, allocator_totals, segment
+from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, segment
 from fivefold.planner.counts.memory.rank_memory import memory, over_time
 from fivefold.stack.catalog import named as named_stack
 from fivefold.units import GIB, MIB
@@ -99,4 +99,6 @@ def test_the_driver_shows_context_and_communicators() -> None:
     )
     for layout, groups in axes:
         found = allocator_totals(counts, layout, memory(counts, layout))
-        assert found.driver_bytes == found.reserved_bytes + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES
+        assert (
+            found.driver_bytes == found.reserved_bytes + PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes
+        )

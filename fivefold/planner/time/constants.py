@@ -1,0 +1,323 @@
+"""The constants of the time model that are neither data sheets nor a chip's own figures: one record, which is passed.
+
+    Constants()                                     the published values, which every prediction uses
+    Constants().replace(tile_fill_seconds=2e-6)     another record, as a fit or a sensitivity builds it
+    about("tile_fill_seconds")                      its unit, meaning, source, range, and the sources it was fitted to
+
+Figures that the catalog gives to a chip or a link are varied on the machine's record instead. What the score of the
+published runs owes to each constant: docs/how-a-step-costs/constants.md, whose table a test holds to this record.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, NamedTuple
+
+from fivefold.record import Record
+
+ALL = ("*",)  # an estimate, made with the score of every source in sight
+
+
+class About(NamedTuple):
+    """What is known of a constant.
+
+    ``between``: the range in which it could lie by what is known without the sources that it was fitted to, in its
+    unit; of a table, as factors. ``fitted_to``: the sources of published runs or kernels by which the value was chosen;
+    ``ALL``: an estimate; (): a data sheet, a paper, or kernels of somebody whose runs are not scored.
+    """
+
+    unit: str
+    meaning: str
+    source: str
+    between: tuple[float, float]
+    fitted_to: tuple[str, ...] = ()
+
+
+_TREE_SHARES = (
+    (1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9,
+     1.0)
+)  # fmt: skip
+
+
+class Constants(Record):
+    """Constants of kernels, of the host, of messages, and of offloading; ``about`` tells of each what it is."""
+
+    # The host
+    compiled_launch_share: Annotated[
+        float,
+        About(
+            "of it",
+            "the same under `torch.compile`",
+            "no source; came with torchtitan and KempnerForge",
+            (0.05, 1.0),
+            ("torchtitan", "kempnerforge"),
+        ),
+    ] = 0.18
+    host_device_exponent: Annotated[
+        float,
+        About(
+            "exponent",
+            "how far host and device fluctuate: (device³ + host³)^⅓",
+            "**vTrain, one node**, where little hangs on it",
+            (3.0, 8.0),
+            ("vtrain",),
+        ),
+    ] = 3.0
+
+    # Matmuls and attention
+    flash1_share: Annotated[
+        float, About("of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77))
+    ] = 0.65
+    smallest_kernel_seconds: Annotated[
+        float,
+        About(
+            "s",
+            "the smallest kernel",
+            "small matmuls of XLA's and vidur's tables (`tests/planner/time/test_roofline.py`)",
+            (2e-6, 5e-6),
+        ),
+    ] = 3e-6
+    tile_fill_seconds: Annotated[float, About("s", "a tile's start and end", "the same tables", (0.5e-6, 2e-6))] = 1e-6
+    # Tensor memory and asynchronous copies want rows of 16 bytes. For others cuBLAS has kernels with Ampere's
+    # instruction alone, which reach on a newer chip what FlashAttention-2 does there (``Chip.flash2_share``), and less,
+    # as they copy words of 2 or 4 bytes. By the elements of 16 bits at whose multiples rows start.
+    unaligned_shares: Annotated[
+        dict[int, float],
+        About(
+            "of FlashAttention-2's share",
+            "matmuls whose rows start at odd elements of 16 bits, and at even ones that are no multiple of 8",
+            "H100: five shapes at 71 to 115 TFLOP/s (meta-pytorch/float8_experimental pull request 145); 588 against"
+            " 592 elements (m87-labs/kestrel pull request 143)",
+            (0.7, 1.4),
+        ),
+    ] = {1: 0.22, 2: 0.36}
+    last_wave_loss: Annotated[
+        float,
+        About(
+            "of a wave",
+            "what an uneven last wave costs; the choice of tile recovers the rest",
+            "no source; the same tables are met with it",
+            (0.05, 1.0),
+        ),
+    ] = 0.3
+    matmul_tiles: Annotated[
+        tuple[tuple[int, int, int, float], ...],
+        About(  # rows, columns, parts of k, relative speed
+            "of the largest", "speed of smaller tiles", "no source; the same tables are met with them", (0.8, 1.1)
+        ),
+    ] = ((128, 256, 1, 1.0), (128, 128, 1, 0.9), (64, 128, 1, 0.6), (128, 128, 4, 0.9))
+    attention_tail_rows: Annotated[
+        float,
+        About(
+            "queries",
+            "attention's last rows, when the other multiprocessors have finished",
+            "no source; tables of attention (arXiv:2407.08608, SimuMax) are met with it",
+            (8.0, 128.0),
+        ),
+    ] = 64.0
+    attention_diagonal_keys: Annotated[
+        float,
+        About(
+            "keys",
+            "lost per query, forward: masked tiles, and the start of the kernel's pipeline",
+            "likewise",
+            (100.0, 600.0),
+        ),
+    ] = 400.0
+    attention_backward_diagonal_keys: Annotated[float, About("keys", "and backward", "likewise", (100.0, 800.0))] = (
+        500.0
+    )
+    softmax_dim: Annotated[
+        float, About("of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0))
+    ] = 40.0
+
+    # Other kernels
+    # PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap and a
+    # sum of each half; SwiGLU: silu and product), and the bytes they move relative to one fused kernel.
+    plain_kernels: Annotated[
+        dict[str, float],
+        About(
+            "kernels",
+            "norm, rotary, activation, loss in PyTorch",
+            "counted: the operations that the comment names",
+            (0.67, 1.33),
+        ),
+    ] = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
+    plain_bytes: Annotated[
+        dict[str, float], About("times the fused", "what they move", "counted likewise", (0.75, 1.25))
+    ] = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
+    # On B200 a matmul that adds to the sums of gradients is longer by 0.37 to 0.68 of reading and writing them (fp32
+    # and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
+    hidden_sums_share: Annotated[
+        float,
+        About(
+            "of the bytes",
+            "of adding gradients, beside the matmul",
+            "SimuMax's kernel tables: 0.32 to 0.63",
+            (0.3, 0.65),
+            ("simumax_b200",),
+        ),
+    ] = 0.5
+    # Transformer Engine permutes tokens by expert and back in 0.37 ms on B200 (4096 tokens of width 5120, top-6 of 160
+    # experts); their 0.8 GB at streaming bandwidth would take 0.11 (ibid., permute_fwd and permute_bwd, with the bytes
+    # of SimuMax:simu_tools/efficency_test).
+    permutation_bytes: Annotated[
+        float, About("times", "permuting tokens to experts", "SimuMax, one shape", (2.0, 5.0), ("simumax_b200",))
+    ] = 3.3
+    # One thread block per row: it reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
+    loss_bytes_per_second: Annotated[
+        float,
+        About(
+            "bytes/s per multiprocessor", "fused cross-entropy", "SimuMax, one shape", (10e9, 25e9), ("simumax_b200",)
+        ),
+    ] = 2.4e12 / 148
+    # Scores, top-k, counts per expert and auxiliary loss; indices and rows of a permutation; splits of a message. With
+    # it layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
+    moe_kernels: Annotated[
+        dict[str, tuple[float, float]],
+        About(
+            "kernels",
+            "around the experts, forward and backward",
+            "an estimate, **checked on megatron_bridge_perf**: 9 to 11 ms for a layer that took 8.8 to 9.6",
+            (0.5, 2.0),
+            ("megatron_bridge_perf",),
+        ),
+    ] = {
+        "moe.topk": (20, 12),
+        "moe.dispatch": (8, 4),
+        "moe.send": (5, 2),
+        "moe.return": (5, 2),
+        "moe.combine": (8, 4),
+    }
+    # Per element of the experts' output: product with the fp32 routing weight, sum, concatenation over experts and cast
+    # back (TEGroupedMLP._apply_bias in NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and their
+    # backwards by autograd.
+    expert_bias_bytes: Annotated[
+        tuple[float, float],
+        About(
+            "bytes per element",
+            "experts' biases in Megatron, forward and backward",
+            "counted in its code",
+            (0.75, 1.25),
+        ),
+    ] = (28, 36)
+    # Transformer Engine runs one matmul per expert; each costs the smallest kernel on top of its share of one large
+    # matmul: 2.7 us on average of 17 products of 20 to 160 experts with 154 to 2460 rows (SimuMax, group_matmul). In
+    # fp8 two more kernels come before it: they cast an operand and reorder its scales.
+    expert_kernels: Annotated[
+        tuple[float, float],
+        About(
+            "kernels",
+            "per expert, 16 bits and fp8",
+            "SimuMax's kernel tables; the fp8 figure is an estimate",
+            (0.5, 2.0),
+            ("simumax_b200",),
+        ),
+    ] = (1, 3)
+    experts_per_launch: Annotated[
+        int, About("experts", "launched for one operation's host time", "an estimate", (1.0, 16.0), ALL)
+    ] = 8
+
+    # Messages
+    hidden_message_slowdown: Annotated[
+        float,
+        About(
+            "of its time",
+            "what a hidden message takes from compute: multiprocessors and bandwidth",
+            "no source",
+            (0.02, 0.3),
+            ALL,
+        ),
+    ] = 0.1
+    collective_launch_seconds: Annotated[
+        float,
+        About(
+            "s", "a collective's start", "all-reduces of 32 KiB on A100 and H200; SimuMax: 22 to 26 µs", (10e-6, 30e-6)
+        ),
+    ] = 20e-6
+    simple_step_seconds: Annotated[
+        float,
+        About(
+            "s",
+            "a step of a large message (NCCL's protocol Simple)",
+            "SimuMax: 8 to 9 µs on B200",
+            (5e-6, 12e-6),
+            ("simumax_b200",),
+        ),
+    ] = 8e-6
+    low_latency_share: Annotated[
+        float, About("of the rate", "NCCL's protocol LL", "NCCL: a flag with every word", (0.4, 0.6))
+    ] = 0.5
+    tree_shares: Annotated[
+        tuple[tuple[float, ...], tuple[float, ...]],
+        About(
+            "of the rate",
+            "what a tree reaches of messages of 64 bytes, 128, 256, … under LL (20 sizes) and Simple (24); between two"
+            " sizes straight, above them all of it",
+            "NVIDIA/nccl@b647562:src/graph/tuning.cc, `treeCorrectionFactor`: NCCL's own correction of its model, as"
+            " measured",
+            (0.8, 1.1),
+        ),
+    ] = _TREE_SHARES
+    # Reduce-scatter on H100: bus bandwidth 360, 345, 320, 300, 280, 260 GB/s on 4, 8, … 128 nodes (NVIDIA/nccl issue
+    # 1229). Taken as 8 GiB, a ring's steps explain most of it at 128 nodes, this the rest.
+    crowding: Annotated[
+        float,
+        About(
+            "per doubling",
+            "far links over many nodes",
+            "no source of its own: what a ring's steps leave of NVIDIA/nccl issue 1229",
+            (0.005, 0.05),
+        ),
+    ] = 0.02
+    list_part_seconds: Annotated[
+        float,
+        About(
+            "s",
+            "host, per rank of a list: a view in Python and the launch of a copy",
+            "a view takes 1.6 µs on one core of today (`narrow` in a loop, torch 2.13), a launch 7, the lower end of"
+            " `launch_seconds`",
+            (6e-6, 15e-6),
+        ),
+    ] = 9e-6
+    gloo_gather_factor: Annotated[
+        float,
+        About(
+            "times",
+            "gloo's all-gather, for it sends in two halves of which one goes one way at a time",
+            "2 MiB between two hosts that come 1 to 10 ms apart: 1.50 times the wire's seconds at 100 Mbit/s, 1.51 at"
+            " 1 Gbit/s; where they come at once 1.1 to 1.5",
+            (1.0, 2.0),
+        ),
+    ] = 1.5
+    gloo_exchange_factor: Annotated[
+        float,
+        About(
+            "times",
+            "gloo's all-to-all: it sends before it asks, over one connection, so that the second way waits for the"
+            " first",
+            "likewise: 1.97 and 1.92; where both come at once 1.05 to 2",
+            (1.0, 2.0),
+        ),
+    ] = 2.0
+
+    # Offloading
+    host_link_share: Annotated[
+        float, About("of the data sheet", "PCIe under offloading", "an assumption; no row offloads", (0.6, 0.9))
+    ] = 0.8
+    host_link_bandwidth: Annotated[
+        float, About("bytes/s", "a rank's PCIe 4 link, one direction", "data sheet", (16e9, 64e9))
+    ] = 32e9
+    host_memory_bandwidth: Annotated[
+        float, About("bytes/s", "host memory of one rank of eight", "an assumption", (20e9, 80e9))
+    ] = 40e9
+
+
+PUBLISHED = Constants()
+
+
+@cache
+def about(name: str) -> About:
+    """Return what is known of the constant ``name``."""
+    return next(each for each in Constants.model_fields[name].metadata if isinstance(each, About))
