@@ -1,10 +1,11 @@
-# demo: from a question to a trained step, predicted next to measured · test: all tests · check: lint and test
+# demo: from a question to a trained step, predicted next to measured · test: all tests that a change needs, with the slowest named at the end
+# test-fast: the tests that start no process and no browser, with few drawn examples · check: lint and test
 # published: scores predictions against published runs, as docs/how-a-step-costs/published.md has it
 # docs: the pages of docs/ with the reference as a site, in an environment of its own: build/docs/site/index.html
 # bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over a link of a known
 #        speed (by root: network namespaces); four predictions of step time against the run
 # parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
-# endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
+# endure: the cases that the tests leave out for time; 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
 #         20,000 random command lines; every catalog model on five machines; 5,000 random jobs, planned; bounds of 2,000 random searches; 500 and more written to each software's config and read back, 100 configs of each with random keys; 10,000 requests of the page; every command of the docs; the package in empty environments; notebooks (hours; kills and runs resume)
 # interop: what `fivefold write` makes, parsed, built and trained by the packages that it is for; PyTorch's DDP, FSDP2, tensor and
@@ -15,7 +16,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint check docs published bench parity endure gpu interop
+.PHONY: demo test test-fast lint check docs published bench parity endure gpu interop
 
 $(BIN)/fivefold: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,7 +27,10 @@ demo: $(BIN)/fivefold
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: $(BIN)/fivefold
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --durations-min 2
+
+test-fast: $(BIN)/fivefold
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 --fast
 
 lint: $(BIN)/fivefold
 	$(BIN)/ruff format --check .
@@ -66,6 +70,7 @@ parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.rehearsal.drawn --count 300
 
 endure: $(BIN)/fivefold
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --long
 	$(BIN)/python -m tests.endure.kills --kills 200
 	$(BIN)/python -m tests.endure.runs --runs 300
 	$(BIN)/python -m tests.endure.runs --runs 100 --load 4 --folder runs/endure-busy

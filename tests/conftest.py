@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.forked_python import fork_interpreters
+from tests.selection import ProcessGuard, mark
 from tests.skipped import summarize_skips
 
 # An example may take as long as a busy machine makes it.
@@ -42,8 +44,33 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# `python -m fivefold` is forked from this process, except within `true_interpreters()`.
+fork_interpreters()
 # A fork finalizes nothing of its parent's: the store of a group would wait there for a thread that it does not have.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer what ``make test-fast`` and ``make endure`` ask for."""
+    parser.addoption(
+        "--fast", action="store_true", help="leave out tests that start processes or a browser, and slow ones"
+    )
+    parser.addoption(
+        "--long", action="store_true", help="run only the cases marked `long`, which are left out otherwise"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch for processes that the package starts."""
+    if config.getoption("--fast"):
+        config.pluginmanager.register(ProcessGuard())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by what they start."""
+    if left_out := mark(items, fast=config.getoption("--fast"), long=config.getoption("--long")):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_collection_finish() -> None:
@@ -78,6 +105,8 @@ def forked(tmp_path: Path) -> Callable[..., list[Any]]:
     def run(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         nonlocal calls
         calls += 1
+        import torch._dynamo  # noqa: F401  once here, and not in each child: optimizers load it
+
         context = multiprocessing.get_context("fork")
         results: Any = context.Queue()
         store = tmp_path / f"store{calls}"

@@ -17,6 +17,7 @@ import pytest
 
 from fivefold import cli
 from fivefold.record import Mistake
+from tests.forked_python import true_interpreters
 
 PREDICT = ("predict", "nano", "h100:8", "dp8")
 ASK = ("ask", "run", "nano", "h100:8", "dp8", "--tokens")
@@ -179,6 +180,7 @@ def test_the_tests_heed_signals_wherever_they_are_started() -> None:
     assert "default_int_handler" in started.stdout
 
 
+@true_interpreters()
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """As in ``fivefold predict … | head -1``."""
     command = subprocess.Popen(

@@ -125,12 +125,14 @@ def test_trace(tmp_path: Path) -> None:
         ff.trace(tmp_path, gbs=8)
 
 
+@pytest.mark.processes
 def test_a_run_that_cannot_be_is_the_commands_line(tmp_path: Path) -> None:
     run = {"model": "nanno", "machine": "h100:2", "layout": "dp2", "folder": str(tmp_path / "run")}
     with pytest.raises(Mistake, match=r"^unknown model 'nanno'; did you mean nano\?$"):
         ff.train(run)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("code", "kind"), [(1, Fault), (2, Mistake)])
 def test_a_run_that_fails_says_the_commands_line(
     code: int,

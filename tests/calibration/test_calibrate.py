@@ -18,6 +18,8 @@ from fivefold.record import Fault, Mistake
 from fivefold.rendering import table
 from fivefold.units import KIB, MIB
 
+pytestmark = pytest.mark.processes
+
 TINY = Points(
     dtypes=("fp32", "bf16"),
     matmuls=((64, 64, 64), (256, 256, 256)),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from fivefold.calibration.hosts import between
+from fivefold.calibration.hosts import between, calibrate_hosts
 from fivefold.calibration.points import AttentionShape, Points
 from fivefold.layout.mesh import Group
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import CollectivePoint, Machine
+from fivefold.machine.toml import write
 from fivefold.planner.time.network import Network
+from fivefold.trainer.process import Process
 from fivefold.units import KIB, MIB
 
 SMALL = Points(
@@ -29,18 +30,16 @@ SMALL = Points(
     budget_seconds=1,
     seconds_per_point=0.005,
 )
-HOST = """
-import os, sys
-from pathlib import Path
-from fivefold.calibration.hosts import calibrate_hosts
-from fivefold.calibration.points import Points
-from fivefold.machine.toml import write
-from fivefold.trainer.process import Process
-machine = calibrate_hosts(Process.of(os.environ), points=Points.model_validate_json(sys.argv[1]))
-assert (machine is None) == (os.environ["RANK"] != "0")
-if machine is not None:
-    write(machine, Path("hosts.toml"))
-"""
+
+
+def calibrate_here(rank: int, folder: Path, known: dict[str, str]) -> None:
+    """Calibrate as host ``rank``; the first one writes what was measured."""
+    os.chdir(folder)
+    os.environ.update(known | {"RANK": str(rank)})
+    machine = calibrate_hosts(Process.of(os.environ), points=SMALL)
+    assert (machine is None) == (rank != 0)
+    if machine is not None:
+        write(machine, Path("hosts.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +48,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     known = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
-    command = [sys.executable, "-c", HOST, SMALL.model_dump_json()]
-    ranks = [subprocess.Popen(command, cwd=folder, env=os.environ | known | {"RANK": rank}) for rank in "01"]
-    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    ranks = [get_context("fork").Process(target=calibrate_here, args=(rank, folder, known)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=100)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
     return resolve(str(folder / "hosts.toml"), local=Path("none"))
 
 
@@ -78,8 +80,6 @@ def test_groups_between_hosts_have_their_own_curve(hosts: Machine) -> None:
 
 
 def test_more_hosts_have_the_same_chips_and_link(hosts: Machine, tmp_path: Path) -> None:
-    from fivefold.machine.toml import write
-
     write(hosts, tmp_path / "hosts.toml")
     sixteen = resolve(f"{tmp_path}/hosts.toml:16", local=Path("none"))
     assert (sixteen.nodes, sixteen.chip, sixteen.links[1].span) == (16, hosts.chip, 16)

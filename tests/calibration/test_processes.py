@@ -7,6 +7,8 @@ import pytest
 from fivefold.calibration.processes import side_by_side
 from fivefold.record import Fault
 
+pytestmark = pytest.mark.processes
+
 SLEEP = "import time; time.sleep(60)"
 
 

@@ -39,6 +39,7 @@ from fivefold.planner.time.small_messages import small_messages
 from fivefold.record import Mistake
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
+from tests.forked_python import true_interpreters
 
 NANO = resolve("nano")
 JOB = Job(sequence=32, global_batch=8, precision="fp32")
@@ -291,6 +292,7 @@ def test_small_messages_are_priced_as_often_as_they_are_sent():
     assert small_messages(counts, network, Layout.parse("dp1 mbs2"), chunks=(0,)) == {}
 
 
+@pytest.mark.processes
 def test_a_run_is_profiled_in_processes_of_its_own():
     layout = Layout.parse("dp2 zero2 mbs2")
     store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
@@ -304,6 +306,7 @@ def test_a_run_is_profiled_in_processes_of_its_own():
     assert len(again.calibration.units) == len(store.calibration.units)  # replaced, not added
 
 
+@pytest.mark.processes
 def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
     """All ranks are here, so the messages are sent: the profile holds every second of the step but a bubble's."""
     layout = Layout.parse("cp2 mbs2")
@@ -314,6 +317,8 @@ def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
     assert step.exposed["cp"] == pytest.approx(3 * NANO.layers * layout.micro_batches(JOB) * hop.seconds)
 
 
+@pytest.mark.processes
+@true_interpreters()
 def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
     layout = Layout.parse("dp1 mbs2")
     apart = JOB.replace(documents="apart")

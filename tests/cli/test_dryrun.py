@@ -21,6 +21,8 @@ from fivefold.record import Mistake, StopSignal
 from fivefold.step import Step
 from fivefold.trainer.model import mlp
 
+pytestmark = pytest.mark.slow
+
 TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]
 LARGE = ["dryrun", "qwen3-4b", "rtx3090:1", "dp1 mbs1", "--gbs", "1", "--seq", "64"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold import cli
+from tests.cli.commands import run
 
 FILE = """
 [model]
@@ -21,13 +21,6 @@ data_parallel_shard_degree = -1
 [activation_checkpoint]
 mode = "none"
 """
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
-    monkeypatch.setattr("sys.argv", ["fivefold", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    return done.value.code
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 import fivefold as ff
 from fivefold import cli
+from tests.cli.commands import run
 
 CONFIG = """
 base_model: meta-llama/Llama-3.2-1B
@@ -26,13 +27,6 @@ fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}
 LORA = CONFIG + "adapter: lora\ns2_attention: true\ngptq: true\nrelora: true\nunsloth_lora_mlp: true\n"
 KEYS = ("adapter", "s2_attention", "gptq", "relora", "unsloth_lora_mlp")
 COMMANDS = ("predict", "search", "compare", "report", "dryrun", "plan")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
-    monkeypatch.setattr("sys.argv", ["fivefold", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    return done.value.code
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from fivefold.record import Fault, Mistake
 from fivefold.results.step_comparison import compare
 from fivefold.trainer.model import mlp
 
+pytestmark = pytest.mark.slow
+
 H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)
 TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 QWEN = named("qwen3-30b-a3b")

@@ -10,6 +10,8 @@ from fivefold.dry_run.match import findings
 from fivefold.dry_run.record.tape import START, WAIT, Event, Message, Scope, Site, Tape
 from fivefold.model.catalog import resolve
 
+pytestmark = pytest.mark.slow
+
 Rehearsed = Callable[..., list[Tape]]
 MIXTURE = resolve(str(Path(__file__).parents[2] / "examples" / "models" / "mixture.toml")).replace(layers=3)
 DENSE = (

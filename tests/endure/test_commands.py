@@ -25,6 +25,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_random_command_lines_end_well_or_in_one_line() -> None:
     ended = [run(number, seed=0) for number in range(INPUTS)]
     assert [str(each) for each in ended if each.wrong] == []

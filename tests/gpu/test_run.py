@@ -92,6 +92,7 @@ def test_without_a_gpu_it_is_one_line(
     assert "no part 'memroy'; there are tests, calibrate, memory, speed, traces" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_real_part_rehearsed(tmp_path: Path) -> None:
     assert main(["--rehearse", "--state", str(tmp_path), "memory"]) == 0
     assert "| nano · mbs2 ac=none · 512 x 4 · bf16 |" in (tmp_path / "013-gpu.md").read_text()

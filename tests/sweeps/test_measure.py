@@ -52,6 +52,7 @@ def played(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]:
     return tried
 
 
+@pytest.mark.processes
 def test_two_real_runs(local: Path) -> None:
     rows = swept(local, ranks=[1])
     assert [(row.layout, row.measured, row.measured_why) for row in rows] == [
@@ -156,6 +157,7 @@ def commands(folder: Path, **bodies: str) -> None:
         path.chmod(0o755)
 
 
+@pytest.mark.processes
 def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fivefold.cli.sweep import _submit
 

@@ -31,6 +31,7 @@ def asked(layout: str = "dp1 mbs4", *, job: Job = JOB, machine: Machine = MACHIN
     return trial(model=MODEL, machine=machine, layout=Layout.parse(layout), job=job, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
     found = asked("dp2 zero1 mbs2", steps=4, within=tmp_path)
     assert found.ended == "measured", found.why
@@ -44,6 +45,7 @@ def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_a_refusal_is_its_line() -> None:
     found = asked("dp4 mbs1")
     assert (found.ended, found.measured) == ("refused", None)
@@ -56,6 +58,7 @@ def test_a_refusal_is_its_line() -> None:
         asked(steps=3)
 
 
+@pytest.mark.processes
 def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     begin = time.monotonic()
     found = asked(timeout_seconds=0.3, within=tmp_path)

@@ -35,6 +35,7 @@ from fivefold.model.catalog import resolve
 from fivefold.results import run_folder
 from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
 from fivefold.trainer.loop import Loop
+from tests.forked_python import true_interpreters
 
 MACHINE = Machine(
     name="here", ranks=2, ranks_per_node=2, backend="gloo",
@@ -556,15 +557,16 @@ def test_a_signal_in_mid_training(monkeypatch: pytest.MonkeyPatch, place: str, s
 # kill -9
 
 
+@pytest.mark.long  # two ranks are killed in tests/endure/test_kills.py
 def test_kill_9_at_random_moments_loses_nothing() -> None:
-    changes = {"job": {"steps": 144}, "checkpoints": {"every_steps": 2}}
+    changes = {"job": {"steps": 96}, "checkpoints": {"every_steps": 2}}
     set_run(folder="straight", **changes)
     begin = time.monotonic()
     train_well()
-    save_seconds = (time.monotonic() - begin) / 72
+    save_seconds = (time.monotonic() - begin) / 48
     set_run(**changes)
     draw, newest, unfinished = random.Random(5), -1, 0
-    for kill in range(12):  # 200 of them: tests/endure/kills.py
+    for kill in range(8):  # 200 of them: tests/endure/kills.py
         child = Child()
         if kill % 4:  # of four kills, one falls somewhere into the start, three into training and saving
             wait_for(lambda now=newest: saved_step() > now)
@@ -576,18 +578,18 @@ def test_kill_9_at_random_moments_loses_nothing() -> None:
         assert saved_step() >= newest
         newest = saved_step()
         unfinished += any(".tmp-" in path.name for path in Path("run").glob("checkpoints/*"))
-    assert 0 < newest < 144
-    assert unfinished >= 2, "too few kills hit a save"
+    assert 0 < newest < 96
+    assert unfinished, "no kill hit a save"
     train_well()
-    assert (saved_step(), saved_bits()) == (144, saved_bits("straight"))
-    assert len(losses()) == 144
+    assert (saved_step(), saved_bits()) == (96, saved_bits("straight"))
+    assert len(losses()) == 96
 
 
 # Two processes
 
 
 class Launched(Child):
-    """Who starts two processes by the real command and waits for them."""
+    """Who starts two processes, as the command does, and waits for them."""
 
     def __init__(self) -> None:
         super().__init__(leads=True)
@@ -597,11 +599,12 @@ class Launched(Child):
         found = {}
         for status in Path("/proc").glob("[0-9]*/stat"):
             try:
-                parent = int(status.read_text().rpartition(")")[2].split()[1])
-                environment = (status.parent / "environ").read_text().split("\0") if parent == self.pid else []
+                name, _, facts = status.read_text().rpartition(")")
             except OSError:
                 continue
-            found |= {int(value[5:]): int(status.parent.name) for value in environment if value.startswith("RANK=")}
+            state, parent = facts.split()[:2]
+            if int(parent) == self.pid and state != "Z" and (rank := re.search(r"\(fivefold rank (\d+)$", name)):
+                found[int(rank[1])] = int(status.parent.name)
         return found
 
     def at_step(self, step: int) -> None:
@@ -617,10 +620,11 @@ class Launched(Child):
 def test_two_processes_end_and_go_on() -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
     set_run(folder="straight", **TWO)
-    done = subprocess.run(
-        [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+    with true_interpreters():
+        done = subprocess.run(
+            [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
     assert done.stderr.splitlines()[-1].startswith("finished 120 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
         "checkpoints", "data", "log.jsonl", "predicted.json", "report.html", "step.json", "tensorboard",
@@ -632,8 +636,7 @@ def test_two_processes_end_and_go_on() -> None:
     set_run(**TWO)
 
     run = Launched()
-    wait_for(lambda: len(run.workers()) == 2)
-    time.sleep(0.3)  # somewhere in the start of the interpreters
+    wait_for(lambda: len(run.workers()) == 2)  # somewhere in their start
     os.killpg(run.pid, signal.SIGINT)  # Ctrl-C in a terminal
     ended = run.wait()
     assert (ended.code, ended.line) == (1, f"stopped by SIGINT; {NOT_HALF}")

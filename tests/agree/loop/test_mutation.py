@@ -13,6 +13,7 @@ import pytest
 from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, SHORT, WSD, Case
 from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
 from tests.agree.loop.mutate import Mutation, plant
+from tests.selection import one_in
 
 SEEN = 1e-4  # a hundred times what the comparison allows
 ALONE, TWO = Case("llama", "mbs4", COSINE, SHORT), Case("llama", "dp2 mbs2", COSINE, SHORT)
@@ -109,7 +110,7 @@ def named(planted: Planted) -> list[object]:
     return [pytest.param(case, mutation, id=mutation.name) for case, mutation in planted]
 
 
-@pytest.mark.parametrize(("case", "mutation"), named([*DATA, *HELDOUT, *SUMS, *UPDATE]))
+@pytest.mark.parametrize(("case", "mutation"), one_in(3, named([*DATA, *HELDOUT, *SUMS, *UPDATE])))
 def test_a_mistake_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     ours = logged(case, folder_of(tmp_path / "run"), partial(plant, mutation))
     assert distance(ours, expected(case)) > SEEN

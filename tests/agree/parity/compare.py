@@ -5,7 +5,6 @@ loss |Δ| / |loss| · gradients ‖Δ‖ / ‖g‖ of each weight, Δ the worst 
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from math import inf, isfinite
 from typing import NamedTuple, Protocol
@@ -20,15 +19,13 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.traffic import messages
-from fivefold.step import sent_bytes
 from tests.agree.parity.cases import FEW, Case, one_process, text
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Array, Part, Told, play
+from tests.agree.said import Said, add_up, count_planned
 
 TOLERANCE = 1e-5
 PADDED = 1.25
-Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes of all ranks
 
 
 class Compared(Protocol):
@@ -148,30 +145,16 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
 
 def spoken(told: list[Told]) -> Said:
     """What all ranks said, added up."""
-    count: Counter[tuple[str, str]] = Counter()
-    sent: Counter[tuple[str, str]] = Counter()
-    for each in told:
-        for line in each.traffic:
-            count[line.axis, line.collective] += line.messages
-            sent[line.axis, line.collective] += line.bytes
-    return {key: (count[key], sent[key]) for key in count}
+    return add_up((line.axis, line.collective, line.messages, line.bytes) for each in told for line in each.traffic)
 
 
 def planned(model: Model, layout: Layout, job: Job) -> Said:
     """What the planner expects of all ranks."""
-    counts = Counts(model, job)
     held: tuple[tuple[int, ...], ...] = ((0,),)
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
         held = table.rank_stages
-    count: Counter[tuple[str, str]] = Counter()
-    sent: Counter[tuple[str, str]] = Counter()
-    for stages in held:
-        for message in messages(counts, layout, chunks=stages):
-            key, times = (message.axis, message.collective), message.times * layout.world // layout.pp
-            count[key] += times
-            sent[key] += times * sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
-    return {key: (count[key], sent[key]) for key in count if count[key]}
+    return count_planned(Counts(model, job), layout, held, ranks=layout.world // layout.pp)
 
 
 def differences(ours: Said, plan: Said) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ from fivefold.layout.spec import Layout
 from tests.agree.parity.cases import END, MODELS, Case, batch, text
 from tests.agree.parity.compare import run
 from tests.agree.parity.covering import covering, every_case
+from tests.selection import one_in
+
+pytestmark = pytest.mark.slow
 
 CASES = [
     Case("biased", "dp1 mbs3 ac=full/2"),
@@ -37,7 +40,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
 def test_a_layout_equals_one_process(case: Case) -> None:
     verdict = run(case)
     assert verdict.equal, verdict

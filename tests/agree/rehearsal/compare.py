@@ -21,9 +21,9 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.buffers import inputs_bytes, scale_index_bytes
-from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, sent_bytes
+from tests.agree.said import Said, add_up, count_planned
 
 EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
 SCALARS = 64  # bytes of the losses and counters that a rank holds
@@ -46,9 +46,6 @@ class Compared(Protocol):
 
     @property
     def streams(self) -> bool: ...
-
-
-Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes of one rank
 
 
 class Stage(NamedTuple):
@@ -158,26 +155,22 @@ def work(tape: Tape) -> int:
 
 def spoken(tape: Tape) -> Said:
     """What one rank sends."""
-    count: Counter[tuple[str, str]] = Counter()
-    sent: Counter[tuple[str, str]] = Counter()
-    for place, times in Counter(second for kind, _, second, _ in tape if kind == START).items():
-        message = tape.messages[place]
-        if not message.receives:
-            key = message.axis, message.collective
-            count[key] += times
-            sent[key] += times * sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
-    return {key: (count[key], sent[key]) for key in count}
+    starts = Counter(second for kind, _, second, _ in tape if kind == START)
+    sending = [(tape.messages[place], times) for place, times in starts.items() if not tape.messages[place].receives]
+    return add_up(
+        (
+            message.axis,
+            message.collective,
+            times,
+            times * sent_bytes(message.collective, payload=message.payload, ranks=len(message.members)),
+        )
+        for message, times in sending
+    )
 
 
 def planned(counts: Counts, layout: Layout, *, stages: tuple[int, ...]) -> Said:
     """What the planner expects of a rank that holds ``stages``."""
-    count: Counter[tuple[str, str]] = Counter()
-    sent: Counter[tuple[str, str]] = Counter()
-    for message in messages(counts, layout, chunks=stages):
-        key = message.axis, message.collective
-        count[key] += message.times
-        sent[key] += message.times * sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
-    return {key: (count[key], sent[key]) for key in count if count[key]}
+    return count_planned(counts, layout, [stages])
 
 
 def differences(ours: Said, plan: Said) -> list[str]:

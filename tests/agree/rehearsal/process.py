@@ -29,7 +29,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter, tensors
 from fivefold.trainer.model import routing
-from tests.agree.rehearsal.compare import Said
+from tests.agree.said import Said
 
 c10d = torch.ops.c10d
 

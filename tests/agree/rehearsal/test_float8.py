@@ -8,6 +8,9 @@ from fivefold.planner.predict import Planner
 from tests.agree.rehearsal.cases import Case
 from tests.agree.rehearsal.compare import run
 from tests.agree.rehearsal.matrix import WORST
+from tests.selection import one_in
+
+pytestmark = pytest.mark.slow
 
 CASES = (
     Case("llama2-7b", 3, "dp2 cp2 zero3 mbs2", 1536, 8, "fp8"),
@@ -29,7 +32,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
 def test_the_planner_counts_what_is_cast(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()

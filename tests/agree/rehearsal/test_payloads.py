@@ -9,6 +9,9 @@ from fivefold.planner.counts.counts import Counts
 from tests.agree.rehearsal.cases import Case
 from tests.agree.rehearsal.compare import planned, run
 from tests.agree.rehearsal.matrix import WORST
+from tests.selection import one_in
+
+pytestmark = pytest.mark.slow
 
 CASES = (
     Case("grouped", 4, "dp2 zero1 mbs1", 192, 4, "fp8-wire"),
@@ -27,7 +30,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
 def test_the_planner_counts_what_is_sent_in_fp8(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()

@@ -12,9 +12,12 @@ from fivefold.layout.names import SCHEDULES
 from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.process import play
 from tests.agree.rehearsal.real import MORE, QUICK, Case, run, unequal
+from tests.selection import one_in
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("case", QUICK, ids=str)
+@pytest.mark.parametrize("case", one_in(2, QUICK), ids=str)
 def test_a_rehearsal_is_the_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()

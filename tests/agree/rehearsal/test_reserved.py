@@ -11,6 +11,8 @@ import pytest
 from tests.agree.rehearsal.cases import Case
 from tests.agree.rehearsal.reserved import BOUND, error
 
+pytestmark = pytest.mark.slow
+
 # From short sequences to those whose logits are most of the memory, with and without room beside the logits.
 CASES = (
     (Case("gemma3-4b", 6, "dp64 zero1 mbs1 ac=full", 131_072, 64), 0.1),

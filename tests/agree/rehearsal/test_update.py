@@ -16,6 +16,8 @@ from fivefold.update import Optimizer
 from tests.agree.rehearsal.cases import OWN, Case
 from tests.agree.rehearsal.compare import EXACT, differences, planned, spoken, stages_held, work
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = (
     Case("grouped", 3, "dp2 tp2 zero1 mbs1", 64, 2),
     Case("biased", 2, "dp3 zero3 mbs1", 64, 3, "fp32"),

@@ -17,6 +17,8 @@ from benchmarks.published.intervals import coverage, learn, write
 from benchmarks.published.score import RESOLUTION, Score
 from fivefold.planner.time.errors import TABLE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PAGE, README = ROOT / "docs/how-a-step-costs/published.md", ROOT / "README.md"
 FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"

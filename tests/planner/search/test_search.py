@@ -25,6 +25,8 @@ from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import named as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
 
+pytestmark = pytest.mark.slow
+
 JOB = Job(sequence=4096, global_batch=64)
 NODE = resolve("h100:8", local=Path("/nowhere"))
 SMALL = Model(name="small", layers=6, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)

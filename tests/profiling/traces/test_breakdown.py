@@ -71,6 +71,7 @@ def test_an_unlaunched_kernel_ends_a_gap_of_nobody(tmp_path: Path) -> None:
     assert found.step == "whole"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("record", [ddp_traces, engine_traces], ids=["torch DDP", "our engine"])
 def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) -> None:
     """Recorded by torch.profiler here; the sweep's ticks are of 100 ns, one of which an operator may lose or gain."""

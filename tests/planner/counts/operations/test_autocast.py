@@ -31,6 +31,8 @@ from fivefold.record import Mistake
 from fivefold.trainer.model.precision import check_trainable
 from tests.third_party import loops, measured
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 64
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,

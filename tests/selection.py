@@ -1,0 +1,122 @@
+"""Selects tests: ``make test-fast`` leaves out processes and the browser, ``make test`` the long part of long lists.
+
+The marks ``processes``, ``browser`` and ``drawn`` come from the code: a test starts a process if it, a fixture of it or
+a function of the tests that it calls uses ``fork``, ``subprocess`` or ``multiprocessing``. Processes that the package
+starts for a test are not seen there, so ``--fast`` fails a test that starts one while it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+PROCESS_MODULES = {"subprocess", "multiprocessing"}
+PROCESS_NAMES = {"fork", "Popen", "create_subprocess_exec", "get_context"}
+BROWSER_NAMES = {"sync_playwright"}
+STARTS = ("os.fork", "os.posix_spawn", "subprocess.Popen")  # audit events
+FAST_EXAMPLES = 5
+
+
+def one_in(share: int, cases: Iterable[Any]) -> list[Any]:
+    """Return ``cases`` for ``parametrize``: ``make test`` runs one in ``share`` of them, ``make endure`` the others."""
+    marked = [
+        case if isinstance(case, type(pytest.param())) else pytest.param(*(case if type(case) is tuple else (case,)))
+        for case in cases
+    ]
+    return [
+        case if number % share == 0 else pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.long])
+        for number, case in enumerate(marked)
+    ]
+
+
+def is_ours(code: CodeType) -> bool:
+    """Whether the code is of a file of the tests."""
+    return Path(code.co_filename).is_relative_to(TESTS)
+
+
+def find_names(function: Callable[..., Any], seen: set[CodeType]) -> Iterator[str]:
+    """Yield the names that a function uses, and those of the tests' functions and classes that it calls."""
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    function = getattr(function, "__wrapped__", function)
+    code = getattr(function, "__code__", None)
+    if code is None or code in seen or not is_ours(code):
+        return
+    pending = [code]
+    while pending:
+        part = pending.pop()
+        seen.add(part)
+        pending += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
+        for name in part.co_names:
+            value = function.__globals__.get(name)
+            yield value.__name__ if isinstance(value, ModuleType) else name
+            if isinstance(value, type):
+                members = [getattr(member, "__func__", member) for member in vars(value).values()]
+            else:
+                members = [value]
+            for member in members:
+                if hasattr(member, "__code__") or hasattr(member, "__wrapped__"):
+                    yield from find_names(member, seen)
+
+
+def find_marks(item: pytest.Item) -> set[str]:
+    """Return which of ``processes``, ``browser`` and ``drawn`` a test is marked by."""
+    functions = [getattr(item, "function", None)]
+    fixtures = getattr(item, "_fixtureinfo", None)
+    if fixtures is not None:
+        functions += [each.func for each in (defs[-1] for defs in fixtures.name2fixturedefs.values() if defs)]
+    seen: set[CodeType] = set()
+    names = {name for function in functions if function is not None for name in find_names(function, seen)}
+    marks = set()
+    if names & PROCESS_NAMES or {name.split(".")[0] for name in names} & PROCESS_MODULES:
+        marks.add("processes")
+    if names & BROWSER_NAMES:
+        marks.add("browser")
+    if hasattr(getattr(item, "function", None), "hypothesis"):
+        marks.add("drawn")
+    return marks
+
+
+def mark(items: list[pytest.Item], *, fast: bool, long: bool) -> list[pytest.Item]:
+    """Mark ``items``; return those that are left out, and with ``--fast`` let drawn tests try few examples."""
+    left_out = []
+    for item in items:
+        for name in find_marks(item):
+            item.add_marker(name)
+        for_later = (item.get_closest_marker("long") is not None) != long
+        too_slow = fast and any(item.get_closest_marker(name) for name in ("processes", "browser", "slow"))
+        if for_later or too_slow:
+            left_out.append(item)
+        elif fast and item.get_closest_marker("drawn"):
+            function = item.function  # type: ignore[attr-defined]
+            given = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+            few = settings(given, max_examples=min(FAST_EXAMPLES, given.max_examples))
+            function._hypothesis_internal_use_settings = few
+    return left_out
+
+
+class ProcessGuard:
+    """Notes that the running test starts a process, and fails it for that."""
+
+    def __init__(self) -> None:
+        self.started = ""
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in STARTS:
+            self.started = f"{event} {arguments[:2]}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Run the test, and fail it if it has started a process."""
+        self.started = ""
+        yield
+        if self.started and os.environ.get("PYTEST_CURRENT_TEST"):
+            pytest.fail(f"make test-fast starts no processes, but {item.name} did: {self.started}; mark it `processes`")

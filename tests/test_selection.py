@@ -1,0 +1,88 @@
+"""What ``make test-fast`` leaves out is known from the code of a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.selection import ProcessGuard, find_marks, mark, one_in
+
+
+class Starter:
+    def __init__(self) -> None:
+        self.pid = os.fork()
+
+
+def start() -> None:
+    subprocess.run(["true"], check=True)
+
+
+@pytest.fixture
+def started() -> None:
+    start()
+
+
+def uses_a_class() -> None:
+    Starter()
+
+
+def uses_a_function() -> None:
+    [start() for _ in range(2)]
+
+
+@given(st.integers())
+def draws(number: int) -> None:
+    assert number == number
+
+
+def uses_nothing() -> None:
+    assert os.getpid()
+
+
+def marks_of(function: object, request: pytest.FixtureRequest) -> set[str]:
+    item = pytest.Function.from_parent(request.node.parent, name="x", callobj=function)
+    return find_marks(item)
+
+
+@pytest.mark.parametrize(
+    ("function", "marks"),
+    [
+        (uses_a_class, {"processes"}), (uses_a_function, {"processes"}), (draws, {"drawn"}), (uses_nothing, set()),
+    ],
+)  # fmt: skip
+def test_marks_follow_from_the_code(function: object, marks: set[str], request: pytest.FixtureRequest) -> None:
+    assert marks_of(function, request) == marks
+
+
+def test_a_fixture_counts(request: pytest.FixtureRequest) -> None:
+    def asks(started: None) -> None: ...
+
+    assert marks_of(asks, request) == {"processes"}
+    assert "processes" not in marks_of(lambda tmp_path: None, request)
+
+
+def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
+    """``make test`` and ``make endure`` have all cases together, and none twice."""
+    cases = one_in(3, [*range(7), pytest.param(7, id="eight")])
+    assert [case.values for case in cases] == [(number,) for number in range(8)]
+    items = []
+    for case in cases:
+        items.append(pytest.Function.from_parent(request.node.parent, name=str(case.values), callobj=uses_nothing))
+        for each in case.marks:
+            items[-1].add_marker(each)
+    short, long = ({item.name for item in items} - {item.name for item in mark(items, fast=False, long=long)}
+                   for long in (False, True))  # fmt: skip
+    assert short == {"(0,)", "(3,)", "(6,)"}
+    assert short | long == {item.name for item in items}
+    assert not short & long
+
+
+def test_a_process_of_the_package_is_heard() -> None:
+    guard = ProcessGuard()
+    assert not guard.started
+    start()
+    assert "subprocess.Popen" in guard.started
