@@ -116,23 +116,23 @@ def _machine_of(path: Path) -> str:
 def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     """Raise a ``Mistake`` if the config of the job's stack has no words for the model or the job, by any layout."""
     from fivefold.interop.format import Plan
-    from fivefold.interop.read import for_stack
+    from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
     plain = Layout(dp=2, zero=job.stack.runs.zero_told(1)[-1])
     small = job.replace(global_batch=2, ramp=None)
-    run(Plan(model, plain, small, machine.ranks_per_node, f"{machine.name}:2"), to=for_stack(job.stack.name))
+    run(Plan(model, plain, small, machine.ranks_per_node, f"{machine.name}:2"), to=find_stack_format(job.stack.name))
 
 
 def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
     """Write the first of ``layouts`` that the job's stack can be told, and say why not the first of all."""
     from fivefold.interop.format import Plan
-    from fivefold.interop.read import for_stack
+    from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    to, why = for_stack(job.stack.name), ""
+    to, why = find_stack_format(job.stack.name), ""
     for text in dict.fromkeys(layouts):
         plan = Plan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:

@@ -1,4 +1,9 @@
-"""What a format is: a name, a version, and how it is recognised, read and written."""
+"""A configuration format: one folder, which says how its files are recognized, parsed, read as a job and written.
+
+keys     a table of the software's keys, each with its kind, its meaning and the version's default
+parse    a document to values of these keys            to_job   the values to model, layout and job
+emit     model, layout and job to files
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.interop.keys import Values, nested
+from fivefold.interop.keys import Table, Values, nested
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
@@ -62,15 +67,35 @@ class Written(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-class Format(NamedTuple):
-    """A config format of one version of a software."""
+class ParsedConfig(NamedTuple):
+    """The keys that a document gives: what ``parse`` returns and ``to_job`` reads."""
 
-    name: str
-    version: str
+    document: Document
+    values: Values
+    model: Model | None = None  # that the user or the document names as a whole
+    stack: str = ""  # of the software that the document is of, where a format has several
+    fields: Mapping[str, Any] = {}  # fields of layout and job that it says other than by keys, by path
+    unset: tuple[str, ...] = ()  # keys whose value follows from the model
+
+
+class Format(NamedTuple):
+    """A configuration format of one software; a format that is only written has neither ``parse`` nor ``to_job``."""
+
+    name: str  # as ``--to`` has it
+    version: str  # that is written
     stack: str
-    recognises: Callable[[Document], bool]
-    read: Callable[[Document, Asked], Reading] | None
-    write: Callable[[Plan], Written] | None = None
+    recognizes: Callable[[Document], bool]
+    parse: Callable[[Document, Asked], ParsedConfig] | None
+    to_job: Callable[[ParsedConfig, Asked], Reading] | None
+    emit: Callable[[Plan], Written] | None
+    keys: Mapping[str, Table] = {}  # by the name of the software whose keys they are
+    main_keys: frozenset[str] = frozenset()  # what a config should not leave to a default: the sequence and the batch
+
+    def read(self, document: Document, asked: Asked) -> Reading:
+        """Return the document as model, layout and job."""
+        assert self.parse is not None
+        assert self.to_job is not None
+        return self.to_job(self.parse(document, asked), asked)
 
 
 def world(document: Document, asked: Asked) -> int | None:
@@ -95,18 +120,16 @@ def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | N
 RANKS_MISSING = "on how many GPUs it runs: say --gpus h100:64"
 
 
-def reading(
-    form: tuple[str, str],
-    values: Values,
+def build_reading(
+    config: ParsedConfig,
     fields: Mapping[str, Any],
     *,
-    document: Document,
     model: Model | None,
     ranks: int | None,
     missing: tuple[str, ...] = (),
 ) -> Reading:
-    """The result: layout and job of ``fields`` by path, none of which is None; no layout if ``ranks`` are missing."""
-    software, version = form
+    """Return the reading: layout and job of ``fields`` by path, none of which is None; no layout if ``ranks`` are."""
+    document, values = config.document, config.values
     lacks = missing if model or missing else ("the model: say --model NAME",)
     layout = job = None
     if model is None:
@@ -117,8 +140,17 @@ def reading(
     elif not missing:
         lacks += (RANKS_MISSING,)
     return Reading(
-        software=software, version=version, origin=document.origin, model=model, layout=layout, job=job, ranks=ranks,
-        understood=values.understood(), defaulted=values.defaulted(),
-        not_understood=(*document.remarks, *values.not_understood()), harmless=values.harmless(),
-        approximated=(*document.assumed, *values.approximated()), missing=lacks,
-    )  # fmt: skip
+        software=values.software,
+        version=values.version,
+        origin=document.origin,
+        model=model,
+        layout=layout,
+        job=job,
+        ranks=ranks,
+        understood=values.understood(),
+        defaulted=values.defaulted(),
+        not_understood=(*document.remarks, *values.not_understood()),
+        harmless=values.harmless(),
+        approximated=(*document.assumed, *values.approximated()),
+        missing=lacks,
+    )

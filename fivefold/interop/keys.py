@@ -86,8 +86,10 @@ def flat(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int
 class Values:
     """What a config gives for the keys of a table, over the table's defaults; what was doubted while it was read."""
 
-    def __init__(self, table: Table, given: Mapping[str, Any], *, origin: str, software: str) -> None:
-        self.table, self.origin, self.software = table, origin, software
+    def __init__(
+        self, table: Table, given: Mapping[str, Any], *, origin: str, software: str, version: str = ""
+    ) -> None:
+        self.table, self.origin, self.software, self.version = table, origin, software, version
         self.given = {key: self._typed(key, value) for key, value in given.items()}
         for name, value in self.given.items():
             self._check(name, value)
@@ -222,7 +224,9 @@ class Values:
     def _strange(self) -> Iterator[Said]:
         for name, value in self.given.items():
             if self.find_key(name) is None and value != {} and not self._is_doubted(name):
-                yield Said(key=name, value=shown(value), means=f"is no key that is known of {self.software}")
+                yield Said(
+                    key=name, value=shown(value), means=f"is no key that is known of {self.software} {self.version}"
+                )
         yield from self._of_kind("foreign")
         yield from self._doubted(self.doubts)
 

@@ -10,50 +10,35 @@ from typing import Any
 from fivefold.interop.equivalence import fitted
 from fivefold.interop.files import document
 from fivefold.interop.format import Asked, Document, Format
-from fivefold.interop.huggingface import read as huggingface
-from fivefold.interop.huggingface import write
-from fivefold.interop.huggingface.collect_keys import recognises
-from fivefold.interop.launch import kubernetes, run_file, skypilot
-from fivefold.interop.megatron import args, bridge
-from fivefold.interop.nanotron import file
+from fivefold.interop.registry import FORMATS
 from fivefold.interop.shell.expand import substituted
 from fivefold.interop.shell.launch import launched
 from fivefold.interop.shell.script import is_script, script
-from fivefold.interop.torchtitan import python, toml
 from fivefold.layout.legal import reasons
 from fivefold.model import catalog
 from fivefold.model.huggingface.export import differs
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, nearest, read_text
+from fivefold.record import Mistake, read_text
 from fivefold.results.reading import Reading
 
-FORMATS = (
-    Format("fivefold", "", "fivefold", run_file.recognises, run_file.read, run_file.write),
-    Format("kubernetes", "", "fivefold", lambda document: False, None, kubernetes.write),
-    Format("skypilot", "", "fivefold", lambda document: False, None, skypilot.write),
-    Format("torchtitan", python.VERSION, "torchtitan", python.recognises, python.read, python.write),
-    Format("nanotron", file.VERSION, "nanotron", file.recognises, file.read, file.write),
-    Format("bridge", bridge.BRIDGE, "megatron-bridge", bridge.recognises, bridge.read, bridge.write),
-    Format("megatron", args.VERSION, "megatron-core", args.recognises, args.read, args.write),
-    Format("accelerate", huggingface.VERSIONS["accelerate"], "fsdp2", recognises, huggingface.read, write.accelerate),
-    Format("deepspeed", huggingface.VERSIONS["deepspeed"], "deepspeed", recognises, huggingface.read, write.deepspeed),
-    Format("torchtitan-0.2", toml.VERSION, "torchtitan", toml.recognises, toml.read, toml.write),
-)
 
-
-def read(words: Sequence[str], asked: Asked = Asked()) -> Reading:  # noqa: B008 (a frozen record)
+def read(
+    words: Sequence[str],
+    asked: Asked = Asked(),  # noqa: B008 (a frozen record)
+    *,
+    formats: Sequence[Format] = FORMATS,
+) -> Reading:
     """What ``words`` say: a file (``FILE.py:FUNCTION`` one of its configs), with ``NAME=VALUE`` for variables that it
     leaves open, or a launch line.
 
     Raises ``Mistake`` if they are of no known software, or contradict themselves.
     """
     documents = _documents(words)
-    pairs = ((form, each) for each in documents for form in FORMATS if form.recognises(each))
+    pairs = ((form, each) for each in documents for form in formats if form.recognizes(each))
     form, found = next(pairs, (None, documents[0]))
     if form is None:
-        known = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.read))
+        known = ", ".join(dict.fromkeys(each.name for each in formats if each.parse))
         raise Mistake(f"{found.origin}: is no config that is known; of {known}, it has none's keys")
-    assert form.read is not None
     result = form.read(found, asked)
     if result.model is not None and asked.model is None:
         result = result.replace(model=_known(result.model))
@@ -72,23 +57,6 @@ def _known(model: Model) -> Model:
             if differs(there, fitted(model, there)) is None:
                 return model.replace(name=name)
     return model
-
-
-def named(name: str) -> Format:
-    """The format that ``--to`` names."""
-    for form in FORMATS:
-        if form.name == name and form.write:
-            return form
-    raise nearest(name, [each.name for each in FORMATS if each.write], kind="format")
-
-
-def for_stack(stack: str) -> str:
-    """The format in which a stack is told its layout."""
-    found = next((form.name for form in FORMATS if form.stack == stack and form.write), None)
-    if found is None:
-        known = ", ".join(dict.fromkeys(form.stack for form in FORMATS))
-        raise Mistake(f"no config is written for stack {stack}; there is one for {known}")
-    return found
 
 
 def _documents(words: Sequence[str]) -> list[Document]:

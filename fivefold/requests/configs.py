@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
     from fivefold.results.reading import ConfigNotes, Reading, Said
 
-MAIN_KEYS = frozenset({  # what a config should not leave to a default: the sequence and the batch
-    "max_length", "seq_length", "training.seq_len", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "micro_batch_size", "training.local_batch_size", "training.global_batch_size",
-})  # fmt: skip
 MAX_REASONS = 4  # keys whose reason an error states; the others are named alone
 MAX_LIST_LENGTH = 200  # characters of one list of keys on a command line
 
@@ -73,8 +69,10 @@ def split_keys(words: Iterable[str] | None) -> frozenset[str]:
 
 def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = "") -> ConfigNotes:
     """Return what an answer must say of a config's keys; raise ``Mistake`` for one with an effect, if not ignored."""
+    from fivefold.interop.registry import FORMATS
     from fivefold.results.reading import ConfigNotes
 
+    main_keys = {key for form in FORMATS for key in form.main_keys}
     accepted = split_keys(ignore)
     open_keys = [key for key in reading.not_understood if not _is_named(key, accepted)]
     if open_keys:
@@ -82,7 +80,7 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     return ConfigNotes(
         origin=origin or reading.origin, software=reading.software, version=reading.version,
         ignored=reading.not_understood, approximated=reading.approximated, harmless=reading.harmless,
-        defaulted=tuple(said for said in reading.defaulted if said.key in MAIN_KEYS),
+        defaulted=tuple(said for said in reading.defaulted if said.key in main_keys),
     )  # fmt: skip
 
 

@@ -93,14 +93,14 @@ def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]
 def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path) -> dict[str, tuple[str, ...]]:
     """What to type, by software: of the job's own, or without one of ours and of those that ``write`` writes."""
     from fivefold.interop.format import Plan
-    from fivefold.interop.read import FORMATS
+    from fivefold.interop.registry import FORMATS
     from fivefold.interop.write import write
     from fivefold.layout.spec import Layout
 
     ours = job.stack.name == "fivefold"
     world = Layout.parse(layout).world
     found: dict[str, tuple[str, ...]] = {"fivefold": _start_lines(file, machine, world=world)} if ours else {}
-    writers = {form.stack: form.name for form in reversed(FORMATS) if form.write}  # of several, the first
+    writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # of several, the first
     for software in OTHERS if ours else (job.stack.name,):
         if (form := writers.get(software)) is None:
             continue

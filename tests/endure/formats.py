@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fivefold.interop.format import Asked
-from fivefold.interop.read import FORMATS, read
+from fivefold.interop.read import read
+from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
 from fivefold.record import Mistake
 from fivefold.rendering.progress import bar
@@ -159,7 +160,7 @@ def main() -> int:
     options.add_argument("--keys", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
     asked = options.parse_args()
-    forms = [form for form in FORMATS if form.write and form.read]
+    forms = [form for form in FORMATS if form.emit and form.parse]
     wrong: list[str] = []
     with bar("formats") as progress:
         for number, form in enumerate(forms):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from fivefold.interop.read import FORMATS
+from fivefold.interop.registry import FORMATS
 from fivefold.job import RECIPES
 from fivefold.model.catalog import CATALOG
 from fivefold.stack.catalog import STACKS

@@ -238,10 +238,10 @@ def list_keys(reading: Reading) -> tuple[tuple[Said, ...], ...]:
 
 def translated_names(key: str) -> set[str]:
     """Return the names under which readings show a key of a config."""
-    from fivefold.interop.huggingface.collect_keys import _argument
-    from fivefold.interop.huggingface.names import DIALECTS
-    from fivefold.interop.megatron.bridge_keys import NAMES, NOT
-    from fivefold.interop.megatron.flags import ALIAS, NEGATED
+    from fivefold.interop.huggingface.dialects import DIALECTS
+    from fivefold.interop.huggingface.parse import _argument
+    from fivefold.interop.megatron.keys import ALIAS, NEGATED
+    from fivefold.interop.megatron_bridge.keys import NAMES, NOT
 
     last = key.rpartition(".")[2]
     names = {

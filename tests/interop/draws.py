@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from fivefold.interop.equivalence import fitted, resolve_rate
 from fivefold.interop.format import Asked, Plan
-from fivefold.interop.read import named, read
+from fivefold.interop.read import read
+from fivefold.interop.registry import find_format
 from fivefold.interop.write import plain, write
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import reasons
@@ -122,7 +123,7 @@ def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
     assert difference(back.job, plan.job, skip=("stack", "documents", "learning_rate")) is None
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
     assert difference(rates[0], rates[1]) is None
-    assert back.job.stack.name == named(to).stack
+    assert back.job.stack.name == find_format(to).stack
     assert back.not_understood == ()
     assert back.missing == ()
     return None

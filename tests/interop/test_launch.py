@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from fivefold.interop.format import Plan
-from fivefold.interop.read import for_stack, read
+from fivefold.interop.read import read
+from fivefold.interop.registry import find_stack_format
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -79,8 +80,8 @@ def test_skypilot_starts_as_many_ranks_as_the_layout_has() -> None:
 
 
 def test_every_stack_that_is_written_is_found() -> None:
-    assert (for_stack("torchtitan"), for_stack("megatron-core"), for_stack("fsdp2")) == (
+    assert (find_stack_format("torchtitan"), find_stack_format("megatron-core"), find_stack_format("fsdp2")) == (
         "torchtitan", "megatron", "accelerate",
     )  # fmt: skip
     with pytest.raises(Mistake, match="no config is written for stack internevo"):
-        for_stack("internevo")
+        find_stack_format("internevo")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.interop.format import Asked, Plan
-from fivefold.interop.megatron.read import spelled
+from fivefold.interop.megatron.to_job import spelled
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job

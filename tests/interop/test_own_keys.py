@@ -8,23 +8,13 @@ from typing import Any
 
 import pytest
 
-from fivefold.interop.huggingface.keys import TABLE as TRAINER
-from fivefold.interop.huggingface.names import AXOLOTL, LLAMAFACTORY
 from fivefold.interop.keys import Table, Values
-from fivefold.interop.megatron.bridge import BOTH
-from fivefold.interop.megatron.keys import TABLE as MEGATRON
-from fivefold.interop.nanotron.keys import TABLE as NANOTRON
-from fivefold.interop.torchtitan.keys import TOML
-from fivefold.interop.torchtitan.python import TABLE as PYTHON
+from fivefold.interop.registry import FORMATS
 from fivefold.record import Mistake
 from fivefold.requests.configs import check_keys
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault, own_keys, read_with, translated_names
 
-TABLES: dict[str, Table] = {
-    "axolotl": {**TRAINER, **AXOLOTL.table}, "llamafactory": {**TRAINER, **LLAMAFACTORY.table}, "trainer": TRAINER,
-    "accelerate": TRAINER, "deepspeed": TRAINER, "megatron": MEGATRON, "bridge": BOTH, "torchtitan-0.2": TOML,
-    "torchtitan": PYTHON, "nanotron": NANOTRON,
-}  # fmt: skip
+TABLES: dict[str, Table] = {name: table for form in FORMATS for name, table in form.keys.items()}
 # Of each software, keys that change memory, FLOPs, messages or time and are not modelled: by hand, not of a table.
 EFFECTS: dict[str, dict[str, Any]] = {
     "axolotl": {
@@ -82,6 +72,10 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "model.model_config.sliding_window_size": 128, "model.model_config._use_doc_masking": True, "new.key": 1,
     },
 }  # fmt: skip
+
+
+def test_the_keys_of_every_format_are_tested() -> None:
+    assert set(TABLES) == set(SOFTWARE) == set(EFFECTS)
 
 
 @pytest.mark.parametrize("name", SOFTWARE)

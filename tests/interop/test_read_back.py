@@ -10,7 +10,8 @@ import pytest
 
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import Asked, Plan
-from fivefold.interop.read import FORMATS, named, read
+from fivefold.interop.read import read
+from fivefold.interop.registry import FORMATS, find_format
 from fivefold.interop.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
@@ -74,13 +75,13 @@ def plan(name: str, rate: LearningRate) -> Plan:
     model = model_named("llama2-7b" if name == "nanotron" else "llama3-8b")
     job = Job(
         sequence=2048, global_batch=32, precision=recipe("bf16-grad16" if name == "accelerate" else "bf16"), steps=170,
-        seed=9, stack=stack_named(named(name).stack), learning_rate=rate, optimizer=OPTIMIZER,
+        seed=9, stack=stack_named(find_format(name).stack), learning_rate=rate, optimizer=OPTIMIZER,
     )  # fmt: skip
     return Plan(model, Layout.parse(LAYOUTS[name]), job, 8, "h100:8")
 
 
 def test_every_format_that_is_written_and_read_is_tested() -> None:
-    assert {form.name for form in FORMATS if form.write and form.read} == set(LAYOUTS) == set(LINES)
+    assert {form.name for form in FORMATS if form.emit and form.parse} == set(LAYOUTS) == set(LINES)
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -109,7 +110,7 @@ def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
 
 
 def test_a_learning_rate_that_would_be_another_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fivefold.interop.huggingface import write as writer
+    from fivefold.interop.huggingface import emit as writer
 
     monkeypatch.setattr(writer, "schedule", lambda job: {"lr_scheduler_type": "cosine"})
     written = write(plan("deepspeed", RATES["wsd"]), to="deepspeed")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.interop.format import Plan
-from fivefold.interop.read import for_stack
+from fivefold.interop.registry import find_stack_format
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -37,7 +37,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
     layouts = [ranked.step.layout for ranked in found.best]
     layouts += [found.proposal.layout] if found.proposal else []
     for layout in dict.fromkeys(layouts):
-        write(Plan(named(model), Layout.parse(layout), job), to=for_stack(stack))
+        write(Plan(named(model), Layout.parse(layout), job), to=find_stack_format(stack))
     return len(layouts)
 
 

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from fivefold.interop.format import Plan
-from fivefold.interop.megatron.args import arguments
+from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout

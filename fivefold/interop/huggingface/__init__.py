@@ -1,9 +1,28 @@
 """Trainers on transformers: TrainingArguments with accelerate's YAML (FSDP, DeepSpeed, DDP) or DeepSpeed's JSON.
 
-keys · names   keys with their defaults; the names that Axolotl and LLaMA-Factory use      deepspeed   its bucket sizes
-effects · harmless   keys that change the step and are not counted; keys without effect
-optimizer      the optimizer and the schedule of its learning rate
-collect_keys   collects keys from the files that a launch line or a config names
-read           keys to model, layout and job
-write          accelerate's YAML or DeepSpeed's JSON, arguments, config.json, and a launch script
+``../format.py`` says what the four modules do.
+
+dialects   names that Axolotl and LLaMA-Factory use
+effects    keys that change the step and are not counted      harmless   keys without effect
 """
+
+from __future__ import annotations
+
+from fivefold.interop.format import Format
+from fivefold.interop.huggingface.dialects import DIALECTS
+from fivefold.interop.huggingface.emit import emit_accelerate, emit_deepspeed
+from fivefold.interop.huggingface.keys import TABLE, VERSIONS
+from fivefold.interop.huggingface.parse import is_huggingface, parse
+from fivefold.interop.huggingface.to_job import to_job
+
+MAIN_KEYS = frozenset({"max_length", "per_device_train_batch_size", "gradient_accumulation_steps"})
+KEYS = {"trainer": TABLE, "accelerate": TABLE, **{dialect.name: {**TABLE, **dialect.table} for dialect in DIALECTS}}
+FORMATS = (
+    Format(
+        "accelerate", VERSIONS["accelerate"], "fsdp2", is_huggingface, parse, to_job, emit_accelerate, KEYS, MAIN_KEYS
+    ),
+    Format(
+        "deepspeed", VERSIONS["deepspeed"], "deepspeed", is_huggingface, parse, to_job, emit_deepspeed,
+        keys={"deepspeed": TABLE}, main_keys=MAIN_KEYS,
+    ),
+)  # fmt: skip

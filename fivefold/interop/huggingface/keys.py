@@ -6,10 +6,15 @@ and accelerate/utils/dataclasses.py; deepspeed/runtime/constants.py, config.py a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fivefold.interop.huggingface import effects, harmless
 from fivefold.interop.keys import Table, field, foreign, idle, part
 
+VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
+
 PRECISION = "job.precision"
+
 ZERO = "layout.zero"
 
 ARGUMENTS: Table = {
@@ -65,20 +70,21 @@ ARGUMENTS: Table = {
     **idle(*harmless.TRAINER.split()),
 }
 
-FSDP = "accelerate.fsdp_config."
+FSDP = "accelerate.fsdp_config.fsdp_"
+
 ACCELERATE: Table = {
     "accelerate.distributed_type": part("the stack: FSDP, DEEPSPEED, MULTI_GPU or NO", "NO"),
     "accelerate.num_processes": part("the number of ranks", None),
     "accelerate.mixed_precision": part(PRECISION, "no"),
-    f"{FSDP}fsdp_version": part("FSDP1 or FSDP2", 1),
-    f"{FSDP}fsdp_reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
-    f"{FSDP}fsdp_sharding_strategy": part(f"{ZERO} and its shard group, of FSDP1", "FULL_SHARD"),
-    f"{FSDP}fsdp_offload_params": foreign("weights, gradients and optimizer in host memory: not counted", False),
-    f"{FSDP}fsdp_activation_checkpointing": part("layout.ac", False),
-    f"{FSDP}fsdp_auto_wrap_policy": part("blocks are FSDP's units", "NO_WRAP"),
-    f"{FSDP}fsdp_backward_prefetch": foreign("another order of gathers", "BACKWARD_PRE"),
-    f"{FSDP}fsdp_forward_prefetch": foreign("gathers ahead in the forward", False),
-    f"{FSDP}fsdp_min_num_params": foreign("units of another size", None),
+    f"{FSDP}version": part("FSDP1 or FSDP2", 1),
+    f"{FSDP}reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
+    f"{FSDP}sharding_strategy": part(f"{ZERO} and its shard group, of FSDP1", "FULL_SHARD"),
+    f"{FSDP}offload_params": foreign("weights, gradients and optimizer in host memory: not counted", False),
+    f"{FSDP}activation_checkpointing": part("layout.ac", False),
+    f"{FSDP}auto_wrap_policy": part("blocks are FSDP's units", "NO_WRAP"),
+    f"{FSDP}backward_prefetch": foreign("another order of gathers", "BACKWARD_PRE"),
+    f"{FSDP}forward_prefetch": foreign("gathers ahead in the forward", False),
+    f"{FSDP}min_num_params": foreign("units of another size", None),
     "accelerate.parallelism_config.parallelism_config_dp_replicate_size": part("layout.dp and its shard group", 1),
     "accelerate.parallelism_config.parallelism_config_dp_shard_size": part("layout.dp and its shard group", 1),
     "accelerate.parallelism_config.parallelism_config_tp_size": field("layout.tp", 1),
@@ -97,6 +103,7 @@ ACCELERATE: Table = {
 }
 
 DS = "deepspeed."
+
 DEEPSPEED: Table = {
     f"{DS}train_batch_size": part("job.global_batch", None),
     f"{DS}train_micro_batch_size_per_gpu": part("layout.mbs", None),
@@ -139,3 +146,18 @@ DEEPSPEED: Table = {
 }
 
 TABLE: Table = {**ARGUMENTS, **ACCELERATE, **DEEPSPEED}
+
+PARALLEL = "accelerate.parallelism_config.parallelism_config_"
+
+PREFIX = "deepspeed.zero_optimization."
+
+OF_WIDTH: dict[str, Callable[[int], int]] = {
+    f"{PREFIX}reduce_bucket_size": lambda width: width * width,
+    f"{PREFIX}stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
+    f"{PREFIX}stage3_param_persistence_threshold": lambda width: 10 * width,
+}
+
+STAGE_3 = {
+    "stage3_prefetch_bucket_size": "fetch_ahead", "stage3_param_persistence_threshold": "fetch_small",
+    "stage3_max_live_parameters": "fetch_live", "stage3_max_reuse_distance": "fetch_reuse",
+}  # fmt: skip

@@ -20,8 +20,8 @@ IMAGE = "your-registry/fivefold:latest"
 API = "trainer.kubeflow.org/v1alpha1"
 
 
-def write(plan: Plan) -> Written:
-    """The YAML of ``kubectl apply -f``."""
+def emit(plan: Plan) -> Written:
+    """Return the YAML of ``kubectl apply -f``."""
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
     parts = [_volume(name), _config(name, files(plan)), _runtime(plan, name), _job(plan, name)]
     about = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Asked, Document, Plan, Written
+from fivefold.interop.format import Asked, Document, ParsedConfig, Plan, Written
+from fivefold.interop.keys import Values
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import spell_machine
@@ -17,19 +18,24 @@ from fivefold.results.reading import Reading, Said
 FOLDER = "runs"
 
 
-def recognises(document: Document) -> bool:
-    """Whether a TOML file is a run file: a model by name, and a layout."""
+def is_run_file(document: Document) -> bool:
+    """Return whether a TOML file is a run file: a model by name, and a layout."""
     values = document.values
     return document.kind == "toml" and isinstance(values.get("model"), str) and isinstance(values.get("layout"), str)
 
 
-def read(document: Document, asked: Asked) -> Reading:
-    """A run file in our nouns: all of it is understood."""
-    values = document.values
+def parse(document: Document, asked: Asked) -> ParsedConfig:
+    """Return the run file as it is: its keys are fields of our own records, which check them."""
+    return ParsedConfig(document, Values({}, {}, origin=document.origin, software="fivefold"), model=asked.model)
+
+
+def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+    """Return model, layout and job: all of a run file is understood."""
+    document, values = config.document, config.document.values
     if values["layout"] == "auto":
         raise Mistake(f"{document.origin}: its layout is auto, which `train` finds; write the layout that is wanted")
     beside = document.folder / str(values["model"])
-    model = asked.model or catalog.resolve(str(beside if beside.is_file() else values["model"]))
+    model = config.model or catalog.resolve(str(beside if beside.is_file() else values["model"]))
     layout = Layout.parse(str(values["layout"]))
     if asked.ranks and asked.ranks != layout.world:
         raise Mistake(f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}")
@@ -95,6 +101,6 @@ def files(plan: Plan) -> dict[str, str]:
     return {"run.toml": text(plan, model="model.toml"), "model.toml": emit(fields)}
 
 
-def write(plan: Plan) -> Written:
-    """A run file."""
+def emit_run_file(plan: Plan) -> Written:
+    """Return a run file."""
     return Written(files(plan))

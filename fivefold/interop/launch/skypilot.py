@@ -22,7 +22,7 @@ torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node "$SKYPILOT_NUM_GPUS_PER
 """
 
 
-def write(plan: Plan) -> Written:
+def emit(plan: Plan) -> Written:
     """The task, and the run file in its workdir."""
     nodes, each = plan.hosts
     chip = machine_of(plan).partition(":")[0].partition(" ")[0].upper()

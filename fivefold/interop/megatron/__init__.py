@@ -1,9 +1,21 @@
-"""Megatron-LM, Megatron-Core, Megatron-Bridge, NeMo 2: arguments in a script, a launch line, a YAML, a checkpoint.
+"""Megatron-LM, Megatron-Core and Megatron-DeepSpeed: arguments in a script, a launch line, a YAML or a checkpoint.
 
-keys · flags           arguments with their defaults; other names of the same
-effects · harmless     arguments that change the step and are not counted; arguments without effect
-model                  arguments to a model, and back
-read · emit            arguments to layout and job; layout and job to arguments
-args                   the format
-bridge · bridge_keys   saved configs of Bridge and NeMo 2
+``../format.py`` says what the four modules do.
+
+effects    arguments that change the step and are not counted      harmless   arguments without effect
 """
+
+from __future__ import annotations
+
+from fivefold.interop.format import Format
+from fivefold.interop.megatron.emit import emit
+from fivefold.interop.megatron.keys import TABLE, VERSION
+from fivefold.interop.megatron.parse import is_megatron, parse
+from fivefold.interop.megatron.to_job import to_job
+
+FORMATS = (
+    Format(
+        "megatron", VERSION, "megatron-core", is_megatron, parse, to_job, emit, keys={"megatron": TABLE},
+        main_keys=frozenset({"seq_length", "micro_batch_size"}),
+    ),
+)  # fmt: skip

@@ -1,24 +1,78 @@
-"""Layout and job -> Megatron's arguments: the inverse of ``read.py``. ``Mistake`` for what it cannot run."""
+"""Model, layout and job -> Megatron's arguments, in a script; ``Mistake`` for what it cannot run."""
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
-from fivefold.interop.format import Plan
-from fivefold.interop.megatron.model import arguments
-from fivefold.interop.megatron.read import FP8, MODULES
+from fivefold.interop.format import Plan, Written
+from fivefold.interop.keys import Table, written
+from fivefold.interop.megatron.keys import JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
+from fivefold.interop.megatron.to_job import FP8, MODULES
+from fivefold.interop.render import commented
 from fivefold.job import Job, Recipe, recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
 
-def values(plan: Plan) -> dict[str, Any]:
-    """The values of the arguments that are no field by themselves."""
+def emit(plan: Plan) -> Written:
+    """Return a script that starts Megatron-LM's pretrain_gpt.py."""
+    found = arguments(plan)
+    nodes, per_node = plan.hosts
+    groups: dict[str, Table] = {"MODEL": MODEL, "LAYOUT": LAYOUT, "JOB": JOB, "STACK": STACK}
+    lines = [
+        "#!/bin/bash",
+        f"# Megatron-LM {VERSION}: {plan.model.name}, {plan.layout}",
+        "# On every node, with MASTER_ADDR and NODE_RANK set; put your data and tokenizer at the end.",
+        *(
+            ["export CUDA_DEVICE_MAX_CONNECTIONS=1  # messages are launched in the order of the host"]
+            if plan.layout.tp > 1
+            else []
+        ),
+    ]
+    for group, table in groups.items():
+        lines += ["", f"{group}=("]
+        lines += [
+            commented(f"    {_flag(name, value)}", table[name].means) for name, value in found.items() if name in table
+        ]
+        lines += [")"]
+    extra = [f"    {_flag(name, value)}" for name, value in found.items() if name not in TABLE]
+    lines += [
+        "DATA=(", *extra, commented("    --mock-data", "what is read: --data-path yours"),
+        commented("    --use-mcore-models", "Megatron-Core"), ")", "",
+        f"torchrun --nnodes {nodes} --nproc_per_node {per_node} "
+        '--node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-localhost}" --master_port 29500 \\',
+        '    pretrain_gpt.py "${MODEL[@]}" "${LAYOUT[@]}" "${JOB[@]}" "${STACK[@]}" "${DATA[@]}"',
+    ]  # fmt: skip
+    return Written({"megatron.sh": "\n".join(lines) + "\n"})
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return flag
+    words = value if isinstance(value, list | tuple) else [value]
+    return f"{flag} {' '.join(shlex.quote(str(word)) for word in words)}"
+
+
+def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
+    """Return the arguments of a plan by name; unless ``full``, without those that have Megatron's default."""
+    found = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
+    if full:
+        return {name: value for name, value in found.items() if value is not None}
+    kept = {name: value for name, value in found.items() if value is not None and value is not False}
+    return {name: value for name, value in kept.items() if name not in TABLE or value != TABLE[name].default}
+
+
+def convert_job(plan: Plan) -> dict[str, Any]:
+    """Return the values of the arguments that are no field by themselves."""
     model, layout, job = plan.model, plan.layout, plan.job
     found = (
-        arguments(model)
+        convert_model(model)
         | parallel(plan)
         | recomputed(layout.ac, experts=model.moe is not None)
         | precision(job.precision)
@@ -138,3 +192,44 @@ def of_stack(plan: Plan) -> dict[str, Any]:
         "cuda_graph_impl": "transformer_engine" if graphs else None,
         "cuda_graph_scope": scopes[graphs] if graphs else None,
     }
+
+
+def convert_model(model: Model) -> dict[str, Any]:
+    """Return a model as arguments; what Megatron cannot say is left out, and found when it is read back."""
+    gated, grouped = model.mlp == "gated", model.kv_heads != model.heads and model.mla is None
+    biased = model.mlp_bias
+    found: dict[str, Any] = {
+        "ffn_hidden_size": model.ffn, "kv_channels": model.head_dim, "group_query_attention": grouped,
+        "num_query_groups": model.kv_heads if grouped else None, "swiglu": gated,
+        "squared_relu": model.activation == "relu2", "openai_gelu": model.activation.startswith("gelu_"),
+        "disable_bias_linear": not biased,
+        "add_qkv_bias": model.qkv_bias and not biased, "vocab_size": model.vocab,
+        "attention_dropout": model.dropout_rates.attention, "tokenizer_type": "NullTokenizer",
+    }  # fmt: skip
+    if mla := model.mla:
+        found |= {
+            "multi_latent_attention": True, "qk_layernorm": True,
+            "q_lora_rank": mla.q_rank, "kv_lora_rank": mla.kv_rank,
+            "qk_head_dim": mla.nope_dim, "qk_pos_emb_head_dim": mla.rope_dim, "v_head_dim": mla.v_dim,
+        }  # fmt: skip
+    if mtp := model.mtp:
+        found |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
+    return found | (_of_experts(model.moe, model.layers) if model.moe else {})
+
+
+def _of_experts(moe: MoE, layers: int) -> dict[str, Any]:
+    dense, shared = moe.dense_layers, moe.shared_experts * (moe.shared_ffn or moe.ffn)
+    free = moe.balance == "free"
+    return {
+        "num_experts": moe.experts, "moe_ffn_hidden_size": moe.ffn, "moe_router_topk": moe.topk,
+        "moe_layer_freq": f"([0]*{dense}+[1]*{layers - dense})" if dense else None,
+        "moe_shared_expert_intermediate_size": shared or None, "moe_router_score_function": moe.score,
+        "moe_router_pre_softmax": moe.score == "softmax" and not moe.normalized,
+        "moe_router_num_groups": moe.groups if moe.groups > 1 else None,
+        "moe_router_group_topk": moe.topk_groups if moe.groups > 1 else None,
+        "moe_router_topk_scaling_factor": moe.scaling if moe.scaling != 1 else None,
+        "moe_router_enable_expert_bias": free,
+        "moe_router_load_balancing_type": "aux_loss" if moe.balance == "aux" else "none",
+        "moe_aux_loss_coeff": moe.aux_coefficient if moe.balance == "aux" else None,
+        "moe_expert_capacity_factor": moe.capacity, "moe_grouped_gemm": True,
+    }  # fmt: skip

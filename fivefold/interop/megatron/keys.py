@@ -7,13 +7,44 @@ distributed/distributed_data_parallel_config.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, field, foreign, idle, part
+from fivefold.interop.keys import Table, field, foreign, idle, near, part
 from fivefold.interop.megatron import effects, harmless
 
+VERSION = "core_v0.16.1"
+
+ALIAS = {
+    "tp_size": "tensor_model_parallel_size", "use_custom_fsdp": "use_megatron_fsdp", "fp8": "fp8_format",
+    "fp4": "fp4_format", "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon",
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "max_sequence_length": "seq_length", "batch_size": "micro_batch_size",
+    "moe_enable_flex": "moe_enable_deepep", "bucket_size": "ddp_bucket_size",
+    "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
+    "reduce_scatter_with_fp32_accumulation": "ddp_reduce_scatter_with_fp32_accumulation",
+    "average_in_collective": "ddp_average_in_collective",
+}  # fmt: skip
+
+NEGATED = {  # as an ``args`` of a checkpoint has them: what the flag turns off
+    "add_bias_linear": "disable_bias_linear", "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
+    "masked_softmax_fusion": "no_masked_softmax_fusion", "bias_swiglu_fusion": "no_bias_swiglu_fusion",
+    "bias_gelu_fusion": "no_bias_gelu_fusion", "apply_rope_fusion": "no_rope_fusion",
+    "overlap_p2p_comm": "no_overlap_p2p_communication",
+    "async_tensor_model_parallel_allreduce": "no_async_tensor_model_parallel_allreduce",
+    "bias_dropout_fusion": "no_bias_dropout_fusion", "persist_layer_norm": "no_persist_layer_norm",
+    "add_position_embedding": "no_position_embedding", "align_grad_reduce": "no_align_grad_reduce",
+    "gradient_reduce_div_fusion": "no_gradient_reduce_div_fusion", "data_sharding": "no_data_sharding",
+    "scatter_gather_tensors_in_pipeline": "no_scatter_gather_tensors_in_pipeline",
+    "pin_cpu_grads": "no_pin_cpu_grads", "pin_cpu_params": "no_pin_cpu_params", "muon_split_qkv": "muon_no_split_qkv",
+}  # fmt: skip
+
 FFN = "model.ffn; without it 4·hidden, or with swiglu ⅔ of that"
+
 NORM = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
+
 PIPE = "layout.v and layout.stages"
+
 AC = "layout.ac"
+
 PRECISION = "job.precision"
 
 MODEL: Table = {
@@ -201,6 +232,47 @@ STACK: Table = {
     "no_rope_fusion": foreign("rotary positions in several kernels", False),
     "use_nccl_ub": foreign("NCCL's user buffers", False),
     "nccl_ub": foreign("NCCL's user buffers", False),
+}
+
+# Fields of Megatron-Core, Megatron-Bridge and NeMo 2 that are no arguments, as YAML files have them.
+CORE_FIELDS: Table = {
+    "use_mup": foreign("another parametrisation of widths", False),
+    "mtp_use_repeated_layer": foreign("one layer predicts further tokens again and again", False),
+    "fused_residual_rmsnorm": foreign("norms and residual adds in one kernel", False),
+    "mla_down_proj_fusion": foreign("the down projections of latent attention in one matmul", False),
+    "megatron_fsdp_main_params_dtype": foreign("masters of Megatron-FSDP", "float32"),
+    "megatron_fsdp_main_grads_dtype": foreign("gradients of Megatron-FSDP", None),
+    "megatron_fsdp_grad_comm_dtype": foreign("gradients of Megatron-FSDP on the wire", None),
+    "softmax_scale": foreign("another scale of the scores", None),
+    "activation_func_fp8_input_store": foreign("inputs of activations kept in fp8", False),
+    "fp8_dot_product_attention": foreign("attention in fp8", False),
+    "fp8_multi_head_attention": foreign("attention in fp8", False),
+    "use_kitchen": foreign("kernels of another library", False),
+    "heterogeneous_block_specs": foreign("layers that differ", False),
+    "use_transformer_engine_op_fuser": foreign("fused operations of Transformer Engine", False),
+    "cpu_offloading": foreign("activations of some layers in host memory", False),
+    "num_microbatches_with_partial_activation_checkpoints": foreign("some micro-batches kept whole", None),
+    "peft": foreign("adapters, not the weights, are trained", None),
+    "accumulate_grad_batches": foreign("more micro-batches than the strategy says", 1),
+    "deallocate_pipeline_outputs": foreign("outputs of a stage that stay", True),
+    "use_transformer_engine_full_layer_spec": foreign("layers of Transformer Engine", False),
+    "restore_modelopt_state": foreign("a model that was changed", False),
+    "activation_func": foreign("another activation", None),
+    "transformer_layer_spec": foreign("a layer of one's own", None),
+    "scatter_embedding_sequence_parallel": foreign("the embedding's output is whole on every rank", True),
+    "parallel_output": foreign("logits are gathered", True),
+    "use_inference_optimized_layers": foreign("layers for inference", False),
+    **near("variables of the environment", "ENV_VARS", "env.*"),
+    **near("packed sequences; counted as one", "packed_sequence_specs"),
+    **near("how messages of tensor parallelism hide", "tp_comm_atomic_ag", "tp_comm_atomic_rs", default=False),
+    **near("how messages of tensor parallelism hide", "tp_comm_overlap_disable_qkv", default=False),
+    **near("how messages of tensor parallelism hide", "tp_comm_overlap_disable_fc1", default=False),
+    **near("matmuls under autocast", "enable_autocast", "autocast_enabled", default=False),
+    **near("a mask that is given", "use_arbitrary_attention_mask", default=False),
+    **near("memory of CUDA graphs", "cuda_graph_use_single_mempool", default=False),
+    **near("16 bits of the masters apart, of the precision-aware optimizer", "store_param_remainders", default=True),
+    **near("activation and bias in several kernels", "bias_activation_fusion", default=True),
+    **idle(*harmless.FIELDS.split()),
 }
 
 TABLE: Table = {**MODEL, **LAYOUT, **JOB, **STACK, **effects.TABLE, **idle(*harmless.ARGUMENTS.split())}

@@ -1,4 +1,11 @@
-"""nanotron's YAML.
+"""nanotron's YAML, of 0.4 and of its main branch. ``../format.py`` says what the four modules do."""
 
-keys   its keys, of 0.4 and of its main branch      file   the format: read and written
-"""
+from __future__ import annotations
+
+from fivefold.interop.format import Format
+from fivefold.interop.nanotron.emit import emit
+from fivefold.interop.nanotron.keys import TABLE, VERSION
+from fivefold.interop.nanotron.parse import is_nanotron, parse
+from fivefold.interop.nanotron.to_job import to_job
+
+FORMATS = (Format("nanotron", VERSION, "nanotron", is_nanotron, parse, to_job, emit, keys={"nanotron": TABLE}),)

@@ -8,23 +8,31 @@ from __future__ import annotations
 
 from fivefold.interop.keys import Table, field, foreign, idle, near, part
 
+VERSION = "0.4"
+
 OPTIMIZER, F = "optimizer.", "optimizer.optimizer_factory."
+
 R = "optimizer.learning_rate_scheduler."
+
 MODEL = "model.model_config."
+
 OF_MODEL = (
     "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_scaling", "tie_word_embeddings", "vocab_size",
     "rope_theta", "attention_bias",
 )  # fmt: skip
+
 MAIN = (
     "parallelism.context_parallel_size",
     "parallelism.recompute_layer",
     f"{MODEL}rope_theta",
     f"{MODEL}attention_bias",
 )
+
 FACTORY = ("adam_eps", "adam_beta1", "adam_beta2", "torch_adam_is_fused")  # under optimizer in 0.4
 
 TOKENS = ("tokens.val_check_interval", "tokens.limit_val_batches", "tokens.limit_test_batches")
+
 WITHOUT_EFFECT = (
     "bos_token_id", "eos_token_id", "pad_token_id", "pretraining_tp", "use_cache", "is_llama_config", "is_qwen2_config",
     "initializer_range", "rope_interleaved", "interleaved_rotary", "z_loss_coefficient",

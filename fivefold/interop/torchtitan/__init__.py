@@ -1,7 +1,19 @@
-"""torchtitan: TOML files (0.2) and Python configs (0.3).
+"""torchtitan's Python configs, of 0.3. ``../format.py`` says what the four modules do.
 
-keys · flavors           its keys, with the defaults of both versions; its models
-read · emit              keys to layout and job; layout and job to keys
-toml · python · source   the two kinds of file, read and written
-call                     a Python config as keys, without running it
+flavors    its models by family and flavor
 """
+
+from __future__ import annotations
+
+from fivefold.interop.format import Format
+from fivefold.interop.torchtitan.emit import emit
+from fivefold.interop.torchtitan.keys import TABLE, VERSION
+from fivefold.interop.torchtitan.parse import is_torchtitan, parse
+from fivefold.interop.torchtitan.to_job import to_job
+
+FORMATS = (
+    Format(
+        "torchtitan", VERSION, "torchtitan", is_torchtitan, parse, to_job, emit, keys={"torchtitan": TABLE},
+        main_keys=frozenset({"training.seq_len", "training.local_batch_size", "training.global_batch_size"}),
+    ),
+)  # fmt: skip

@@ -1,15 +1,118 @@
-"""Layout and job -> torchtitan's keys, the inverse of ``read.py``; ``Mistake`` for what it cannot run."""
+"""Model, layout and job -> torchtitan's keys, and a Python config of 0.3; ``Mistake`` for what it cannot run."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fivefold.interop.format import Plan
-from fivefold.interop.torchtitan.keys import SCHEDULES
-from fivefold.interop.torchtitan.read import AUTOCAST, FULL_BF16, P, even
+from fivefold.interop.format import Plan, Written
+from fivefold.interop.keys import Table, written
+from fivefold.interop.render import commented
+from fivefold.interop.torchtitan.flavors import flavor_of, llama
+from fivefold.interop.torchtitan.keys import PYTHON, SCHEDULES, SIZES, VERSION
+from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, even
+from fivefold.job import recipe
 from fivefold.layout.stages import stage_layers
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.update import LearningRate
+
+CLASSES = {
+    "training": "TrainingConfig",
+    "parallelism": "ParallelismConfig",
+    "lr_scheduler": "LRSchedulersContainer.Config",
+    "compile": "CompileConfig",
+    "debug": "DebugConfig",
+}
+
+IMPORTS = """from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.{family} import model_registry
+from torchtitan.trainer import Trainer"""
+
+CUSTOM = """from dataclasses import replace
+
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.llama3 import (
+    _EMBEDDING_INIT, _NORM_INIT, Llama3Model, _build_llama3_layers, _output_linear_init,
+)
+"""
+
+
+def emit(plan: Plan) -> Written:
+    """Return the Python config of a plan; ``Mistake`` for what it cannot spell, or torchtitan cannot run."""
+    model, layout, job = plan.model, plan.layout, plan.job
+    mode, _ = recomputed(layout.ac, groups=False)
+    values = written(PYTHON, {"job": job, "layout": layout, "model": model}) | shared(plan, head="lm_head", casts=True)
+    if model.moe and layout.ep == 1 and layout.etp != layout.tp:
+        raise Mistake(
+            f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
+        )
+    if model.moe and layout.ep > 1 and layout.etp > 1:
+        raise Mistake(f"layout {str(layout)!r}: torchtitan 0.3 has no etp beside ep; take etp1")
+    whole = job.stack.graphs == "full" and layout.pp == 1 and layout.ep == 1
+    values |= {
+        "training.disable_cuda_graphs": not whole,
+        "activation_checkpoint": "FullAC" if mode == "full" else None,
+        "compile.enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap and job.stack.compile,
+        "model_spec.converters": _converters(plan),
+    }
+    if model.mtp is not None:
+        raise Mistake(
+            f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
+        )
+    found = flavor_of(model)
+    sizes = None if found else _sizes(model)
+    remarks = () if job.documents == "apart" else ("torchtitan 0.3 keeps documents of a sequence apart",)
+    nodes, per_node = plan.hosts
+    start = (
+        f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train "
+        "--module torchtitan_config --config config"
+    )
+    text = python_file(
+        values, PYTHON, model=model, flavor=found or ("llama3", "8B"), sizes=sizes,
+        about=(f"torchtitan {VERSION}: {model.name}, {layout}.", f"Start: {start}"),
+    )  # fmt: skip
+    return Written({"torchtitan_config.py": text}, remarks)
+
+
+def _converters(plan: Plan) -> str | None:
+    """The call of a converter, as text."""
+    asked = plan.job.precision
+    if not asked.narrow:
+        return None
+    if plan.model.moe:
+        raise Mistake(f"precision {asked.name}: experts in fp8 are not written for torchtitan; take bf16")
+    names = {"fp8-rowwise": "rowwise", "fp8-rowwise-gw": "rowwise_with_gw_hp"}
+    if asked.name not in names or asked != recipe(asked.name):
+        raise Mistake(f"precision {asked.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them")
+    return (
+        f'Float8LinearConverter.Config(recipe_name="{names[asked.name]}", filter_fqns=["lm_head"], '
+        f"model_compile_enabled={plan.job.stack.compile})"
+    )
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    """The numbers of a Llama of any size; ``Mistake`` if the model is another architecture."""
+    from fivefold.model.huggingface.export import differs
+
+    if model.position != "rope" or model.head_dim * model.heads != model.width:
+        raise Mistake(
+            f"model {model.name!r}: torchtitan's Llama has rotary positions and heads of width/heads="
+            f"{model.width}/{model.heads}; take one of its flavors"
+        )
+    numbers = (model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab, model.tied_embeddings)
+    there = llama(model.name, numbers)
+    why = differs(there, model.replace(rope_scaling=there.rope_scaling, rope_theta=there.rope_theta,
+                                       norm_epsilon=there.norm_epsilon))  # fmt: skip
+    if why:
+        raise Mistake(f"model {model.name!r}: torchtitan's Llama has {why}; take one of its flavors")
+    return {field: getattr(model, field) for field in SIZES.values()}
 
 
 def shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
@@ -119,3 +222,75 @@ def recomputed(ac: str, *, groups: bool) -> tuple[str, int]:
         return "full", int(ac[5:])
     nearest = "ac=full/2, or ac=full" if groups else "ac=full"
     raise Mistake(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}, or ac=none")
+
+
+def python_file(
+    values: Mapping[str, Any], table: Table, *, model: Model, flavor: tuple[str, str], sizes: Mapping[str, Any] | None,
+    about: Sequence[str],
+) -> str:  # fmt: skip
+    """The file; ``sizes``: of a Llama that is no flavor."""
+    spec = _spec(values, flavor)
+    loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
+    if values["loss"] == "ChunkedLossWrapper":
+        loss = f"ChunkedLossWrapper.Config(loss_fn={loss})"
+    adam = {name: values[f"optimizer.{name}"] for name in ("lr", "betas", "eps", "weight_decay")}
+    ac = f"{values['activation_checkpoint']}.Config()" if values["activation_checkpoint"] else "None"
+    lines = [
+        '"""' + about[0], "", *about[1:], '"""', "",
+        *(CUSTOM.splitlines() if sizes else []),
+        *(["from torchtitan.components.quantization import Float8LinearConverter"] if "Float8" in spec else []),
+        *IMPORTS.format(family=flavor[0]).splitlines(),
+        "", "",
+        "def config() -> Trainer.Config:",
+        f"    model_spec = {_custom(spec, sizes) if sizes else spec}",
+        "    return Trainer.Config(",
+        "        model_spec=model_spec,",
+        '        hf_assets_path="./assets/hf/tokenizer",  # the tokenizer\'s folder: put yours',
+        '        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # what is read: put yours',
+        f"        loss={loss},",
+        f"        optimizer=default_adamw({', '.join(f'{name}={value!r}' for name, value in adam.items())}),",
+        f"        activation_checkpoint={ac},  # layout.ac",
+    ]  # fmt: skip
+    for group, kind in CLASSES.items():
+        lines.append(f"        {group}={kind}(")
+        for key, value in values.items():
+            if key.startswith(f"{group}.") and value is not None:
+                lines.append(commented(f"            {key.partition('.')[2]}={value!r},", table[key].means))
+        lines.append("        ),")
+    return "\n".join([*lines, "    )"]) + "\n"
+
+
+def _spec(values: Mapping[str, Any], flavor: tuple[str, str]) -> str:
+    backend = values["model_spec.attn_backend"] or "flex"
+    converters = f", converters=[{values['model_spec.converters']}]" if values["model_spec.converters"] else ""
+    return f"model_registry({json.dumps(flavor[1])}, attn_backend={json.dumps(backend)}{converters})"
+
+
+def _custom(spec: str, sizes: Mapping[str, Any]) -> str:
+    """The 8B's spec with a Llama of other sizes in it."""
+    width, vocab, heads = sizes["width"], sizes["vocab"], sizes["heads"]
+    backend = spec.partition("attn_backend=")[2].partition(",")[0].rstrip(")")
+    return f"""replace(
+        {spec},
+        model=Llama3Model.Config(
+            dim={width},
+            vocab_size={vocab},
+            enable_weight_tying={sizes["tied_embeddings"]},
+            tok_embeddings=Embedding.Config(
+                num_embeddings={vocab}, embedding_dim={width}, param_init=_EMBEDDING_INIT
+            ),
+            norm=RMSNorm.Config(normalized_shape={width}, param_init=_NORM_INIT),
+            lm_head=Linear.Config(in_features={width}, out_features={vocab}, param_init=_output_linear_init({width})),
+            layers=_build_llama3_layers(
+                n_layers={sizes["layers"]},
+                dim={width},
+                n_heads={heads},
+                n_kv_heads={sizes["kv_heads"]},
+                hidden_dim={sizes["ffn"]},
+                rope=ComplexRoPE.Config(
+                    dim={width // heads}, max_seq_len=131072, theta={sizes["rope_theta"]!r}, scaling="llama"
+                ),
+                attn_backend={backend},
+            ),
+        ),
+    )"""

@@ -1,12 +1,14 @@
-"""torchtitan's keys: of its TOML files (0.2.2) and of its Python configs (0.3.0), each with that version's default.
+"""torchtitan's keys, and those of its Python configs (0.3.0), each with that version's default.
 
-Sources: torchtitan 0.2.2 torchtitan/config/job_config.py, distributed/pipeline_parallel.py, parallel_dims.py, train.py;
-0.3.0 torchtitan/config/configs.py, trainer.py, components/, distributed/activation_checkpoint.py, models/*/__init__.py.
+Sources: torchtitan 0.3.0 torchtitan/config/configs.py, trainer.py, components/, distributed/activation_checkpoint.py,
+distributed/pipeline_parallel.py, parallel_dims.py, models/*/__init__.py.
 """
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, field, foreign, idle, near, part, unsupported
+from fivefold.interop.keys import Table, field, foreign, idle, near, part
+
+VERSION = "0.3.0"
 
 # PyTorch's names: torch/distributed/pipelining/schedules.py, get_schedule_class, which ignores case.
 SCHEDULES = {
@@ -16,13 +18,19 @@ SCHEDULES = {
     "ZBVZeroBubble": "zbv",
     "DualPipeV": "dualpipev",
 }
+
 LOOPED = ("Interleaved1F1B", "ZBVZeroBubble", "DualPipeV", "LoopedBFS", "InterleavedZeroBubble")
 
 ZERO = "layout.zero and its shard group"
+
 STAGES = "layout.v and layout.stages"
+
 BATCH = "layout.mbs and job.global_batch"
+
 RATE = "job.learning_rate"
+
 PRECISION = "job.precision"
+
 AC = "layout.ac"
 
 COMM = tuple(
@@ -78,56 +86,6 @@ SHARED: Table = {
     **idle("activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check"),
 }
 
-TOML: Table = {
-    "model.name": part("model: its family", "llama3"),
-    "model.flavor": part("model: its size", "debugmodel"),
-    "model.converters": part(PRECISION, []),
-    **SHARED,
-    "parallelism.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
-    "parallelism.expert_tensor_parallel_degree": part("layout.etp, of experts with ep > 1", 1),
-    "parallelism.disable_loss_parallel": foreign("logits whole on every tensor-parallel rank", False),
-    "parallelism.pipeline_parallel_expert_parallel_overlap": part("job.stack.pairs, under DualPipeV with ep", True),
-    "parallelism.context_parallel_rotate_method": foreign("how keys travel: counted as a ring", "allgather"),
-    "activation_checkpoint.mode": part(AC, "selective"),
-    "activation_checkpoint.selective_ac_option": part(f"{AC}: every n-th layer, or by operation", "2"),
-    "activation_checkpoint.early_stop": field("job.stack.early_stop", False),
-    "activation_checkpoint.memory_budget": part("what the compiler may keep, under mode memory_budget", 0.5),
-    "optimizer.name": part("job.optimizer.kind", "AdamW"),
-    "optimizer.lr": field("job.learning_rate.peak", 8e-4),
-    "optimizer.beta1": part("job.optimizer.betas", 0.9),
-    "optimizer.beta2": part("job.optimizer.betas", 0.95),
-    "optimizer.eps": field("job.optimizer.epsilon", 1e-8),
-    "optimizer.weight_decay": field("job.optimizer.weight_decay", 0.1),
-    "optimizer.implementation": foreign("the optimizer's kernels: counted as fused", "fused"),
-    "optimizer.early_step_in_backward": foreign("weights are updated within the backward", False),
-    "quantize.linear.float8.recipe_name": part(f"{PRECISION}, of the converter float8", None),
-    "quantize.linear.float8.enable_fsdp_float8_all_gather": part(f"{PRECISION}: weights gathered in fp8", False),
-    "quantize.linear.float8.filter_fqns": part(f"{PRECISION}: what stays in 16 bits", []),
-    "quantize.linear.mx.recipe_name": part(f"{PRECISION}, of the converter mx", "mxfp8_cublas"),
-    "quantize.linear.mx.filter_fqns": part(f"{PRECISION}: what stays in 16 bits", ["output"]),
-    "quantize.grouped_mm.float8.fqns": part(f"{PRECISION}: whether experts are in fp8", []),
-    "quantize.grouped_mm.mx.fqns": part(f"{PRECISION}: whether experts are in MX fp8", []),
-    "fault_tolerance.enable": foreign("TorchFT replicas beside those of the layout", False),
-    **idle(
-        "job.*",
-        "profiling.*",
-        "memory_estimation.*",
-        "fault_tolerance.*",
-        "training.dataset",
-    ),
-    **idle("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset_path"),
-    **idle("training.dataloader.*", "activation_checkpoint.visualize_memory_budget_pareto"),
-    **idle("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns"),
-    **idle("validation.*", "training.data.*"),
-    **unsupported("code of one's own", "experimental.custom_import", "experimental.custom_args_module"),
-    **unsupported("code of one's own", "job.custom_config_module"),
-    **unsupported("fp8 on a device without it", "quantize.linear.float8.emulate", default=False),
-    **unsupported("another library of the dispatcher", "parallelism.expert_parallel_comm_backend", default="standard"),
-    **near("another recipe of experts", "quantize.grouped_mm.mx.recipe_name", default="mxfp8"),
-    **near("another kernel of casts", "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", default="triton"),
-    **near("scales that are computed at once", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"),
-}
-
 PYTHON_ONLY = (
     "activation_checkpoint.force_recompute_mm_shapes_by_fqns", "activation_checkpoint.visualize_memory_budget_pareto",
     "debug.enable_structured_logging", "debug.print_config", "debug.save_config_file", "debug.spmd_typechecking",
@@ -178,4 +136,21 @@ PYTHON: Table = {
         "debug",
         "profiler",
     ),
+}
+
+# A Llama of other sizes is spelled out: model_spec=replace(model_registry("8B"), model=Llama3Model.Config(…)).
+SIZES = {
+    "layers.n_layers": "layers", "dim": "width", "layers.n_heads": "heads", "layers.n_kv_heads": "kv_heads",
+    "layers.rope.theta": "rope_theta",
+    "layers.hidden_dim": "ffn", "vocab_size": "vocab", "enable_weight_tying": "tied_embeddings",
+}  # fmt: skip
+
+BELOW = "model_spec.model"
+
+INNER = ("tok_embeddings", "norm", "lm_head", "layers")
+
+TABLE: Table = {
+    **PYTHON,
+    **{f"{BELOW}.{key}": part(f"model.{field}, of a Llama that is no flavor", None) for key, field in SIZES.items()},
+    **idle(BELOW, *(f"{BELOW}.{key}" for key in INNER), *(f"{BELOW}.{key}.*" for key in INNER)),
 }

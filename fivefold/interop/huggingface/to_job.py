@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import RANKS_MISSING, Asked, Document, reading, replicas, world
-from fivefold.interop.huggingface.collect_keys import beside, gather
-from fivefold.interop.huggingface.deepspeed import OF_WIDTH, sizes
-from fivefold.interop.huggingface.keys import TABLE
-from fivefold.interop.huggingface.optimizer import read_optimizer
+from fivefold.interop.equivalence import divide_rates
+from fivefold.interop.format import RANKS_MISSING, Asked, Document, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
+from fivefold.interop.huggingface.parse import beside, find_strategy
 from fivefold.interop.keys import Values, listed
 from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
@@ -19,41 +18,39 @@ from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.results.reading import Reading
 
-VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
 ATTENTION = {
     "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash", "eager": "unfused",
     "flex_attention": "flash2",
 }  # fmt: skip
+
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")  # of Axolotl
-FSDP = "accelerate.fsdp_config.fsdp_"
-PARALLEL = "accelerate.parallelism_config.parallelism_config_"
+
+OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw",
+    "adamw_apex_fused": "adamw", "adamw_anyprecision": "adamw", "adamw_torch_xla": "adamw", "adamw_8bit": "adamw8bit",
+    "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
+    "adafactor": "adafactor", "sgd": "sgd",
+    "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit",
+}  # fmt: skip
+
+MOST = 2**48
 
 
-def read(document: Document, asked: Asked) -> Reading:
-    """A job of a trainer on transformers."""
-    found = gather(document)
-    given = found.given
-    table = dict(TABLE)
-    if found.dialect:
-        table |= found.dialect.table
-        table |= {name: table[name]._replace(default=value) for name, value in found.dialect.defaults.items()}
-    kind = strategy(found.given)
-    name = found.dialect.name if found.dialect else "deepspeed" if kind == "deepspeed" else "accelerate"
-    version = found.dialect.version if found.dialect else VERSIONS[name]
-    widths = [key for key, value in given.items() if key in OF_WIDTH and value == "auto"]
-    given = {key: value for key, value in given.items() if key not in widths}
-    values = Values(table, given, origin=document.origin, software=f"{name} {version}")
+def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+    """Return model, layout and job."""
+    document, values = config.document, config.values
+    kind = find_strategy(values.given)
     check_strategy(values)
-    ranks = world(document._replace(ranks=document.ranks or found.ranks), asked)
-    if "stage" in table and values["stage"] not in ("sft", "pt"):
+    ranks = world(document, asked)
+    if "stage" in values.table and values["stage"] not in ("sft", "pt"):
         values.doubt("stage", "another objective than the next token; counted as it")
-    model, missing = _model(values, document, asked)
+    model, missing = _model(values, document, config.model)
     if values["max_length"] is None:
         missing += ("the length of a sequence: add max_length=4096 to the file",)
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
-        return reading((name, version), values, {}, document=document, model=model, ranks=None, missing=missing)
-    values.given |= {key: OF_WIDTH[key](model.width) for key in widths}
+        return build_reading(config, {}, model=model, ranks=None, missing=missing)
+    values.given |= {key: OF_WIDTH[key](model.width) for key in config.unset}
     fields = values.fields()
     fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
     fields |= _batch(values, fields, kind) | read_optimizer(values, kind) | _stack(values, kind)
@@ -73,18 +70,11 @@ def read(document: Document, asked: Asked) -> Reading:
     if "offload" in str(values["gradient_checkpointing"]):
         values.doubt("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
     fields["layout.ac"] = "full" if any(each not in (None, False, "none") for each in on) else "none"
-    return reading((name, version), values, fields, document=document, model=model, ranks=ranks, missing=missing)
-
-
-def strategy(given: dict[str, Any]) -> str:
-    """``deepspeed``, ``fsdp`` or ``ddp``."""
-    kind = str(given.get("accelerate.distributed_type", ""))
-    if kind == "DEEPSPEED" or given.get("deepspeed") or any(key.startswith("deepspeed.") for key in given):
-        return "deepspeed"
-    return "fsdp" if kind == "FSDP" or given.get("fsdp") else "ddp"
+    return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
 
 
 KNOWN_STRATEGIES = ("", "NO", "FSDP", "DEEPSPEED", "MULTI_GPU")
+
 LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "glu_activation", "cross_entropy", "rms_norm_gated")
 
 
@@ -113,10 +103,10 @@ def check_loaded_type(values: Values) -> None:
             values.doubt(name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32")
 
 
-def _model(values: Values, document: Document, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
+def _model(values: Values, document: Document, asked: Model | None) -> tuple[Model | None, tuple[str, ...]]:
     """The user's model, a folder's, or the catalog's of that repository."""
-    if asked.model:
-        return asked.model, ()
+    if asked:
+        return asked, ()
     said = values["model_name_or_path"]
     if said is None:
         return None, ("the model: say --model NAME",)
@@ -323,3 +313,68 @@ def _precision(values: Values, kind: str) -> Recipe:
     if half:
         return recipe("bf16").reduced(in_fp32=False)
     return recipe("fp16")
+
+
+def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
+    """Return the optimizer, its offload and the learning rate's schedule as fields of a job."""
+    ds = "deepspeed.optimizer."
+    own = kind == "deepspeed" and values[f"{ds}type"] is not None
+    said = str(values[f"{ds}type"] if own else values["optim"]).lower().rpartition(".")[2]
+    if said not in OPTIMIZERS:
+        values.doubt(f"{ds}type" if own else "optim", "is not among the optimizers here; read as adamw")
+    betas = (values["adam_beta1"], values["adam_beta2"])
+    found: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(said, "adamw")}
+    if own:
+        betas = tuple(values[f"{ds}params.betas"] or betas)
+        named = {
+            "lr": "job.learning_rate.peak",
+            "eps": "job.optimizer.epsilon",
+            "weight_decay": "job.optimizer.weight_decay",
+        }
+        found |= {
+            path: values[f"{ds}params.{name}"]
+            for name, path in named.items()
+            if values[f"{ds}params.{name}"] is not None
+        }
+    clip = values["deepspeed.gradient_clipping"] if kind == "deepspeed" else None
+    if clip is None and kind == "deepspeed":
+        clip = values["accelerate.deepspeed_config.gradient_clipping"]
+    found |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
+    offload = (values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
+               or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
+               or bool(values["deepspeed.zero_optimization.cpu_offload"]))  # fmt: skip
+    return found | {
+        "job.optimizer.betas": betas,
+        "job.offload": ("optimizer",) if kind == "deepspeed" and offload else (),
+        **read_rate(values),
+    }
+
+
+def read_rate(values: Values) -> dict[str, Any]:
+    """The learning rate's schedule; a decay to the end of the run, from where the warm-up ends, unless it says when."""
+    warmup = values["warmup_steps"] if isinstance(values["warmup_steps"], int) else 0
+    steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
+    said, more = str(values["lr_scheduler_type"]), "lr_scheduler_kwargs."
+    floor = values.number(f"{more}min_lr_rate") or values.number(f"{more}min_lr_ratio") or 0.0
+    if (least := values.number(f"{more}min_lr")) and values["learning_rate"]:
+        floor = divide_rates(least, values["learning_rate"])
+    if said.startswith("constant"):
+        kind: dict[str, Any] = {"kind": "constant", "floor": 1.0}
+    elif said.startswith("cosine"):
+        kind = {"kind": "cosine", "floor": floor}
+    else:
+        decay = values.optional(f"{more}num_decay_steps") or max(1, steps - warmup)
+        kind = {"kind": "wsd", "floor": floor, "decay_steps": decay}
+    kind["warmup_steps"] = min(warmup, steps)
+    return {f"job.learning_rate.{name}": value for name, value in kind.items()}
+
+
+def sizes(values: Values) -> dict[str, Any]:
+    """Fields of the stack by path."""
+    found = dict[str, Any]()
+    for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
+        value = values[PREFIX + name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+            raise Mistake(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MOST}")
+        found[f"job.stack.{ours}"] = int(value)
+    return found

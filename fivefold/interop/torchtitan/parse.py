@@ -10,10 +10,61 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fivefold.interop.files import document as load
+from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.keys import Values
+from fivefold.interop.shell.launch import keys
+from fivefold.interop.torchtitan.flavors import MODULES, flavored, llama
+from fivefold.interop.torchtitan.keys import BELOW, SIZES, TABLE, VERSION
+from fivefold.model.shape import MTP
+from fivefold.model.spec import Model
 from fivefold.record import Mistake, nearest
 from fivefold.results.reading import Said
 
+DROPPED = ("model_spec.0", "optimizer.0", "optimizer.name")
+
 PLAIN = (ast.Import, ast.ImportFrom, ast.Assert, ast.FunctionDef, ast.Pass)
+
+
+def is_torchtitan(document: Document) -> bool:
+    """Return whether a Python file returns a ``Trainer.Config`` of torchtitan, or a launch line names one."""
+    if document.kind == "words":
+        return {"--module", "--config"} <= {word.partition("=")[0] for word in document.words}
+    return document.kind == "python" and "torchtitan" in document.text and "Config" in document.text
+
+
+def parse(document: Document, asked: Asked) -> ParsedConfig:
+    """Return the values of a Python config; ``FILE:FUNCTION`` names one of several, a launch line one with changes."""
+    said = keys(document.words) if document.kind == "words" else {}
+    if said:
+        document = _named(said, document)
+    origin, text = document.origin, document.text
+    name = document.values.get("function")
+    if not name:
+        known = configs(text, origin=origin)
+        if len(known) != 1:
+            raise Mistake(
+                f"{origin}: holds {len(known)} configs; name one, as {origin}:{known[0] if known else 'NAME'}"
+            )
+        name = known[0]
+    found = config(text, str(name), origin=origin)
+    over = {key: value for key, value in said.items() if "." in key}
+    given, model = _model({**found.values, **over}, text, document, asked.model)
+    document = document._replace(remarks=(*document.remarks, *found.remarks))
+    given = {key: value for key, value in given.items() if key not in DROPPED}
+    values = Values(TABLE, given, origin=document.origin, software="torchtitan", version=VERSION)
+    return ParsedConfig(document, values, model=model)
+
+
+def _named(said: dict[str, object], document: Document) -> Document:
+    """The file that ``--module`` names, with the function of ``--config``; ``Mistake`` if it is not there."""
+    module, function = str(said["module"]), str(said["config"])
+    names = (f"torchtitan/models/{module}/config_registry.py", f"{module.replace('.', '/')}.py")
+    path = next((each for name in names if (each := document.folder / name).is_file()), None)
+    if path is None:
+        raise Mistake(f"{document.origin}: {names[0]} is not here; read that file, as config_registry.py:{function}")
+    found = load(path)
+    return found._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
 
 class Call(NamedTuple):
@@ -28,11 +79,43 @@ class Call(NamedTuple):
         return f"{self.name}({', '.join([*map(repr, self.positional), *named])})"
 
 
-class Config(NamedTuple):
+class ConfigFunction(NamedTuple):
     """The keys of one config function, and lines of it that were not followed."""
 
     values: Mapping[str, Any]
     remarks: tuple[Said, ...]
+
+
+def _model(
+    given: dict[str, Any], text: str, document: Document, asked: Model | None
+) -> tuple[dict[str, Any], Model | None]:
+    """The keys with family and flavor as their own, and the model, which is ``asked`` if the user names one."""
+    if given.get("model_spec") == "replace":  # (model_registry(…), model=Llama3Model.Config(…))
+        inner = given.pop("model_spec.0", None)
+        if isinstance(inner, Call):
+            given["model_spec"] = inner.name
+            given |= {f"model_spec.{place}": each for place, each in enumerate(inner.positional)}
+            given |= {f"model_spec.{key}": value for key, value in inner.named.items()}
+    if given.get("model_spec") != "model_registry":
+        return given, asked
+    module = modules(text).get("model_registry", "")
+    family = next((name for name in MODULES if name in module.split(".")), document.folder.name)
+    flavor = str(given.pop("model_spec.flavor", given.get("model_spec.0")))
+    given |= {"model_spec": family, "model_spec.flavor": flavor}
+    if asked:
+        return given, asked
+    if f"{BELOW}.dim" in given:
+        said = {field: given.get(f"{BELOW}.{key}") for key, field in SIZES.items()}
+        said["kv_heads"] = said["kv_heads"] or said["heads"]
+        numbers = [said[field] for field in ("layers", "width", "heads", "kv_heads", "ffn", "vocab")]
+        if not all(isinstance(number, int) and number > 0 for number in numbers):
+            raise Mistake(f"{document.origin}: the sizes of its Llama3Model are not all whole numbers: {numbers}")
+        layers, width, heads, kv_heads, ffn, vocab = (int(str(number)) for number in numbers)
+        sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(said["tied_embeddings"]))
+        model = llama(f"llama-{layers}x{width}", sizes)
+        return given, model.replace(rope_theta=said["rope_theta"] or model.rope_theta)
+    model, ahead = flavored(family, flavor), given.get("model_spec.num_mtp_layers")
+    return given, model.replace(mtp=MTP(depth=ahead)) if isinstance(ahead, int) and ahead > 0 else model
 
 
 def functions(text: str, *, origin: str) -> dict[str, ast.FunctionDef]:
@@ -60,7 +143,7 @@ def configs(text: str, *, origin: str) -> list[str]:
     return [name for name, node in known.items() if "Trainer" in ast.unparse(node.returns or ast.Constant(None))]
 
 
-def config(text: str, name: str, *, origin: str, depth: int = 0) -> Config:
+def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFunction:
     """The keys that the function ``name`` sets; ``Mistake`` if there is none."""
     known = functions(text, origin=origin)
     if name not in known:
@@ -85,7 +168,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> Config:
         elif not isinstance(node, PLAIN) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             line = ast.unparse(node).partition("\n")[0]
             remarks.append(Said(key=f"line {node.lineno}", value=line[:60], means="is code, which was not run"))
-    return Config(values, tuple(remarks))
+    return ConfigFunction(values, tuple(remarks))
 
 
 def _returned(

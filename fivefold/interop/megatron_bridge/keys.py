@@ -6,14 +6,20 @@ models/gpt_provider.py; nemo-toolkit 2.x nemo/lightning/pytorch/strategies/megat
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, foreign, idle, near
-from fivefold.interop.megatron import harmless
+from collections.abc import Mapping
+from typing import Any
+
+from fivefold.interop.keys import Table
+from fivefold.interop.megatron.keys import CORE_FIELDS, TABLE
+
+BRIDGE, NEMO = "0.3.1", "2.x"
 
 # Sections whose fields cost something, of a ConfigContainer and of a saved NeMo 2 recipe.
 SECTIONS = (
     "model", "train", "optimizer", "ddp", "scheduler", "comm_overlap", "mixed_precision", "dist", "peft", "rng",
     "dataset", "optim", "trainer", "data", "plugins",
 )  # fmt: skip
+
 PLACES = {  # of Megatron's arguments, in a ConfigContainer; the others are fields of its model
     "train": ("micro_batch_size", "global_batch_size", "rampup_batch_size", "train_iters", "train_samples"),
     "optimizer": (
@@ -28,6 +34,7 @@ PLACES = {  # of Megatron's arguments, in a ConfigContainer; the others are fiel
     "dist": ("use_tp_pp_dp_mapping",),
     "rng": ("seed",),
 }  # fmt: skip
+
 NAMES = {  # fields to arguments
     "num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon", "fp8": "fp8_format", "fp4": "fp4_format",
     "layernorm_zero_centered_gamma": "apply_layernorm_1p", "fp8_param": "fp8_param_gather",
@@ -37,6 +44,7 @@ NAMES = {  # fields to arguments
     "sequence_length": "seq_length", "max_steps": "train_iters",
     "seq_len": "seq_length",
 }  # fmt: skip
+
 NOT = {  # fields that say the contrary of an argument
     "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
     "add_bias_linear": "disable_bias_linear",
@@ -44,54 +52,26 @@ NOT = {  # fields that say the contrary of an argument
     "grad_reduce_in_fp32": "grad_reduce_in_bf16",
     "async_tensor_model_parallel_allreduce": "no_async_tensor_model_parallel_allreduce",
 }  # fmt: skip
+
 DEFAULTS = {  # GPTModelProvider's and DistributedDataParallelConfig's, where they are not those of the arguments
     "cross_entropy_loss_fusion": True, "grad_reduce_in_bf16": True, "untie_embeddings_and_output_weights": False,
     "q_lora_rank": 512, "kv_lora_rank": 512,
 }  # fmt: skip
+
 RECIPE = {  # of the most of 0.3.1's recipes (megatron/bridge/recipes), over which a file of overrides goes
     "bf16": True, "use_distributed_optimizer": True, "grad_reduce_in_bf16": False, "overlap_grad_reduce": True,
     "overlap_param_gather": True, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
     "expert_tensor_parallel_size": 1, "sequence_parallel": True,
 }  # fmt: skip
+
 OF_MODEL = (  # what the catalog's model says besides its sizes
     "softmax_type", "window_size", "window_attn_skip_freq", "activation_func_clamp_value", "glu_linear_offset",
 )  # fmt: skip
-MORE: Table = {
-    "use_mup": foreign("another parametrisation of widths", False),
-    "mtp_use_repeated_layer": foreign("one layer predicts further tokens again and again", False),
-    "fused_residual_rmsnorm": foreign("norms and residual adds in one kernel", False),
-    "mla_down_proj_fusion": foreign("the down projections of latent attention in one matmul", False),
-    "megatron_fsdp_main_params_dtype": foreign("masters of Megatron-FSDP", "float32"),
-    "megatron_fsdp_main_grads_dtype": foreign("gradients of Megatron-FSDP", None),
-    "megatron_fsdp_grad_comm_dtype": foreign("gradients of Megatron-FSDP on the wire", None),
-    "softmax_scale": foreign("another scale of the scores", None),
-    "activation_func_fp8_input_store": foreign("inputs of activations kept in fp8", False),
-    "fp8_dot_product_attention": foreign("attention in fp8", False),
-    "fp8_multi_head_attention": foreign("attention in fp8", False),
-    "use_kitchen": foreign("kernels of another library", False),
-    "heterogeneous_block_specs": foreign("layers that differ", False),
-    "use_transformer_engine_op_fuser": foreign("fused operations of Transformer Engine", False),
-    "cpu_offloading": foreign("activations of some layers in host memory", False),
-    "num_microbatches_with_partial_activation_checkpoints": foreign("some micro-batches kept whole", None),
-    "peft": foreign("adapters, not the weights, are trained", None),
-    "accumulate_grad_batches": foreign("more micro-batches than the strategy says", 1),
-    "deallocate_pipeline_outputs": foreign("outputs of a stage that stay", True),
-    "use_transformer_engine_full_layer_spec": foreign("layers of Transformer Engine", False),
-    "restore_modelopt_state": foreign("a model that was changed", False),
-    "activation_func": foreign("another activation", None),
-    "transformer_layer_spec": foreign("a layer of one's own", None),
-    "scatter_embedding_sequence_parallel": foreign("the embedding's output is whole on every rank", True),
-    "parallel_output": foreign("logits are gathered", True),
-    "use_inference_optimized_layers": foreign("layers for inference", False),
-    **near("variables of the environment", "ENV_VARS", "env.*"),
-    **near("packed sequences; counted as one", "packed_sequence_specs"),
-    **near("how messages of tensor parallelism hide", "tp_comm_atomic_ag", "tp_comm_atomic_rs", default=False),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_disable_qkv", default=False),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_disable_fc1", default=False),
-    **near("matmuls under autocast", "enable_autocast", "autocast_enabled", default=False),
-    **near("a mask that is given", "use_arbitrary_attention_mask", default=False),
-    **near("memory of CUDA graphs", "cuda_graph_use_single_mempool", default=False),
-    **near("16 bits of the masters apart, of the precision-aware optimizer", "store_param_remainders", default=True),
-    **near("activation and bias in several kernels", "bias_activation_fusion", default=True),
-    **idle(*harmless.FIELDS.split()),
-}  # fmt: skip
+
+
+def replace_defaults(table: Table, defaults: Mapping[str, Any]) -> Table:
+    """Return the table with other defaults."""
+    return {name: key._replace(default=defaults.get(name, key.default)) for name, key in table.items()}
+
+
+BOTH: Table = {**replace_defaults(TABLE, DEFAULTS), **CORE_FIELDS}

@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.interop.files import document as load
-from fivefold.interop.format import Document
-from fivefold.interop.huggingface.deepspeed import OF_WIDTH
-from fivefold.interop.huggingface.names import DIALECTS, SEQUENCE, Dialect
-from fivefold.interop.keys import flat
+from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
+from fivefold.interop.huggingface.keys import OF_WIDTH, TABLE, VERSIONS
+from fivefold.interop.keys import Values, flat
 from fivefold.interop.shell.launch import keys
 from fivefold.record import Mistake
 
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})
+
 DEEPSPEED_SIGNS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
+
 LAUNCHED = {"mixed_precision": "accelerate.mixed_precision", "zero_stage": "accelerate.deepspeed_config.zero_stage"}
 
 
-class Gathered(NamedTuple):
+class CollectedKeys(NamedTuple):
     """Keys with the prefixes of their table; the dialect of the trainer; ranks that a file says."""
 
     given: dict[str, Any]
@@ -30,15 +32,16 @@ class Gathered(NamedTuple):
     ranks: int | None = None
 
 
-def recognises(document: Document) -> bool:
-    """Whether a file, or what a launch line names, is of a trainer on transformers."""
+def is_huggingface(document: Document) -> bool:
+    """Return whether a file, or what a launch line names, is of a trainer on transformers."""
     if document.kind == "words":
         named = set(keys(document.words))
         files = [word for word in document.words if word.endswith((".yaml", ".yml", ".json"))]
         return bool(
             "per_device_train_batch_size" in named or "config_file" in document.options or "deepspeed" in named
         ) or (
-            bool(document.words) and any(recognises(_load(word, document)) for word in files if beside(word, document))
+            bool(document.words)
+            and any(is_huggingface(_load(word, document)) for word in files if beside(word, document))
         )
     top = set(document.values)
     return bool(
@@ -47,10 +50,28 @@ def recognises(document: Document) -> bool:
     )  # fmt: skip
 
 
-def gather(document: Document) -> Gathered:
+def parse(document: Document, asked: Asked) -> ParsedConfig:
+    """Return the values of all keys of a job, in the names of TrainingArguments, accelerate and DeepSpeed."""
+    collected = collect_keys(document)
+    given, dialect = collected.given, collected.dialect
+    table = dict(TABLE)
+    if dialect:
+        table |= dialect.table
+        table |= {name: table[name]._replace(default=value) for name, value in dialect.defaults.items()}
+    strategy = find_strategy(given)
+    name = dialect.name if dialect else "deepspeed" if strategy == "deepspeed" else "accelerate"
+    version = dialect.version if dialect else VERSIONS[name]
+    unset = tuple(key for key, value in given.items() if key in OF_WIDTH and value == "auto")
+    given = {key: value for key, value in given.items() if key not in unset}
+    values = Values(table, given, origin=document.origin, software=name, version=version)
+    document = document._replace(ranks=document.ranks or collected.ranks)
+    return ParsedConfig(document, values, model=asked.model, unset=unset)
+
+
+def collect_keys(document: Document) -> CollectedKeys:
     """The keys of a document and of the files that it names."""
-    gathered = _of_file(document) if document.kind != "words" else _of_words(document)
-    given = gathered.given
+    collected = _of_file(document) if document.kind != "words" else _of_words(document)
+    given = collected.given
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
         file = given.get(key)
         if isinstance(file, str) and file.endswith(".json"):
@@ -58,16 +79,16 @@ def gather(document: Document) -> Gathered:
     ranks = given.get("accelerate.num_processes")
     given |= {_argument(key): value for key, value in document.given.items()}
     given = {key: value for key, value in given.items() if value is not None}
-    return gathered._replace(given=given, ranks=gathered.ranks or (ranks if isinstance(ranks, int) else None))
+    return collected._replace(given=given, ranks=collected.ranks or (ranks if isinstance(ranks, int) else None))
 
 
-def _of_words(document: Document) -> Gathered:
+def _of_words(document: Document) -> CollectedKeys:
     given: dict[str, Any] = {}
     dialect = None
     for word in document.words[1:]:
         if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and beside(word, document):
             file = _load(word, document)
-            if recognises(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
+            if is_huggingface(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
                 inner = _of_file(file)
                 given |= inner.given
                 dialect = inner.dialect
@@ -82,21 +103,21 @@ def _of_words(document: Document) -> Gathered:
         given["accelerate.distributed_type"] = "DEEPSPEED"
     given |= {LAUNCHED[name]: value for name, value in options.items() if name in LAUNCHED}
     given |= {f"accelerate.fsdp_config.{name}": value for name, value in options.items() if name.startswith("fsdp_")}
-    return Gathered(given, dialect)
+    return CollectedKeys(given, dialect)
 
 
-def _of_file(document: Document) -> Gathered:
+def _of_file(document: Document) -> CollectedKeys:
     values, origin = dict(document.values), document.origin
     if "distributed_type" in values:
-        return Gathered(flat({"accelerate": values}, origin=origin))
+        return CollectedKeys(flat({"accelerate": values}, origin=origin))
     if values.keys() & DEEPSPEED_SIGNS and not values.keys() & {"per_device_train_batch_size"}:
-        return Gathered(_deepspeed(values, origin))
+        return CollectedKeys(_deepspeed(values, origin))
     dialect = next((each for each in DIALECTS if len(values.keys() & each.signs) >= 2), None)
     if dialect is None:
         nested = values.pop("deepspeed", None) if isinstance(values.get("deepspeed"), dict) else None
         given = {_argument(key): value for key, value in flat(values, origin=origin).items()}
-        return Gathered(given | (_deepspeed(nested, origin) if nested else {}))
-    return Gathered(translated(values, dialect, origin=origin), dialect)
+        return CollectedKeys(given | (_deepspeed(nested, origin) if nested else {}))
+    return CollectedKeys(translated(values, dialect, origin=origin), dialect)
 
 
 def translated(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
@@ -155,3 +176,11 @@ def _load(name: str, document: Document) -> Document:
     if (path := beside(name, document)) is None:
         raise Mistake(f"{document.origin}: names {name}, which is not there; put it beside")
     return load(path)
+
+
+def find_strategy(given: dict[str, Any]) -> str:
+    """Return ``deepspeed``, ``fsdp`` or ``ddp``."""
+    kind = str(given.get("accelerate.distributed_type", ""))
+    if kind == "DEEPSPEED" or given.get("deepspeed") or any(key.startswith("deepspeed.") for key in given):
+        return "deepspeed"
+    return "fsdp" if kind == "FSDP" or given.get("fsdp") else "ddp"

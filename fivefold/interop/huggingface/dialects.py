@@ -111,4 +111,5 @@ LLAMAFACTORY = Dialect(
         **idle(*harmless.LLAMAFACTORY.split()),
     },
 )  # fmt: skip
+
 DIALECTS = (AXOLOTL, LLAMAFACTORY)

@@ -1,4 +1,4 @@
-"""A job for a trainer on transformers: accelerate's YAML or DeepSpeed's JSON, arguments, config.json, train.py."""
+"""Model, layout and job -> accelerate's YAML or DeepSpeed's JSON, arguments, config.json, train.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import Plan, Written
-from fivefold.interop.huggingface.deepspeed import written_sizes
-from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS
-from fivefold.interop.huggingface.read import FSDP
+from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, STAGE_3
 from fivefold.interop.keys import Table, written
 from fivefold.interop.render import yaml_file
 from fivefold.job import Job, recipe
 from fivefold.model.huggingface.export import to_config
 from fivefold.record import Mistake
+from fivefold.stack.spec import Stack
 
 TRAIN = '''"""Trains config.json with arguments.yaml, on random tokens: put your data set in their place."""
 
@@ -49,7 +48,9 @@ config = AutoConfig.from_pretrained(ours.model_name_or_path)
 model = AutoModelForCausalLM.from_config(config, attn_implementation=ours.attn_implementation)
 Trainer(model=model, args=arguments, train_dataset=RandomTokens(config.vocab_size, ours.max_length)).train()
 '''
+
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
+
 ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
 
 
@@ -101,8 +102,8 @@ def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool)
     return {"run.sh": script, "arguments.yaml": text, "config.json": model, "train.py": TRAIN}
 
 
-def accelerate(plan: Plan) -> Written:
-    """accelerate's YAML of FSDP2, and what goes with it."""
+def emit_accelerate(plan: Plan) -> Written:
+    """Return accelerate's YAML of FSDP2, and what goes with it."""
     layout, job = plan.layout, plan.job
     if layout.zero == 0:
         raise Mistake(f"layout {str(layout)!r}: accelerate is written for FSDP2, which shards; take zero3")
@@ -149,8 +150,8 @@ def accelerate(plan: Plan) -> Written:
     return Written(files | {"accelerate.yaml": text})
 
 
-def deepspeed(plan: Plan) -> Written:
-    """DeepSpeed's JSON, and what goes with it."""
+def emit_deepspeed(plan: Plan) -> Written:
+    """Return DeepSpeed's JSON, and what goes with it."""
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
         raise Mistake(
@@ -186,3 +187,11 @@ def deepspeed(plan: Plan) -> Written:
     about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
     files = _files(plan, launch, config=about, about="DeepSpeed", deepspeed=True)
     return Written(files | {"deepspeed.json": json.dumps(config, indent=2) + "\n"})
+
+
+def written_sizes(stack: Stack, *, zero: int) -> dict[str, int]:
+    """Keys of ``zero_optimization`` for a stage."""
+    found = {"reduce_bucket_size": stack.reduce_bucket} if zero and stack.reduce_bucket else {}
+    if zero == 3 and stack.fetch == "weights":
+        found |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}
+    return found

@@ -1,4 +1,4 @@
-"""torchtitan's keys -> layout and job.
+"""torchtitan's keys -> model, layout and job: what both versions share, and a Python config of 0.3.
 
 world = dp_replicate · dp_shard · cp · tp · pp; FSDP shards over dp_shard · cp (parallel_dims.py)
 pipeline_parallel.py: first and last stage hold fewer layers, so that embedding and head count as some
@@ -8,18 +8,90 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import replicas
+from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.keys import Values, listed
 from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
+from fivefold.interop.torchtitan.parse import Call
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.results.reading import Reading
 
 AUTOCAST = recipe("bf16-autocast")  # under DDP there is no copy in 16 bits but what autocast makes for each matmul
+
 FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
+
 P = "parallelism."
+
+
+def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+    """Return model, layout and job of a Python config."""
+    values, model = config.values, config.model
+    ranks = world(config.document, asked)
+    fields = values.fields()
+    fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "apart"}
+    fields |= compiled(values) | rate(values)
+    fields["job.seed"] = values["debug.seed"] or 0
+    asynchronous = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
+    fields["job.stack.overlap"] = ("dp", "tp") if asynchronous else ("dp",)
+    fields["job.stack.graphs"] = "none" if values["training.disable_cuda_graphs"] else "full"
+    fields["job.stack.dispatcher"] = (
+        "all_to_all" if values["model_spec.moe_comm_backend"] in ("standard", None) else "fused"
+    )
+    fields["layout.ac"] = _recomputed(values)
+    fields["layout.sp"] = fields["layout.sp"] or fields["layout.tp"] == 1
+    if ranks is not None and model is not None:
+        pp = fields["layout.pp"]
+        fields |= degrees(values, ranks)
+        fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
+        fields["job.precision"] = _precision(values)
+        without = model.moe is not None and fields["layout.ep"] == 1
+        fields["layout.etp"] = fields["layout.tp"] if without else 1
+    missing = () if ranks else (RANKS_MISSING,)
+    return build_reading(config, fields, model=model, ranks=ranks if model else None, missing=missing)
+
+
+def _recomputed(values: Values) -> str:
+    mode = values["activation_checkpoint"]
+    if mode is None or mode == "None":
+        return "none"
+    if mode == "FullAC":
+        return "full"
+    if mode == "SelectiveAC":
+        values.approximate(
+            "activation_checkpoint", "keeps every second matmul; read as ac=norm+rope+act, which keeps all of them"
+        )
+        return "norm+rope+act"
+    values.doubt("activation_checkpoint", "what the compiler then keeps is not known; read as ac=none")
+    return "none"
+
+
+def _precision(values: Values) -> Recipe:
+    plain = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
+    calls = [each for each in listed(values["model_spec.converters"]) if isinstance(each, Call)]
+    named = {each.name: each.named for each in calls}
+    key = "model_spec.converters"
+    for name in named:
+        if name not in (
+            "Float8LinearConverter",
+            "MXFP8LinearConverter",
+            "NVFP4LinearConverter",
+            "Float8GroupedExpertsConverter",
+        ):
+            values.doubt(key, f"{name} is not counted")
+    for name, ours in (("MXFP8LinearConverter", "mxfp8"), ("NVFP4LinearConverter", "nvfp4")):
+        if name in named:
+            if not named[name].get("fqns"):
+                values.doubt(key, "the output projection is converted too; counted in 16 bits")
+            return recipe(ours)
+    if "Float8LinearConverter" not in named:
+        return plain
+    if "lm_head" not in str(named["Float8LinearConverter"].get("filter_fqns", [])):
+        values.doubt(key, "the output projection is in fp8 too; counted in 16 bits")
+    by = named["Float8LinearConverter"].get("recipe_name", "rowwise")
+    return recipe("fp8-rowwise-gw" if by == "rowwise_with_gw_hp" else "fp8-rowwise")
 
 
 def degrees(values: Values, ranks: int) -> dict[str, Any]:

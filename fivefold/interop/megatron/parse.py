@@ -1,0 +1,82 @@
+"""Megatron's arguments in a script, a launch line or a YAML, as values by their names in ``args``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.keys import Values, part
+from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, VERSION
+from fivefold.interop.shell.launch import keys
+from fivefold.record import Mistake
+
+SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # variables of the environment that are read
+
+YAML_ACTIVATIONS: dict[str, dict[str, Any]] = {  # megatron/training/yaml_arguments.py
+    "swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {},
+}  # fmt: skip
+
+SIGNS = ("tensor-model-parallel-size", "num-layers", "micro-batch-size", "num-attention-heads", "hidden-size")
+
+
+def is_megatron(document: Document) -> bool:
+    """Return whether the words, or a YAML's keys, are Megatron's arguments."""
+    return sum(sign in _plain(document) for sign in SIGNS) >= 2
+
+
+def _plain(document: Document) -> set[str]:
+    if document.kind == "words":
+        return {key.replace("_", "-") for key in keys(document.words)}
+    if document.kind not in ("yaml", "json"):
+        return set()
+    return {name.lstrip("-").replace("_", "-") for name in _flat(document.values)}
+
+
+def _flat(values: Any) -> dict[str, Any]:
+    """All keys of a YAML, whatever group they are in; its lists are values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value)
+        else:
+            found[str(key)] = value
+    return found
+
+
+def parse(document: Document, asked: Asked) -> ParsedConfig:
+    """Return the values of the arguments."""
+    given = keys(document.words) if document.kind == "words" else _flat(document.values)
+    environment = document.values if document.kind == "words" else given
+    segments = "expandable_segments:True" in str(environment.get(SEGMENTS[0], ""))
+    arguments = {name: value for name, value in given.items() if not name.isupper()}
+    if document.kind != "words":
+        arguments |= {f"env.{name}": value for name, value in given.items() if name.isupper() and name not in SEGMENTS}
+    table = TABLE if document.kind == "words" else {**CORE_FIELDS, **TABLE}  # a YAML may have Megatron-Core's names
+    origin, found = document.origin, normalize_names(arguments)
+    if document.kind != "words" and found.get("activation_func") in YAML_ACTIVATIONS:
+        table = {**table, "activation_func": part("model.mlp and model.activation", None)}
+        found |= YAML_ACTIVATIONS[str(found["activation_func"])]
+    for name, value in found.items():
+        costs = name in TABLE and TABLE[name].kind != "idle"
+        if costs and name != "tokenizer_model" and str(value).startswith("$"):
+            flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
+            if str(value).startswith("$("):
+                raise Mistake(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
+            raise Mistake(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
+    values = Values(table, found, origin=origin, software="megatron", version=VERSION)
+    fields = {"job.stack.expandable_segments": segments}
+    return ParsedConfig(document, values, model=asked.model, stack="megatron-core", fields=fields)
+
+
+def normalize_names(given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by their names in ``args``: no dashes, no aliases, nothing negated."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key if key.startswith("env.") else key.rpartition(".")[2].lstrip("-").replace("-", "_")
+        name = ALIAS.get(name, name)
+        if name in NEGATED and isinstance(value, bool):
+            name, value = NEGATED[name], not value
+        if name in ("position_embedding_type", "cp_comm_type") and isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        found[name] = value
+    return found

@@ -1,0 +1,14 @@
+"""Configs that Megatron-Bridge and NeMo 2 save: other names of Megatron's arguments.
+
+``../format.py`` says what the four modules do; ``to_job`` is Megatron's.
+"""
+
+from __future__ import annotations
+
+from fivefold.interop.format import Format
+from fivefold.interop.megatron.to_job import to_job
+from fivefold.interop.megatron_bridge.emit import emit
+from fivefold.interop.megatron_bridge.keys import BOTH, BRIDGE
+from fivefold.interop.megatron_bridge.parse import is_bridge, parse
+
+FORMATS = (Format("bridge", BRIDGE, "megatron-bridge", is_bridge, parse, to_job, emit, keys={"bridge": BOTH}),)

@@ -1,0 +1,82 @@
+"""Model, layout and job -> a ``run_config.yaml`` of Megatron-Bridge."""
+
+from __future__ import annotations
+
+from fivefold.interop.format import Plan, Written
+from fivefold.interop.megatron.emit import arguments
+from fivefold.interop.megatron.keys import TABLE
+from fivefold.interop.megatron_bridge.keys import BRIDGE, NAMES, NOT, PLACES
+from fivefold.interop.render import commented, literal
+
+SKIPPED = (
+    "tokenizer_type", "swiglu", "squared_relu", "transformer_impl", "no_overlap_p2p_communication",
+    "max_position_embeddings", "no_async_tensor_model_parallel_allreduce", "moe_enable_deepep",
+)  # fmt: skip
+
+TARGETS = {
+    "train": "megatron.bridge.training.config.TrainingConfig",
+    "optimizer": "megatron.bridge.training.config.OptimizerConfig",
+    "ddp": "megatron.bridge.training.config.DistributedDataParallelConfig",
+    "scheduler": "megatron.bridge.training.config.SchedulerConfig",
+    "dist": "megatron.bridge.training.config.DistributedInitConfig",
+    "rng": "megatron.bridge.training.config.RNGConfig",
+    "dataset": "megatron.bridge.training.config.MockGPTDatasetConfig",
+    "tokenizer": "megatron.bridge.training.config.TokenizerConfig",
+    "checkpoint": "megatron.bridge.training.config.CheckpointConfig",
+    "logger": "megatron.bridge.training.config.LoggerConfig",
+}
+
+
+def emit(plan: Plan) -> Written:
+    """Return a ``run_config.yaml`` of Megatron-Bridge."""
+    model, given = plan.model, arguments(plan, full=True)
+    backward = {theirs: ours for ours, theirs in NAMES.items() if theirs not in ("seq_length", "train_iters")}
+    contrary = {theirs: ours for ours, theirs in NOT.items()}
+    sections: dict[str, list[str]] = {"model": []}
+    grouped = given.pop("group_query_attention", False)
+    for name, value in given.items():
+        if name in SKIPPED or (name == "num_query_groups" and not grouped):
+            continue
+        field, said = (contrary[name], not value) if name in contrary else (backward.get(name, name), value)
+        section = next((place for place, names in PLACES.items() if field in names), "model")
+        means = TABLE[name].means if name in TABLE else ""
+        sections.setdefault(section, []).append(commented(f"  {field}: {literal(said)}", means))
+    gated, wide = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
+    functions = {"silu": "torch.nn.functional.silu", "relu2": "megatron.core.activations.squared_relu"}
+    kind = functions.get(model.activation, "torch.nn.functional.gelu")
+    dtype = "torch.float32" if wide else "torch.float16" if given.get("fp16") else "torch.bfloat16"
+    sections["model"] += [f"  gated_linear_unit: {literal(gated)}", *_function("activation_func", kind)]
+    sections["model"] += [*_function("params_dtype", dtype), *_function("pipeline_dtype", dtype)]
+    sections["model"] += [f"  {name}: true" for name in ("bf16", "fp16") if given.get(name)]
+    sections["optimizer"] += _function("params_dtype", dtype)
+    sections["ddp"].append(f"  use_distributed_optimizer: {literal(bool(given['use_distributed_optimizer']))}")
+    return Written({"run_config.yaml": _file(plan, sections)})
+
+
+def _function(name: str, target: str) -> list[str]:
+    return [f"  {name}:", f"    _target_: {target}", "    _call_: false"]
+
+
+def _file(plan: Plan, sections: dict[str, list[str]]) -> str:
+    """The YAML: a ConfigContainer of its sections."""
+    model, job = plan.model, plan.job
+    latent = "MLAModelProvider" if model.mla else "GPTModelProvider"
+    place = "megatron.bridge.models.mla_provider" if model.mla else "megatron.bridge.models.gpt_provider"
+    sections["dataset"] = [
+        f"  seq_length: {job.sequence}", f"  random_seed: {job.seed}", "  reset_position_ids: false",
+        "  reset_attention_mask: false", "  eod_mask_loss: false", "  dataloader_type: single",
+    ]  # fmt: skip
+    sections["tokenizer"] = ["  tokenizer_type: NullTokenizer  # put yours", f"  vocab_size: {model.vocab}"]
+    sections["checkpoint"] = ["  save: ./checkpoints", "  save_interval: 1000"]
+    sections["logger"] = ["  log_interval: 10"]
+    nodes, each = plan.hosts
+    lines = [
+        f"# Megatron-Bridge {BRIDGE}: {model.name}, {plan.layout}",
+        f"# Start: torchrun --nnodes {nodes} --nproc_per_node {each} train.py, where train.py calls",
+        "#   megatron.bridge.training.pretrain.pretrain(ConfigContainer.from_yaml('run_config.yaml'), forward_step)",
+        "_target_: megatron.bridge.training.config.ConfigContainer",
+    ]
+    for section, rows in sections.items():
+        target = f"{place}.{latent}" if section == "model" else TARGETS[section]
+        lines += [f"{section}:", f"  _target_: {target}", *rows]
+    return "\n".join(lines) + "\n"

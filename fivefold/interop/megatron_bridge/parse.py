@@ -1,0 +1,162 @@
+"""Configs that Megatron-Bridge (``run_config.yaml``) and NeMo 2 save, as values of Megatron's arguments.
+
+Both are fields by the names of Megatron-Core, in sections with a ``_target_``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.keys import Values
+from fivefold.interop.megatron.parse import normalize_names
+from fivefold.interop.megatron_bridge.keys import (
+    BOTH,
+    BRIDGE,
+    NAMES,
+    NEMO,
+    NOT,
+    OF_MODEL,
+    RECIPE,
+    SECTIONS,
+    replace_defaults,
+)
+from fivefold.model import catalog
+from fivefold.model.shape import MTP
+from fivefold.model.spec import Model
+from fivefold.results.reading import Said
+
+SIZED = re.compile(
+    r"(Llama3|Llama31|Llama32|Llama2|Qwen3|Qwen2|Mixtral|Mistral|Gemma2)(?:Model|MoE)?(?:Provider|Config)(\d[\dxA]*B\w*)"
+)
+
+FAMILIES = {"Llama31": "llama3", "Llama32": "llama3.2"}
+
+ACTIVATIONS = ("silu", "swish", "gelu", "fast_gelu", "squared_relu", "openai_gelu")
+
+
+def is_bridge(document: Document) -> bool:
+    """Return whether a YAML is a saved ConfigContainer, an override of one, or a saved NeMo 2 recipe."""
+    if document.kind not in ("yaml", "json"):
+        return False
+    said, values = str(document.values.get("_target_", "")), _sections(document.values)
+    sections = values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
+    return said.startswith(("megatron.bridge", "nemo.")) or (
+        isinstance(values.get("model"), dict) and len(sections) >= 3
+    )
+
+
+def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections by their names of 0.3.1, which were ``model_config`` and the like."""
+    return {str(key).removesuffix("_config"): value for key, value in values.items()}
+
+
+def parse(document: Document, asked: Asked) -> ParsedConfig:
+    """Return the values of a saved config, or of overrides of a recipe, as Megatron's arguments."""
+    sections, whole = _sections(document.values), str(document.values.get("_target_", ""))
+    nemo = "trainer" in sections or whole.startswith("nemo")
+    found: dict[str, Any] = {}
+    targets: list[str] = []
+    tokenizer = sections.get("tokenizer")
+    if isinstance(tokenizer, dict):
+        found |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
+    for section in SECTIONS:
+        _gather(sections.get(section), found, targets, section)
+    given = _arguments(found) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
+    model = asked.model or (_published(given, found) if "num_layers" in given else _sized(targets))
+    if model and not asked.model:
+        given = {key: value for key, value in given.items() if key not in OF_MODEL}
+    trainer = sections.get("trainer")
+    if (
+        isinstance(trainer, dict)
+        and isinstance(trainer.get("devices"), int)
+        and isinstance(trainer.get("num_nodes"), int)
+    ):
+        document = document._replace(ranks=trainer["devices"] * trainer["num_nodes"])
+    software, version = ("nemo", NEMO) if nemo else ("megatron-bridge", BRIDGE)
+    table = BOTH
+    if not (whole or nemo):
+        why = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
+        document = document._replace(assumed=(*document.assumed, Said(key="(recipe)", value="", means=why)))
+        table = replace_defaults(BOTH, RECIPE)
+    fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
+    values = Values(table, given, origin=document.origin, software=software, version=version)
+    return ParsedConfig(document, values, model=model, stack=software, fields=fields)
+
+
+def _gather(value: Any, found: dict[str, Any], targets: list[str], name: str) -> None:
+    """Fields by name, whatever section they are in; functions and types by the name of their target."""
+    if isinstance(value, str) and name in ("mixed_precision", "plugins"):
+        found["precision"] = value
+    if not isinstance(value, dict):
+        return
+    target = str(value.get("_target_", ""))
+    targets.append(target)
+    if name == "peft":
+        found["peft"] = target.rpartition(".")[2] or "set"
+        return
+    for key, each in value.items():
+        if isinstance(each, dict) and ("_partial_" in each or set(each) <= {"_target_", "_call_", "_args_", "_name_"}):
+            found[key] = str(each.get("_target_", "")).removeprefix("torch.")
+        elif isinstance(each, dict):
+            _gather(each, found, targets, key)
+        elif key not in ("_target_", "_call_", "_partial_") and (each is not None or key not in found):
+            found[key] = each
+
+
+def _arguments(found: dict[str, Any]) -> dict[str, Any]:
+    """Fields as Megatron's arguments."""
+    given: dict[str, Any] = {}
+    for key, value in found.items():
+        if value is None:
+            continue
+        if key in NOT and isinstance(value, bool):
+            given[NOT[key]] = not value
+        elif key == "activation_func":
+            given["squared_relu"] = "squared_relu" in str(value)
+            if not str(value).endswith(ACTIVATIONS):
+                given[key] = value
+        elif key == "transformer_layer_spec" and str(value).startswith("megatron."):
+            given[key] = False
+        elif key == "overlap_p2p_comm":
+            given["no_overlap_p2p_communication"] = not value
+        else:
+            given[NAMES.get(key, key)] = value
+    if not given.get("optimizer_cpu_offload") and "optimizer_offload_fraction" in given:
+        given["optimizer_offload_fraction"] = 1.0
+    if "num_query_groups" in given:
+        given["group_query_attention"] = True
+    if "num_experts" in given and "moe_ffn_hidden_size" not in given:
+        given["moe_ffn_hidden_size"] = given.get("ffn_hidden_size")
+    if "bf16" in str(given.get("precision")):
+        given["bf16"] = True
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if name in given:
+            given[name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(given[name]), "fp32")
+    return {key: value for key, value in normalize_names(given).items() if value is not None}
+
+
+def _published(given: dict[str, Any], found: Mapping[str, Any]) -> Model | None:
+    """The catalog's model that ``hf_model_id`` names, which has windows and sinks too, if its sizes are those given."""
+    said = str(found.get("hf_model_id", "")).lower()
+    for key, entry in catalog.CATALOG.items():
+        if said and entry.source.lower() == said:
+            model = catalog.named(key)
+            sizes = (model.layers, model.width, model.moe.experts if model.moe else None)
+            if sizes == (given["num_layers"], given.get("hidden_size"), given.get("num_experts")):
+                depth = given.get("mtp_num_layers")
+                return model.replace(mtp=MTP(depth=depth) if depth else None)
+    return None
+
+
+def _sized(targets: list[str]) -> Model | None:
+    """The catalog's model that a class is named after: ``Llama3Config8B``."""
+    for target in targets:
+        if match := SIZED.search(target.rpartition(".")[2]):
+            family = FAMILIES.get(match[1], match[1].lower())
+            name = f"{family}-{match[2].lower().replace('_', '-')}"
+            if name in catalog.CATALOG:
+                return catalog.named(name)
+    return None

@@ -1,0 +1,104 @@
+"""nanotron's keys -> model, layout and job: those of 0.4, or of its main branch where 0.4 lacks a key."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fivefold.interop.equivalence import divide_rates
+from fivefold.interop.format import Asked, Document, ParsedConfig, build_reading, world
+from fivefold.interop.keys import Values
+from fivefold.interop.nanotron.keys import OF_MODEL, OPTIMIZER, F, R
+from fivefold.job import Recipe, recipe
+from fivefold.model.huggingface.families import from_config
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.results.reading import Reading
+
+SIZES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
+
+FAMILIES = ("llama", "qwen2")
+
+NUMBERS = ("hidden_size", "intermediate_size", "num_attention_heads")
+
+NEEDED = ("tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica")
+
+
+def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+    """Return model, layout and job."""
+    document, values = config.document, config.values
+    origin = values.origin
+    model, unknown = (config.model, ()) if config.model else _model(document)
+    missing = (*unknown, *(key for key in (*SIZES, *NEEDED) if values[key] is None))
+    if missing or model is None:
+        return build_reading(config, {}, model=model, ranks=None, missing=missing)
+    fields = values.fields()
+    dp, tp, pp = (values.whole(key) for key in SIZES)
+    cp = values.whole("parallelism.context_parallel_size")
+    ranks = world(document, asked)
+    if ranks not in (None, dp * tp * pp * cp):
+        raise Mistake(f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks")
+    mbs = values.whole("tokens.micro_batch_size")
+    fields |= {
+        "job.stack.name": "nanotron",
+        "job.global_batch": dp * mbs * values.whole("tokens.batch_accumulation_per_replica"),
+        "layout.sp": tp == 1 or str(values["parallelism.tp_mode"]).upper() == "REDUCE_SCATTER",
+        "layout.ac": _recomputed(values),
+        "job.precision": _precision(values),
+        "job.seed": values["general.seed"] or 0,
+        "job.optimizer.betas": (values[f"{F}adam_beta1"], values[f"{F}adam_beta2"]),
+        **_rate(values),
+        "job.optimizer.kind": "sgd" if str(values[f"{F}name"]).lower() == "sgd" else "adamw",
+    }
+    if pp == 1:
+        fields["layout.schedule"] = "1f1b"
+    if dp * cp == 1:
+        fields["layout.zero"] = 0
+    return build_reading(config, fields, model=model, ranks=dp * tp * pp * cp)
+
+
+def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
+    """A Llama or Qwen2 of the config's numbers, which are those of a Hugging Face config; or what is missing."""
+    config = document.values["model"].get("model_config") if isinstance(document.values.get("model"), dict) else None
+    if not isinstance(config, dict) or not {"num_hidden_layers", "vocab_size"} <= config.keys():
+        return None, ("the model: say --model NAME",)
+    family = next((name for name in FAMILIES if config.get(f"is_{name}_config")), "")
+    other = next((key for key, value in config.items() if re.fullmatch(r"is_\w+_config", key) and value is True), "")
+    if other and not family:
+        return None, (f"the model, which by {other} is neither Llama nor Qwen2: say --model NAME",)
+    if config.get("moe_config"):
+        return None, ("the model, whose moe_config is not read: say --model NAME",)
+    if lacking := [name for name in NUMBERS if config.get(name) is None]:
+        return None, (f"the model: its model_config has no {', '.join(lacking)}; or say --model NAME",)
+    said = {name: config[name] for name in OF_MODEL if config.get(name) is not None}
+    said.setdefault("rms_norm_eps", 1e-6)
+    layers, width = said["num_hidden_layers"], said["hidden_size"]
+    name = f"nanotron-{layers}x{width}"
+    return from_config({"model_type": family or "llama", **said}, name=name, source=document.origin), ()
+
+
+def _recomputed(values: Values) -> str:
+    granularity = str(values["parallelism.recompute_granularity"]).upper()
+    if values["parallelism.recompute_layer"] or granularity == "FULL":
+        return "full"
+    return "selective" if granularity == "SELECTIVE" else "none"
+
+
+def _precision(values: Values) -> Recipe:
+    if values["model.dtype"] in ("float32", "double"):
+        return recipe("fp32")
+    if values["model.dtype"] not in ("bfloat16", "float16"):
+        raise Mistake(f"{values.origin}: model.dtype is {values['model.dtype']!r}; it is bfloat16, float16 or float32")
+    base = recipe("bf16" if values["model.dtype"] == "bfloat16" else "fp16")
+    if values[f"{OPTIMIZER}accumulate_grad_in_fp32"]:
+        return base if base.accumulated_bytes else base.replace(name="fp16-grad32", accumulated_bytes=4)
+    return recipe("bf16-pure") if base.compute == "bf16" else base.replace(name="fp16-pure", master_bytes=0)
+
+
+def _rate(values: Values) -> dict[str, Any]:
+    peak, least = values[f"{R}learning_rate"], values[f"{R}min_decay_lr"]
+    style, decay = values[f"{R}lr_decay_style"], values[f"{R}lr_decay_steps"]
+    floor = divide_rates(least, peak) if isinstance(least, float) and isinstance(peak, float) and peak > 0 else 0.0
+    kind = "cosine" if style == "cosine" else "wsd" if style == "linear" and decay and floor < 1 else "constant"
+    more = {"job.learning_rate.decay_steps": decay} if kind == "wsd" else {}
+    return {"job.learning_rate.floor": floor, "job.learning_rate.kind": kind, **more}

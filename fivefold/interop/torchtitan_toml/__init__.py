@@ -1,0 +1,18 @@
+"""torchtitan's TOML files, of 0.2: keys and readers that 0.3 still has are those of ``../torchtitan``.
+
+``../format.py`` says what the four modules do.
+"""
+
+from __future__ import annotations
+
+from fivefold.interop.format import Format
+from fivefold.interop.torchtitan_toml.emit import emit
+from fivefold.interop.torchtitan_toml.keys import TOML, VERSION
+from fivefold.interop.torchtitan_toml.parse import is_torchtitan_toml, parse
+from fivefold.interop.torchtitan_toml.to_job import to_job
+
+FORMATS = (
+    Format(
+        "torchtitan-0.2", VERSION, "torchtitan", is_torchtitan_toml, parse, to_job, emit, keys={"torchtitan-0.2": TOML}
+    ),
+)

@@ -1,0 +1,81 @@
+"""Model, layout and job -> a TOML file of torchtitan 0.2; ``Mistake`` for what it cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.interop.format import Plan, Written
+from fivefold.interop.keys import written
+from fivefold.interop.render import toml_file
+from fivefold.interop.torchtitan.emit import recomputed, shared
+from fivefold.interop.torchtitan.flavors import flavor_of, unknown
+from fivefold.interop.torchtitan_toml.keys import TOML, VERSION
+from fivefold.interop.torchtitan_toml.to_job import P
+from fivefold.job import recipe
+from fivefold.record import Mistake
+
+
+def emit(plan: Plan) -> Written:
+    """Return the TOML file of a plan; ``Mistake`` for a model that is no flavor, or what torchtitan cannot run."""
+    model, layout, job = plan.model, plan.layout, plan.job
+    found = flavor_of(model)
+    if found is None:
+        raise unknown(model)
+    mode, every = recomputed(layout.ac, groups=True)
+    values = written(TOML, {"job": job, "layout": layout, "model": model}) | shared(
+        plan, head="output", casts=layout.zero > 0
+    )
+    values |= {
+        "model.name": found[0],
+        "model.flavor": found[1],
+        "activation_checkpoint.mode": "selective" if every > 1 else mode,
+        "activation_checkpoint.selective_ac_option": str(every) if every > 1 else None,
+        "optimizer.name": "AdamW",
+        "optimizer.beta1": job.optimizer.betas[0],
+        "optimizer.beta2": job.optimizer.betas[1],
+        f"{P}enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap,
+        **_converters(plan),
+    }
+    if model.moe and layout.ep == 1 and layout.etp != layout.tp:
+        raise Mistake(
+            f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
+        )
+    if model.moe and layout.ep > 1:
+        if layout.etp not in (1, layout.tp):
+            raise Mistake(f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) alone; take one of them")
+        values[f"{P}expert_tensor_parallel_degree"] = layout.etp
+    nodes, per_node = plan.hosts
+    start = (
+        f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train --job.config_file torchtitan.toml"
+    )
+    about = (f"torchtitan {VERSION}: {model.name}, {layout}", f"Start: {start}")
+    extra = {
+        "job.dump_folder": ("./outputs", "logs and checkpoints"),
+        "model.hf_assets_path": ("./assets/hf/tokenizer", "the tokenizer's folder: put yours"),
+        "training.dataset": ("c4", "what is read: put yours"),
+    }
+    return Written({"torchtitan.toml": toml_file(values, TOML, about=about, extra=extra)})
+
+
+def _converters(plan: Plan) -> dict[str, Any]:
+    asked = plan.job.precision
+    if not asked.narrow:
+        return {}
+    if plan.model.moe:
+        raise Mistake(f"precision {asked.name}: experts in fp8 are not written for torchtitan; take bf16")
+    if asked == recipe("mxfp8"):
+        return {"model.converters": ["mx"], "quantize.linear.mx.filter_fqns": ["output"]}
+    names = {
+        "fp8": "tensorwise",
+        "fp8-wire": "tensorwise",
+        "fp8-rowwise": "rowwise",
+        "fp8-rowwise-gw": "rowwise_with_gw_hp",
+    }
+    if asked.name not in names or asked != recipe(asked.name):
+        raise Mistake(f"precision {asked.name}: torchtitan has {', '.join(names)} and mxfp8; take one of them")
+    return {
+        "model.converters": ["float8"],
+        "quantize.linear.float8.recipe_name": names[asked.name],
+        "quantize.linear.float8.filter_fqns": ["output"],
+        "quantize.linear.float8.enable_fsdp_float8_all_gather": asked.name == "fp8-wire",
+    }

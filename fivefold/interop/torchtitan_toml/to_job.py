@@ -1,0 +1,106 @@
+"""torchtitan 0.2's keys -> model, layout and job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, world
+from fivefold.interop.keys import Values, listed
+from fivefold.interop.torchtitan.flavors import flavored
+from fivefold.interop.torchtitan.to_job import batch, compiled, degrees, pipeline, rate, sixteen_bits
+from fivefold.job import Recipe, recipe
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.results.reading import Reading
+
+FLOAT8 = {None: "fp8", "tensorwise": "fp8", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise-gw"}
+
+BY_OPERATION = "norm+rope+act"
+
+P = "parallelism."
+
+
+def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+    """Return model, layout and job of a TOML file."""
+    values = config.values
+    ranks = world(config.document, asked)
+    model = config.model or flavored(str(values["model.name"]), str(values["model.flavor"]))
+    fields = values.fields()
+    fields |= {"job.stack.name": "torchtitan", **compiled(values), **rate(values), **_optimizer(values)}
+    fields["job.stack.overlap"] = ("dp", "tp") if values[f"{P}enable_async_tensor_parallel"] else ("dp",)
+    fields["job.seed"] = values["debug.seed"] or 0
+    fields["job.documents"] = "apart" if "flex" in str(values["model.flavor"]) else "joined"
+    fields["layout.ac"] = _recomputed(values)
+    if ranks is not None:
+        pp = fields["layout.pp"]
+        fields |= degrees(values, ranks)
+        fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
+        fields["job.precision"] = _precision(values, model, sharded=fields["layout.zero"] > 0)
+        fields["layout.etp"] = _experts(values, model)
+        paired = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
+        fields["job.stack.pairs"] = bool(paired and fields.get("layout.schedule") == "dualpipev")
+    missing = () if ranks else (RANKS_MISSING,)
+    return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
+
+
+def _experts(values: Values, model: Model) -> int:
+    """etp; without expert parallelism, experts are cut as the MLP is."""
+    if model.moe is None:
+        return 1
+    if values[f"{P}expert_parallel_degree"] == 1:
+        return values.whole(f"{P}tensor_parallel_degree")
+    return values.whole(f"{P}expert_tensor_parallel_degree")
+
+
+def _recomputed(values: Values) -> str:
+    mode, option = values["activation_checkpoint.mode"], str(values["activation_checkpoint.selective_ac_option"])
+    if mode in ("none", "full"):
+        return str(mode)
+    if mode == "selective" and option.isdecimal():
+        return "full" if int(option) < 2 else f"full/{option}"
+    if mode == "selective":
+        values.approximate(
+            "activation_checkpoint.selective_ac_option",
+            f"keeps every second matmul; read as ac={BY_OPERATION}, which keeps all of them",
+        )
+        return BY_OPERATION
+    values.doubt("activation_checkpoint.mode", "what the compiler then keeps is not known; read as ac=none")
+    return "none"
+
+
+def _optimizer(values: Values) -> dict[str, Any]:
+    kind = str(values["optimizer.name"])
+    if kind not in ("AdamW", "Adam"):
+        values.doubt("optimizer.name", "is not among the optimizers here; read as AdamW")
+    return {
+        "job.optimizer.kind": "adamw",
+        "job.optimizer.betas": (values["optimizer.beta1"], values["optimizer.beta2"]),
+    }
+
+
+def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
+    plain = sixteen_bits(values, sharded=sharded)
+    converters = [str(name).rpartition(".")[2] for name in listed(values["model.converters"])]
+    linear = "quantize.linear."
+    if "float8" in converters:
+        said = values[f"{linear}float8.recipe_name"]
+        if not isinstance(said, str | None) or said not in FLOAT8:
+            raise Mistake(
+                f"{values.origin}: {linear}float8.recipe_name is {said!r}; it is {' or '.join(filter(None, FLOAT8))}"
+            )
+        name = FLOAT8[said]
+        if name == "fp8" and values[f"{linear}float8.enable_fsdp_float8_all_gather"] and sharded:
+            name = "fp8-wire"
+        kind = "float8"
+    elif "mx" in converters:
+        name, kind = "mxfp8", "mx"
+    else:
+        return plain
+    if not any("output" in str(part) for part in values[f"{linear}{kind}.filter_fqns"]):
+        values.doubt(f"{linear}{kind}.filter_fqns", "the output projection is in fp8 too; counted in 16 bits")
+    if model.moe and not values[f"quantize.grouped_mm.{kind}.fqns"]:
+        values.doubt(f"quantize.grouped_mm.{kind}.fqns", "experts stay in 16 bits; counted in fp8")
+    if not sharded:
+        values.doubt("model.converters", "fp8 over fp32 weights; read as fp8-te")
+        return recipe("fp8-te")
+    return recipe(name)
