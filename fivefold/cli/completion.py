@@ -1,4 +1,4 @@
-"""What the shell completes: names of models, machines, precisions and stacks, words of a layout.
+"""What the shell completes: names of models, machines, precisions, stacks and formats, words of a layout.
 
 ``fivefold --install-completion`` sets it up for bash, zsh, fish or PowerShell.
 """
@@ -32,6 +32,13 @@ def stacks(incomplete: str) -> list[str]:
     from fivefold.stack.catalog import STACKS
 
     return [name for name in STACKS if name.startswith(incomplete)]
+
+
+def formats(incomplete: str) -> list[str]:
+    """Return the names of formats that ``write`` writes."""
+    from fivefold.interop.registry import list_written
+
+    return [name for name in list_written() if name.startswith(incomplete)]
 
 
 def layouts(incomplete: str) -> list[str]:

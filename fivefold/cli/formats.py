@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.cli import completion
 from fivefold.cli.arguments import IGNORE
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import AsJson, say, show
@@ -47,7 +48,12 @@ def write(
         str, typer.Argument(metavar="LAYOUT|FILE", help="A layout, a run file, or any config to translate.")
     ],
     to: Annotated[
-        str, typer.Option("--to", help="torchtitan, megatron, bridge, deepspeed, accelerate, nanotron, kubernetes, …")
+        str,
+        typer.Option(
+            "--to",
+            help="Format to write, such as torchtitan or megatron; shell completion lists all of them.",
+            autocompletion=completion.formats,
+        ),
     ],
     job: Job,
     model: Named = None,
