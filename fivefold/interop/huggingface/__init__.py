@@ -1,7 +1,6 @@
 """Trainers on transformers: TrainingArguments with accelerate's YAML (FSDP, DeepSpeed, DDP) or DeepSpeed's JSON.
 
-``../format.py`` says what the four modules do.
-
+keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
 dialects   names that Axolotl and LLaMA-Factory use
 effects    keys that change the step and are not counted      harmless   keys without effect
 """

@@ -1,4 +1,7 @@
-"""nanotron's YAML, of 0.4 and of its main branch. ``../format.py`` says what the four modules do."""
+"""nanotron's YAML, of 0.4 and of its main branch.
+
+keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""torchtitan's Python configs, of 0.3. ``../format.py`` says what the four modules do.
+"""torchtitan's Python configs, of 0.3.
 
+keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
 flavors    its models by family and flavor
 """
 

@@ -1,6 +1,6 @@
 """torchtitan's TOML files, of 0.2: keys and readers that 0.3 still has are those of ``../torchtitan``.
 
-``../format.py`` says what the four modules do.
+keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
 """
 
 from __future__ import annotations
