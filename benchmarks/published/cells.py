@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from benchmarks.published.case import machine
 from fivefold.job import Recipe, recipe
-from fivefold.layout.names import ScheduleName
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
@@ -170,9 +170,9 @@ def schedule(row: Row) -> Order:
     found = SCHEDULES.get(name or "1f1b")
     if found is None:
         raise Mistake(f"schedule {text!r} is none of ours")
-    if found in ("zbv", "dualpipev"):
+    if PIPELINE_SCHEDULES[found].places_v:
         return Order(found, 2)
-    if found == "interleaved" and stages == 1:
+    if PIPELINE_SCHEDULES[found].interleaves and stages == 1:
         raise Mistake(NO_STAGES)
     return Order("interleaved" if found == "1f1b" and stages > 1 else found, stages)
 

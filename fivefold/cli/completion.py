@@ -43,7 +43,7 @@ def formats(incomplete: str) -> list[str]:
 
 def layouts(incomplete: str) -> list[str]:
     """The next word of a layout, after the words that are there."""
-    from fivefold.layout.names import SCHEDULES
+    from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 
     before, space, word = incomplete.rpartition(" ")
     known = [*(f"{axis}{degree}" for axis in ("dp", "tp", "pp", "cp", "ep") for degree in (2, 4, 8, 16, 32, 64)),

@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 from fivefold.bounded_types import PLAYED
 from fivefold.job import Job
-from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -270,7 +271,7 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     chunk = layout.dp * layout.mbs
     if micro % even:
         mend = _more(layout, job, lambda n: n % even == 0, gbs=(micro + 1) * chunk)
-        yield f"dualpipe sends half of the micro-batches from each end, but {micro} is odd; {mend}"
+        yield f"{layout.schedule} sends half of the micro-batches from each end, but {micro} is odd; {mend}"
     if micro < needed:
         mend = _more(layout, job, lambda n: n >= needed and n % even == 0, gbs=needed * chunk)
         yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; {mend}"
@@ -278,9 +279,9 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 def playable(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:
     """Whether a schedule, or its period, is short enough to play; ``micro_batches``: an int or an array."""
-    most = PLAYED // (pp * v)
-    period = 4 * pp <= most and schedule != "gpipe"
-    return (micro_batches <= most) | (period & (micro_batches % pp == 0 if schedule == "interleaved" else True))
+    most, pipeline = PLAYED // (pp * v), PIPELINE_SCHEDULES[schedule]
+    period = 4 * pp <= most and not pipeline.forwards_first
+    return (micro_batches <= most) | (period & (micro_batches % pp == 0 if pipeline.interleaves else True))
 
 
 def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

@@ -21,8 +21,16 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import RANKS, Degree, Layers, Sequences
 from fivefold.job import Job, Offloaded
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, CpKind, MeshAxis, ScheduleName
-from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, PipelineSchedule
+from fivefold.layout.names import DEFAULT_ORDER, CpKind, MeshAxis
+from fivefold.layout.schedule.pipeline_schedule import (
+    DEFAULT_SCHEDULE,
+    PIPELINE_SCHEDULES,
+    SCHEDULES,
+    PipelineSchedule,
+    ScheduleName,
+    names_of_one_way_pairing,
+    usual_schedule,
+)
 from fivefold.record import Mistake, Record, nearest
 
 # Groups of operations that can be recomputed in the backward, by name: the part before the dot, or the whole name.
@@ -44,7 +52,7 @@ class Layout(Record):
     v: Degree = 1
     zero: int = Field(0, ge=0, le=3)
     shard_group: Degree | None = None  # None: all of dp·cp
-    schedule: ScheduleName = "1f1b"
+    schedule: ScheduleName = DEFAULT_SCHEDULE
     mbs: Sequences = 1
     # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +; full@2: on the first
     # two pipeline ranks alone, which hold the most micro-batches
@@ -89,16 +97,18 @@ class Layout(Record):
         return self
 
     def _check_schedule(self) -> None:
-        if self.pp == 1 and (self.v > 1 or self.schedule != "1f1b"):
+        if self.pp == 1 and (self.v > 1 or self.schedule != DEFAULT_SCHEDULE):
             raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
         if self.pipeline.places_v and self.v != 2:
             raise ValueError(f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}")
         if self.pipeline.interleaves and self.v < 2:
-            raise ValueError("interleaved needs virtual stages; write v2 or more, or 1f1b")
+            raise ValueError(f"{self.schedule} needs virtual stages; write v2 or more, or {DEFAULT_SCHEDULE}")
         if self.v > 1 and self.pipeline.stages_per_rank == 1:
-            raise ValueError(f"{self.schedule} runs one stage per rank; drop v{self.v} or write interleaved")
+            raise ValueError(
+                f"{self.schedule} runs one stage per rank; drop v{self.v} or write {usual_schedule(self.v)}"
+            )
         if self.pipeline.enters_both_ends and self.pp % 2:
-            raise ValueError(f"dualpipe needs an even pp, not {self.pp}; try pp{self.pp + 1}")
+            raise ValueError(f"{self.schedule} needs an even pp, not {self.pp}; try pp{self.pp + 1}")
 
     def _check_stages(self) -> None:
         chunks = self.pp * self.v
@@ -118,7 +128,8 @@ class Layout(Record):
             )
         if self.pipeline.enters_both_ends:
             raise ValueError(
-                f"ac={self.ac}: dualpipe has each stage on two ranks; take ac={self.recomputation}, or dualpipev"
+                f"ac={self.ac}: {self.schedule} has each stage on two ranks; take ac={self.recomputation}, "
+                f"or {names_of_one_way_pairing()}"
             )
 
     @property
@@ -165,7 +176,7 @@ class Layout(Record):
                 fields[key] = value
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
-            fields["schedule"] = "interleaved"
+            fields["schedule"] = usual_schedule(v)
         chosen = next((each for each in PIPELINE_SCHEDULES.values() if each.name == fields.get("schedule")), None)
         if chosen is not None and chosen.places_v:
             fields.setdefault("v", chosen.stages_per_rank)

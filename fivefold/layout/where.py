@@ -10,7 +10,8 @@ from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
 from typing import NamedTuple, get_args
 
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, CpKind
+from fivefold.layout.names import DEFAULT_ORDER, CpKind
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake, nearest
 

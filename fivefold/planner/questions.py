@@ -12,6 +12,7 @@ from math import ceil, log2
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import is_legal, refuse
+from fivefold.layout.schedule.pipeline_schedule import usual_schedule
 from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -224,7 +225,11 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     if layout.tp > 1 and not layout.sp:
         yield "sequence parallel", job, layout.replace(sp=True)
     if layout.pp > 1:
-        yield "interleaved, twice the stages", job, layout.replace(schedule="interleaved", v=2 * layout.v, stages=())
+        yield (
+            "interleaved, twice the stages",
+            job,
+            layout.replace(schedule=usual_schedule(2), v=2 * layout.v, stages=()),
+        )
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if not job.precision.narrow:
         yield "fp8", job.replace(precision=recipe("fp8")), layout

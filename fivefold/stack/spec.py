@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Elements, Multiple
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, CpKind, MeshAxis, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.record import Record
 
 Reduce = Literal["step", "micro_batch", "unpipelined"]
@@ -223,7 +224,7 @@ class Stack(Record):
 
     def hides_p2p(self, schedule: ScheduleName) -> bool:
         """Whether messages between pipeline stages run beside compute under ``schedule``."""
-        return "pp" in self.overlap and (self.p2p_overlap == "any" or schedule == "interleaved")
+        return "pp" in self.overlap and (self.p2p_overlap == "any" or PIPELINE_SCHEDULES[schedule].interleaves)
 
 
 FACTS = frozenset(Stack.model_fields) - {"name", "version", "family", "runs"}  # which a job may change one by one

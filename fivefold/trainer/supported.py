@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fivefold.job import Job
+from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
@@ -60,9 +61,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
     _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.pipeline.pairs_passes:
-        raise Mistake(
-            f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
-        )
+        raise Mistake(f"layout {str(layout)!r}: pairs needs a schedule of pairs; take {names_of_pairing()}, or drop it")
     check_trainable(job.precision)
     _check_moments(job)
     _check_model(model)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fivefold.bounded_types import RANKS
 from fivefold.layout.legal import reasons
-from fivefold.layout.names import SCHEDULES, ScheduleName
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, usual_schedule
 from fivefold.layout.spec import Layout, divisor_below, divisors
 from fivefold.record import Mistake
 from fivefold.web.question import Noun
@@ -93,11 +93,11 @@ def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
 def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
     """Words that mean nothing without another one, or that must divide it."""
     if values["pp"] == 1 and "schedule" not in change and "v" not in change:
-        values |= {"v": 1, "schedule": "1f1b"}
+        values |= {"v": 1, "schedule": DEFAULT_SCHEDULE}
     if {"pp", "v", "schedule"} & change.keys():
         values["stages"] = ()
     if "v" in change and values["pp"] > 1:
-        values["schedule"] = "interleaved" if values["v"] > 1 else _flat(values["schedule"])
+        values["schedule"] = usual_schedule(values["v"]) if values["v"] > 1 else _flat(values["schedule"])
     if "schedule" in change and values["pp"] > 1:
         values["v"] = PIPELINE_SCHEDULES[values["schedule"]].stages_per_rank or max(2, values["v"])
     kind, _, recomputing = values["ac"].partition("@")
@@ -120,7 +120,7 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
 
 
 def _flat(schedule: ScheduleName) -> ScheduleName:
-    return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else "1f1b"
+    return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else DEFAULT_SCHEDULE
 
 
 def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:

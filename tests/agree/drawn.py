@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.model.shape import MLA, MTP, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
@@ -146,7 +147,7 @@ def _frame(chance: random.Random, worlds: tuple[int, ...]) -> Frame:
     degrees = _degrees(chance, chance.choice(worlds))
     schedules = [name for name in SCHEDULES if name != "dualpipe" or degrees["pp"] % 2 == 0]
     schedule = chance.choice(schedules) if degrees["pp"] > 1 else "1f1b"
-    v = 2 if schedule in V_SHAPED else chance.choice((2, 3)) if schedule == "interleaved" else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else chance.choice((2, 3)) if schedule == "interleaved" else 1
     return Frame(degrees, schedule, v, experts=chance.random() < 0.5, latent=chance.random() < 0.25)
 
 

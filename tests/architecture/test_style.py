@@ -65,6 +65,20 @@ OUR_OWN = {  # files of the package, of Python's library and of the kernel, whos
 }
 
 
+def test_no_schedule_is_known_by_its_name(trees: Trees) -> None:
+    """What depends on a pipeline schedule is a field of its record (``PipelineSchedule``); names are only looked up."""
+    from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
+
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare):
+                parts = [each for value in (node.left, *node.comparators) for each in ast.walk(value)]
+                words = {each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+                assert not words & {*SCHEDULES}, f"{path}:{node.lineno}"
+            elif isinstance(node, ast.Attribute) and node.attr in ("startswith", "endswith"):
+                assert not ast.unparse(node.value).endswith("schedule"), f"{path}:{node.lineno}"
+
+
 def test_files_are_read_within_bounds(trees: Trees) -> None:
     """A user's path may lead to a device, a pipe or gigabytes: ``bounded_file`` reads it, and no method of a path."""
     found = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fivefold.job import RECIPES, Job
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import toml
 from fivefold.machine.catalog import names as chips

@@ -13,7 +13,7 @@ from fivefold.interop.registry import find_format
 from fivefold.interop.write import plain, write
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import reasons
-from fivefold.layout.names import V_SHAPED
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named as model_named
 from fivefold.model.huggingface.export import differs
@@ -42,7 +42,7 @@ def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Lay
     runs = stack.runs.replace(axes=tuple(axis for axis in stack.runs.axes if axis in among.axes))
     pp = pick((1, 1, 2, 4)) if "pp" in runs.axes else 1
     schedule = pick(runs.schedules) if pp > 1 else "1f1b"
-    v = 2 if schedule in V_SHAPED else pick((2, 3)) if schedule == "interleaved" else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else pick((2, 3)) if schedule == "interleaved" else 1
     dp, cp = pick((1, 2, 4, 8)), pick((1, 1, 2)) if "cp" in runs.axes else 1
     tp = pick((1, 2, 4, 8)) if "tp" in runs.axes else 1
     zero = pick(runs.zero_with(pp)) if dp * cp > 1 else 0

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.names import SCHEDULES, V_SHAPED
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule, schedule
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -81,7 +81,6 @@ def test_live_stages_are_those_of_the_tables(record: PipelineSchedule) -> None:
 
 def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:
     assert tuple(PIPELINE_SCHEDULES) == SCHEDULES
-    assert tuple(name for name, record in PIPELINE_SCHEDULES.items() if record.places_v) == V_SHAPED
     split = {SCHEDULES[number] for number in (*SPLIT, *PAIRED)}
     assert split == {name for name, record in PIPELINE_SCHEDULES.items() if record.splits_backward}
     with pytest.raises(FrozenInstanceError):

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fivefold.layout.names import SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import links, p2p_steps
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
 from fivefold.planner.time.batched_schedules import play_many, waves
@@ -33,7 +33,7 @@ RANKS, MICRO_BATCHES, UNITS = st.integers(1, 8), st.integers(1, 24), st.integers
 def tables(draw: st.DrawFn) -> Table:
     name = draw(st.sampled_from(SCHEDULES))
     pp, m = draw(RANKS), draw(MICRO_BATCHES)
-    v = draw(st.integers(1, 4)) if name == "interleaved" else 2 if name in V_SHAPED else 1
+    v = draw(st.integers(1, 4)) if name == "interleaved" else 2 if PIPELINE_SCHEDULES[name].places_v else 1
     if name == "dualpipe":
         pp, m = pp + pp % 2, m + m % 2
     return schedule(name, pp=pp, v=v, micro_batches=max(m, 2 * pp) if name.startswith("dualpipe") else m)
@@ -55,7 +55,7 @@ def alive(table: Table) -> tuple[int, ...]:
 def test_every_name_of_a_layout_has_a_generator() -> None:
     assert tuple(PIPELINE_SCHEDULES) == SCHEDULES
     for name in SCHEDULES:
-        v = 2 if name in (*V_SHAPED, "interleaved") else 1
+        v = 2 if PIPELINE_SCHEDULES[name].stages_per_rank != 1 else 1
         assert schedule(name, pp=2, v=v, micro_batches=4).name == name
 
 
@@ -569,7 +569,7 @@ def test_waiting_for_sends_never_locks(table: Table) -> None:
 
 def test_sends_are_waited_for_once_after_they_are_made() -> None:
     for name in SCHEDULES:
-        v = 2 if name in (*V_SHAPED, "interleaved") else 1
+        v = 2 if PIPELINE_SCHEDULES[name].stages_per_rank != 1 else 1
         table = schedule(name, pp=4, v=v, micro_batches=12)
         under_way = []
         for rank in range(table.pp):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
-from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
@@ -37,7 +37,7 @@ def divisors(number: int) -> st.SearchStrategy[int]:
 def layouts(draw: st.DrawFn) -> Layout:
     dp, tp, cp, pp = (draw(DEGREES) for _ in range(4))
     schedule = draw(st.sampled_from([s for s in SCHEDULES if s != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
-    stages = {"interleaved": st.integers(2, 5), **dict.fromkeys(V_SHAPED, st.just(2))}.get(schedule, st.just(1))
+    stages = {"interleaved": st.integers(2, 5), "zbv": st.just(2), "dualpipev": st.just(2)}.get(schedule, st.just(1))
     zero, etp = draw(st.integers(0, 3)), draw(divisors(tp))
     return Layout(
         dp=dp, tp=tp, tp_inner=draw(divisors(tp)), cp=cp, pp=pp, ep=draw(divisors(dp * cp * tp // etp)), etp=etp,

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.legal import reasons, refuse
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
@@ -268,8 +269,8 @@ def calibration(some: random.Random) -> Calibration:
 def layout(some: random.Random, model: Model) -> Layout:
     """Any that parses; its degrees lean to what the model takes."""
     pp = some.choice([1, 1, *(n for n in (2, 3, 4, 8) if n <= model.layers)])
-    schedule = some.choice((*SCHEDULES, *V_SHAPED)) if pp > 1 else "1f1b"  # of few layers, a V is seldom legal
-    v = 2 if schedule in V_SHAPED else 1
+    schedule = some.choice((*SCHEDULES, "zbv", "dualpipev")) if pp > 1 else "1f1b"  # of few layers, a V is seldom legal
+    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else 1
     if schedule == "interleaved":
         v = some.choice([2, 2, *(n for n in (3, 4) if n * pp <= model.layers)])
     tp = some.choice([1, 1, *(n for n in (2, 4, 8) if model.heads % n == 0)])

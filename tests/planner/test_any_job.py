@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from fivefold.job import Job
-from fivefold.layout.names import SCHEDULES
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import named

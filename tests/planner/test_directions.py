@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.names import V_SHAPED
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = ""
     fields = {
         "dp": draw(st.sampled_from([1, 2, 4, 8])), "tp": draw(st.sampled_from([1, 2, 4, 8])),
         "cp": draw(st.sampled_from([1, 1, 2])), "pp": pp, "schedule": schedule,
-        "v": 2 if schedule in (*V_SHAPED, "interleaved") else 1, "zero": draw(st.integers(0, 3)),
+        "v": 2 if PIPELINE_SCHEDULES[schedule].stages_per_rank != 1 else 1, "zero": draw(st.integers(0, 3)),
         "mbs": draw(st.sampled_from([1, 2])), "ac": draw(st.sampled_from(["none", "selective", "full", "norm+act"])),
         "ep": draw(st.sampled_from([1, 2, 4])) if model.moe else 1,
     }  # fmt: skip

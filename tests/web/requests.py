@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.web.book import chapters

@@ -15,7 +15,7 @@ from benchmarks.published.cells import Row, needed, number, where
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.job import recipe
-from fivefold.layout.names import ScheduleName
+from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.record import Mistake
 from fivefold.stack.catalog import named
 

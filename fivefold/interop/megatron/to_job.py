@@ -12,6 +12,7 @@ from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.keys import Values
 from fivefold.job import Recipe, recipe
+from fivefold.layout.schedule.pipeline_schedule import usual_schedule
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model import catalog
@@ -256,7 +257,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         raise Mistake(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers are not {model.layers}, one or more each"
         )
-    found: dict[str, Any] = {"layout.v": v, "layout.schedule": "interleaved" if v > 1 else "1f1b"}
+    found: dict[str, Any] = {"layout.v": v, "layout.schedule": usual_schedule(v)}
     plain = Layout.read({"pp": pp, "v": v, "schedule": found["layout.schedule"]}, origin=values.origin)
     usual = tuple(map(len, stage_layers(model.layers, plain)))
     return found if sizes == usual else found | {"layout.stages": sizes}
@@ -270,7 +271,8 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
             raise Mistake(f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages for pp={pp}")
         if min(sizes) < 1:
             values.doubt("pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all")
-            plain = Layout(pp=pp, v=len(sizes) // pp, schedule="interleaved" if len(sizes) > pp else "1f1b")
+            v = len(sizes) // pp
+            plain = Layout(pp=pp, v=v, schedule=usual_schedule(v))
             sizes = tuple(map(len, stage_layers(layers, plain)))
         return len(sizes) // pp, sizes
     each, v = values["num_layers_per_virtual_pipeline_stage"], values["num_virtual_stages_per_pipeline_rank"] or 1

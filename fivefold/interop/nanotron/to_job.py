@@ -10,6 +10,7 @@ from fivefold.interop.format import Asked, Document, ParsedConfig, build_reading
 from fivefold.interop.keys import Values
 from fivefold.interop.nanotron.keys import OF_MODEL, OPTIMIZER, F, R
 from fivefold.job import Recipe, recipe
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.model.huggingface.families import from_config
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
@@ -51,7 +52,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
         "job.optimizer.kind": "sgd" if str(values[f"{F}name"]).lower() == "sgd" else "adamw",
     }
     if pp == 1:
-        fields["layout.schedule"] = "1f1b"
+        fields["layout.schedule"] = DEFAULT_SCHEDULE
     if dp * cp == 1:
         fields["layout.zero"] = 0
     return build_reading(config, fields, model=model, ranks=dp * tp * pp * cp)

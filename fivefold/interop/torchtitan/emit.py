@@ -176,7 +176,7 @@ def stages(plan: Plan, *, head: str) -> list[list[str]] | None:
     layout, layers = plan.layout, plan.model.layers
     spread = stage_layers(layers, layout)
     sizes = tuple(map(len, spread))
-    usual = layout.pp * (1 if layout.schedule in ("1f1b", "gpipe") else 2)
+    usual = layout.pp * (1 if layout.pipeline.stages_per_rank == 1 else 2)
     if len(sizes) == usual and layers + 2 >= usual and sizes == even(layers, usual, first=1, last=1):
         return None
     parts = [[f"layers.{layer}" for layer in each] for each in spread]

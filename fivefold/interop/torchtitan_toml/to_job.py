@@ -9,6 +9,7 @@ from fivefold.interop.keys import Values, listed
 from fivefold.interop.torchtitan.flavors import flavored
 from fivefold.interop.torchtitan.to_job import batch, compiled, degrees, pipeline, rate, sixteen_bits
 from fivefold.job import Recipe, recipe
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.results.reading import Reading
@@ -38,7 +39,9 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
         fields["job.precision"] = _precision(values, model, sharded=fields["layout.zero"] > 0)
         fields["layout.etp"] = _experts(values, model)
         paired = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
-        fields["job.stack.pairs"] = bool(paired and fields.get("layout.schedule") == "dualpipev")
+        fields["job.stack.pairs"] = bool(
+            paired and PIPELINE_SCHEDULES[fields.get("layout.schedule", DEFAULT_SCHEDULE)].pairs_passes
+        )
     missing = () if ranks else (RANKS_MISSING,)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
 

@@ -5,15 +5,19 @@ table · action · columns · csv_file    rank → actions, with ``check``; F, B
 play · order · p2p · live_micro_batches   times and memory; an order of execution; its messages; micro-batches in flight
 pipeline_schedule   the facts of each schedule, one record each
 
-To add one, write a generator, its record in ``pipeline_schedule`` and its name in ``layout.names.ScheduleName``.
+To add one, write a generator, its record in ``pipeline_schedule``; nothing else names it.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from fivefold.layout.names import ScheduleName
-from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, PipelineSchedule
+from fivefold.layout.schedule.pipeline_schedule import (
+    PIPELINE_SCHEDULES,
+    PipelineSchedule,
+    ScheduleName,
+    names_of_one_way_pairing,
+)
 from fivefold.layout.schedule.table import Table
 from fivefold.record import Mistake
 
@@ -46,7 +50,7 @@ def _reason(pipeline: PipelineSchedule, *, pp: int, v: int, micro_batches: int) 
     if v != stages:
         return f"runs {stages} stages per rank, not v={v}; write v{stages} or interleaved"
     if pipeline.enters_both_ends and (pp % 2 or micro_batches % 2):
-        mend = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or dualpipev"
+        mend = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or {names_of_one_way_pairing()}"
         return f"halves its ranks and micro-batches, but pp={pp} and {micro_batches} are not both even; try {mend}"
     if pipeline.pairs_passes and micro_batches < pipeline.min_rounds * pp:
         return f"needs 2·pp={2 * pp} micro-batches or more, not {micro_batches}; raise gbs or lower dp·mbs"

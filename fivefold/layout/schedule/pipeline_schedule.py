@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from fivefold.layout.names import ScheduleName
+from pydantic import AfterValidator, WithJsonSchema
+
 from fivefold.layout.schedule.one_f_one_b import gpipe, interleaved, one_f_one_b
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.schedule.v_shaped import dualpipe, dualpipev, zbv
 from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
+from fivefold.record import nearest
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class PipelineSchedule:
     backward ends, in the order of ``stages_of_rank``.
     """
 
-    name: ScheduleName
+    name: str
     generate: Callable[..., Table]
     live_stages: Callable[..., tuple[int, ...]]
     complexity: float  # how much harder than 1F1B it is to run and to understand, for ``plan``
@@ -36,6 +38,7 @@ class PipelineSchedule:
     placement: Literal["loop", "v", "both_ways"] = "loop"
     splits_backward: bool = False  # runs weight gradients (W) apart from B
     pairs_passes: bool = False  # runs a forward beside the backward of another micro-batch (FB)
+    forwards_first: bool = False  # every forward before the first backward, so that all micro-batches live at once
     min_rounds: int = 0  # fewest micro-batches, in units of pp
     weight_lag: int = 1  # if W is split: rank r runs each W after weight_lag·r more backwards
 
@@ -105,7 +108,7 @@ def _dualpipev(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
 
 
 _RECORDS = (
-    PipelineSchedule("gpipe", gpipe, _gpipe, 1.0),
+    PipelineSchedule("gpipe", gpipe, _gpipe, 1.0, forwards_first=True),
     PipelineSchedule("1f1b", one_f_one_b, _one_f_one_b, 0.0),
     PipelineSchedule("interleaved", interleaved, _interleaved, 1.0, stages_per_rank=None, min_rounds=1),
     PipelineSchedule("zb1p", zb1p, _one_f_one_b, 4.0, splits_backward=True, min_rounds=1),
@@ -122,4 +125,33 @@ _RECORDS = (
         splits_backward=True, pairs_passes=True, min_rounds=2,
     ),
 )  # fmt: skip
-PIPELINE_SCHEDULES: Mapping[ScheduleName, PipelineSchedule] = MappingProxyType({each.name: each for each in _RECORDS})
+PIPELINE_SCHEDULES: Mapping[str, PipelineSchedule] = MappingProxyType({each.name: each for each in _RECORDS})
+SCHEDULES = tuple(PIPELINE_SCHEDULES)
+DEFAULT_SCHEDULE = "1f1b"  # of a layout that names none, and of one without a pipeline
+
+
+def _check_known(name: str) -> str:
+    if name not in PIPELINE_SCHEDULES:
+        raise ValueError(str(nearest(name, list(PIPELINE_SCHEDULES), kind="pipeline schedule")))
+    return name
+
+
+ScheduleName = Annotated[
+    str, AfterValidator(_check_known), WithJsonSchema({"type": "string", "enum": list(PIPELINE_SCHEDULES)})
+]
+
+
+def usual_schedule(v: int) -> ScheduleName:
+    """Return 1F1B for ``v`` stages per rank."""
+    return "interleaved" if v > 1 else DEFAULT_SCHEDULE
+
+
+def names_of_pairing() -> str:
+    """Return the schedules that run a forward beside a backward, as words of a message."""
+    return " or ".join(name for name, each in PIPELINE_SCHEDULES.items() if each.pairs_passes)
+
+
+def names_of_one_way_pairing() -> str:
+    """Return those of them whose stages are on one rank each, as words of a message."""
+    found = PIPELINE_SCHEDULES.items()
+    return " or ".join(name for name, each in found if each.pairs_passes and not each.enters_both_ends)

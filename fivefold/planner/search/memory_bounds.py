@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.planner.counts.counts import Counts, Run
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
@@ -145,8 +145,8 @@ class MemoryBounds:
         """Return the live units of each candidate's pipeline."""
         pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
         loops = np.array([shape.pipeline.interleaves for shape in self.shapes])[candidates.shape]
-        gpipe = np.array([shape.schedule == "gpipe" for shape in self.shapes])[candidates.shape]
-        whole = gpipe | (loops & (micro_batches % pp > 0))
+        forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
+        whole = forwards_first | (loops & (micro_batches % pp > 0))
         m = np.where(whole, micro_batches, np.minimum(micro_batches, LARGE * pp))
         code = (candidates.shape * 1000 + every) << 32 | m
         _, index, inverse = np.unique(code, return_index=True, return_inverse=True)

@@ -12,8 +12,9 @@ from itertools import permutations
 from typing import Any
 
 from fivefold.layout.legal import is_legal, refuse, told
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
+from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.planner.predict import Estimate, Planner
@@ -107,7 +108,7 @@ def _ruled_out(layout: Layout) -> Fields:
     replicas = layout.dp * layout.cp
     fields: Fields = {}
     if layout.pp == 1:
-        fields |= {"schedule": "1f1b", "v": 1}
+        fields |= {"schedule": DEFAULT_SCHEDULE, "v": 1}
     if layout.stages and layout.pp * layout.v != len(layout.stages):
         fields |= {"stages": ()}
     if layout.recompute_ranks >= layout.pp:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.names import SCHEDULES
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, Run
 from fivefold.planner.search.columns import Ints

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fivefold.layout.legal import is_legal, told
 from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, usual_schedule
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
@@ -155,9 +156,9 @@ def _structures(layout: Layout) -> Iterator[Layout]:
                 yield other
     simple: list[dict[str, object]] = [
         {"order": DEFAULT_ORDER}, {"shard_group": None}, {"sp": True}, {"cp_kind": "ring"},
-        {"stages": ()}, {"schedule": "1f1b", "v": 1, "stages": ()},
+        {"stages": ()}, {"schedule": DEFAULT_SCHEDULE, "v": 1, "stages": ()},
     ]  # fmt: skip
-    simple += [{"schedule": "interleaved", "v": v, "stages": ()} for v in divisors(layout.v) if 1 < v < layout.v]
+    simple += [{"schedule": usual_schedule(v), "v": v, "stages": ()} for v in divisors(layout.v) if 1 < v < layout.v]
     for fields in simple:
         if other := made(layout, **fields):
             yield other
@@ -178,7 +179,7 @@ def dropped(layout: Layout, axis: str, degree: int) -> dict[str, object]:
     if axis == "cp" and degree == 1:
         return {"cp_kind": "ring"}
     if axis == "pp":
-        return {"stages": ()} | ({"schedule": "1f1b", "v": 1} if degree == 1 else {})
+        return {"stages": ()} | ({"schedule": DEFAULT_SCHEDULE, "v": 1} if degree == 1 else {})
     return {}
 
 

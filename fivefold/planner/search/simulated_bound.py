@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import stage_units
@@ -28,7 +28,7 @@ def alike(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
     """One number for candidates that ``played`` plays at once; -1 for those that it does not: no pipeline, or paired
     passes.
     """
-    plays = np.array([shape.pp > 1 and not shape.schedule.startswith("dual") for shape in bounds.space.shapes])
+    plays = np.array([shape.pp > 1 and not shape.pipeline.pairs_passes for shape in bounds.space.shapes])
     every = bounds.every[bounds.partials.ac[candidates.partial]]
     code = (candidates.shape << 16 | every) << 32 | _micro_batches(bounds, candidates)
     return np.where(plays[candidates.shape], code, -1)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.legal import neighbours, playable, takes_tp, uncounted
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
@@ -168,7 +169,7 @@ class Space:
     def _shapes(self, pp: int) -> list[Shape]:
         """The schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
         if pp == 1:
-            return [Shape("1f1b", 1, 1)]
+            return [Shape(DEFAULT_SCHEDULE, 1, 1)]
         layers = self.model.layers
         several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
         found = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, usual_schedule
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
@@ -65,7 +66,7 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: S
 def _named(name: str, other: Layout, chosen: Layout) -> str:
     """An alternative by its name, and what else it changes beside dp."""
     words = changed_words(chosen, other).partition("without")[0].split()
-    told = {*name.split(), "interleaved"}  # which v says
+    told = {*name.split(), usual_schedule(2)}  # which v says
     return " ".join([name, *(word for word in words if word not in told and not word.startswith("dp"))])
 
 
@@ -110,10 +111,10 @@ def _sharded(zero: int, group: int | None) -> str:
 
 
 def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
-    yield "1f1b", [made(layout, schedule="1f1b", v=1, stages=())]
+    yield DEFAULT_SCHEDULE, [made(layout, schedule=DEFAULT_SCHEDULE, v=1, stages=())]
     for v in (layout.v // 2, 2 * layout.v):
-        if v > 1 and layout.schedule in ("1f1b", "interleaved"):
-            yield f"v{v}", [made(layout, schedule="interleaved", v=v, stages=())]
+        if v > 1 and layout.schedule == usual_schedule(layout.v):
+            yield f"v{v}", [made(layout, schedule=usual_schedule(v), v=v, stages=())]
     yield "zb1p", [made(layout, schedule="zb1p", v=1, stages=())]
 
 
@@ -149,7 +150,7 @@ def _moved(layout: Layout, axis: str, degree: int) -> dict[str, object] | None:
 
 def _virtual(layout: Layout, degree: int) -> list[dict[str, object]]:
     """Schedules of a pipeline of ``degree`` ranks that are like the layout's: of as many virtual stages, or stages."""
-    if layout.schedule not in ("1f1b", "interleaved"):
+    if layout.schedule != usual_schedule(layout.v):
         return [{}]
     sizes = FEW if layout.pp == 1 else (layout.v, max(1, layout.v * layout.pp // degree))
-    return [{"v": v, "schedule": "interleaved" if v > 1 else "1f1b"} for v in dict.fromkeys(sizes)]
+    return [{"v": v, "schedule": usual_schedule(v)} for v in dict.fromkeys(sizes)]

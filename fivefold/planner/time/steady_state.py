@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import play as play_table
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.rendering.charts import Chart, _altair, styled
 from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
 from fivefold.rendering.pipeline import data
@@ -60,7 +61,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
 def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
     words = row.layout.split() if row else []
     degrees = [each for each in words if each.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
-    rest = [each for each in words if each not in degrees and each != "1f1b"]
+    rest = [each for each in words if each not in degrees and each != DEFAULT_SCHEDULE]
     return {
         "model": label, "ranks": f"{ranks:,}", "mfu": mfu(row) if row else 0.0, "fits": int(row is not None),
         "text": f"{mfu(row):.1%}" if row else "none fits", "degrees": " ".join(degrees), "rest": " ".join(rest),

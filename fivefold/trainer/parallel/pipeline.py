@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fivefold.layout.schedule.action import Action, Part, named
 from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
+from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import Mistake
 from fivefold.trainer.model.linear import WgradStore, Work
@@ -230,7 +231,7 @@ def check_pairs(table: Table) -> None:
     """Raise ``Mistake`` if the table has no FB to interleave, or one whose F and B are of the same stage."""
     found = [action for row in table.rows for action in row if action.kind == "FB"]
     if not found:
-        raise Mistake(f"pairs: {table.name} has no forward beside a backward; try dualpipe or dualpipev")
+        raise Mistake(f"pairs: {table.name} has no forward beside a backward; try {names_of_pairing()}")
     for action in found:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
             raise Mistake(f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from fivefold.layout.legal import refuse
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
 from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, model_for, uneven

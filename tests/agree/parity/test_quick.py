@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from tests.agree.parity.cases import END, MODELS, Case, batch, text
 from tests.agree.parity.compare import run

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
@@ -226,7 +226,7 @@ def _draw(name: str, chance: random.Random) -> Case | None:
     moe = (OWN.get(name) or named(name)).moe is not None
     pp, tp, cp, dp = pick((1, 1, 2, 2, 4)), pick((1, 1, 2, 4, 8)), pick((1, 1, 1, 2, 4)), pick((1, 2, 2, 3, 4, 8))
     schedule, v = pick(SCHEDULES) if pp > 1 else "1f1b", 1
-    if pp > 1 and schedule in V_SHAPED:
+    if pp > 1 and PIPELINE_SCHEDULES[schedule].places_v:
         v = 2
     elif schedule == "interleaved":
         v = pick((2, 3))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from tests.agree.rehearsal.cases import MODELS, Case, every_case
 from tests.agree.rehearsal.compare import run
 from tests.agree.rehearsal.matrix import WORST

@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.dry_run.record.tape import ALLOC, START, Tape
 from fivefold.dry_run.rehearse import rehearse_rank
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.process import play
 from tests.agree.rehearsal.real import MORE, QUICK, Case, run, unequal

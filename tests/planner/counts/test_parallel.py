@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.local_weight import padded_vocab
-from fivefold.layout.names import V_SHAPED
 from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
@@ -140,7 +140,7 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
     degree = st.sampled_from([1, 2, 4, 8])
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if n <= model.layers]))
     schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb1p", "zbv", "dualpipev"])) if pp > 1 else "1f1b"
-    v = 2 if schedule in V_SHAPED else draw(st.integers(2, 3)) if schedule == "interleaved" else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     assume(pp * v <= model.layers)
     sharded_weights = sorted(draw(st.sets(st.integers(1, model.layers - 1), min_size=pp * v - 1, max_size=pp * v - 1)))
     uneven = tuple(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
 from fivefold.layout.mesh import group
-from fivefold.layout.names import SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
@@ -243,7 +243,7 @@ def boundary_messages(name: ScheduleName, *, pp: int, v: int, m: int) -> list[in
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("pp", [2, 4])
 def test_boundaries_are_those_of_the_schedule(name: ScheduleName, pp: int) -> None:
-    v = 2 if name in (*V_SHAPED, "interleaved") else 1
+    v = 2 if PIPELINE_SCHEDULES[name].stages_per_rank != 1 else 1
     layout = Layout(pp=pp, v=v, schedule=name, mbs=2)
     job, model = JOB.replace(global_batch=32), DENSE.replace(layers=8)
     m = layout.micro_batches(job)

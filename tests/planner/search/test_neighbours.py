@@ -9,7 +9,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.legal import is_legal
-from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.model.spec import Model

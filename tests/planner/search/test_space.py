@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from fivefold.job import Job
 from fivefold.layout.legal import reasons, refuse, told
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.model.shape import MLA, MoE

@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.columns import BW, KINDS, B, F, W
+from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.layout.schedule.table import Table
 from fivefold.planner.counts.memory.pass_streams import Bools, Ints, PassStreams, pass_streams
 

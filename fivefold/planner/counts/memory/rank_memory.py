@@ -110,7 +110,7 @@ def _enough(layout: Layout, job: Job) -> int:
     if pp == 1:
         return min(3, micro_batches)
     over = micro_batches % pp
-    if layout.schedule == "gpipe" or (layout.pipeline.interleaves and over) or micro_batches <= 4 * pp + over:
+    if layout.pipeline.forwards_first or (layout.pipeline.interleaves and over) or micro_batches <= 4 * pp + over:
         return micro_batches
     return 3 * pp + over
 

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from fivefold.layout.names import SCHEDULES as SCHEDULE_NAMES
-from fivefold.layout.names import V_SHAPED, ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import needs
 from fivefold.layout.schedule.p2p import p2p_steps
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
+from fivefold.layout.schedule.pipeline_schedule import SCHEDULES as SCHEDULE_NAMES
 from fivefold.planner.counts.memory import in_flight
 from fivefold.planner.counts.memory.in_flight import (
     Before,
@@ -129,7 +129,7 @@ def drawn(some: random.Random) -> tuple[ScheduleName, int, int, int, Rules]:
     """A schedule that exists, and any rules."""
     while True:
         name: ScheduleName = some.choice(SCHEDULE_NAMES)
-        v = 2 if name in V_SHAPED else some.choice((2, 3, 5)) if name == "interleaved" else 1
+        v = 2 if PIPELINE_SCHEDULES[name].places_v else some.choice((2, 3, 5)) if name == "interleaved" else 1
         pp, micro_batches = some.choice((2, 3, 4, 6)), some.randint(1, 20)
         heads: tuple[Heads, ...] = ("", "own", "tied")
         reduced: tuple[Reduced, ...] = ("never", "last", "each")
