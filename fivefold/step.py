@@ -6,13 +6,19 @@ compared. Its JSON form is a stable interface.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from fivefold.display import Shown
 from fivefold.record import Record
 from fivefold.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
 
 Kind = Literal["predicted", "rehearsed", "measured"]
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -184,6 +190,43 @@ class Step(Shown):
         figures = f"{show_seconds(self.time.step_seconds)}, {show_bytes(self.memory.peak_bytes)}"
         ranks = f"{self.world:,} rank{'s' if self.world > 1 else ''}"
         return f"{self.kind}: {self.model} on {self.machine}, {ranks}, {self.layout}: {figures}"
+
+
+def build_step(
+    kind: Kind,
+    *,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    job: Job,
+    memory: Memory,
+    work: Work,
+    traffic: tuple[Traffic, ...],
+    time: Time,
+    operations: tuple[Operation, ...] = (),
+    findings: tuple[str, ...] = (),
+    remarks: tuple[str, ...] = (),
+) -> Step:
+    """Return the step of a job, with its speed and MFU computed from its time."""
+    peak_flops = machine.chip.peak(job.precision.compute)
+    return Step(
+        kind=kind,
+        model=model.name,
+        machine=machine.name,
+        layout=str(layout),
+        job=job.model_dump(mode="json"),
+        stack=job.stack.name,
+        world=layout.world,
+        memory=memory,
+        work=work,
+        traffic=traffic,
+        time=time,
+        tokens_per_second_per_gpu=job.tokens_per_step / time.step_seconds / layout.world,
+        mfu=utilisation(work, seconds=time.step_seconds, world=layout.world, peak_flops=peak_flops),
+        operations=operations,
+        findings=findings,
+        remarks=remarks,
+    )
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:

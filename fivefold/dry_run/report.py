@@ -29,7 +29,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import Mistake
 from fivefold.rendering.rehearsal import Holding, Moment
-from fivefold.step import Memory, StageMemory, Step, Traffic, Work, sent_bytes, utilisation
+from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, sent_bytes
 from fivefold.units import show_bytes
 
 
@@ -138,18 +138,14 @@ def step(
     job: Job,
 ) -> Step:
     """Build the step record. ``tape``: the steady tape of the first representative, whose traffic is reported."""
-    seconds = played.step_seconds
     stages = _stages(rank_summaries, layout)
-    done = _work(rank_summaries, work(model, layout=layout, job=job), layout)
     held = [share.reserved_bytes for share in rank_summaries if share.reserved_bytes is not None]
-    return Step(
-        kind="rehearsed",
-        model=model.name,
-        machine=machine.name,
-        layout=str(layout),
-        job=job.model_dump(mode="json"),
-        stack=job.stack.name,
-        world=layout.world,
+    return build_step(
+        "rehearsed",
+        model=model,
+        machine=machine,
+        layout=layout,
+        job=job,
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages),
             reserved_bytes=max(held, default=None),
@@ -157,11 +153,9 @@ def step(
             risk=max(_risk(share, model=model, machine=machine, layout=layout, job=job) for share in rank_summaries),
             stages=stages,
         ),
-        work=done,
+        work=_work(rank_summaries, work(model, layout=layout, job=job), layout),
         traffic=traffic(tape),
         time=played.time(),
-        tokens_per_second_per_gpu=job.tokens_per_step / seconds / layout.world,
-        mfu=utilisation(done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(job.precision.compute)),
         remarks=describe_idle(layout, machine),
     )
 

@@ -31,7 +31,7 @@ from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.planner.time.timeline import StepTime, Timeline
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import parts
-from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, utilisation
+from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, build_step
 
 
 class Estimate(NamedTuple):
@@ -117,20 +117,17 @@ class Planner:
         """The full prediction as a ``Step``, the record that rehearsals and measurements share."""
         ranks, step_time = self.estimate(layout)[1:]
         model, machine, job = self.model, self.machine, self.job
-        done = work(model, layout=layout, job=job)
         stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
         of = run_class(model=model, machine=machine, layout=layout, job=job)
         seconds = expected_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
-        device, peak_flops = self.allocator_totals(layout, ranks), machine.chip.peak(job.precision.compute)
-        return Step(
-            kind="predicted",
-            model=model.name,
-            machine=machine.name,
-            layout=str(layout),
-            job=job.model_dump(mode="json"),
-            stack=job.stack.name,
-            world=layout.world,
+        device = self.allocator_totals(layout, ranks)
+        return build_step(
+            "predicted",
+            model=model,
+            machine=machine,
+            layout=layout,
+            job=job,
             memory=Memory(
                 peak_bytes=peak,
                 reserved_bytes=device.reserved_bytes if device else None,
@@ -141,7 +138,7 @@ class Planner:
                 interval=expected_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
                 stages=stages,
             ),
-            work=done,
+            work=work(model, layout=layout, job=job),
             traffic=traffic(self.counts, layout),
             time=Time(
                 step_seconds=step_time.seconds,
@@ -154,8 +151,6 @@ class Planner:
                 parts=parts(self, layout, step_time),
                 bound_by=step_time.bound_by,
             ),
-            tokens_per_second_per_gpu=job.tokens_per_step / step_time.seconds / layout.world,
-            mfu=utilisation(done, seconds=step_time.seconds, world=layout.world, peak_flops=peak_flops),
             operations=tuple(self._operations(layout)),
             remarks=describe_idle(layout, machine),
         )

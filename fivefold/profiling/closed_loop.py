@@ -27,7 +27,7 @@ from fivefold.record import Fault, Mistake
 from fivefold.results import trace_file
 from fivefold.results.run_folder import PREDICTED
 from fivefold.results.spans import Message, RankTrace
-from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
+from fivefold.step import Memory, StageMemory, Step, Time, Traffic, build_step
 from fivefold.trainer.build import build
 from fivefold.trainer.generate.sample import sample_of
 from fivefold.trainer.logs.run_log import Logs, NoLogs, Report, note
@@ -121,24 +121,18 @@ def measured_step(
         for stage in range(pp.ranks)
     )
     reserved = max(reserved for _, reserved, _ in everyone)
-    return Step(
-        kind="measured",
-        model=model.name,
-        machine=machine.name,
-        layout=str(layout),
-        job=run.job.model_dump(mode="json"),
-        stack=run.job.stack.name,
-        world=layout.world,
+    return build_step(
+        "measured",
+        model=model,
+        machine=machine,
+        layout=layout,
+        job=run.job,
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
         ),
         work=done,
         traffic=traffic_of([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
         time=time,
-        tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
-        mfu=utilisation(
-            done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(run.job.precision.compute)
-        ),
         findings=tuple(told),
     )
 

@@ -1,6 +1,7 @@
 """Prints and draws: tables, charts, pages of text. No torch.
 
-table · compare · comparison · search · robust · ratios · numerics · doctor · rehearsal · stages · grid
+step_view · grid · table   a view: columns and sections as data; what a terminal prints of them
+compare · comparison · search · robust · ratios · numerics · doctor · rehearsal · stages
 question · reading · budget · interval · verdict · whole_run · playbook · lengths   what to expect
 palette · charts · pipeline · memory · trace · figures/   one style; pictures to paste; Perfetto
 html · rows · elements · drawing/ · drawn · report   records as HTML, for notebooks; pictures in pages; files of it

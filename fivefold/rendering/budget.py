@@ -9,12 +9,14 @@ rest                         80.1 ms   83.0 ms     -2.9 ms       together the di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Column, Grid, make_grid
+from fivefold.rendering.step_view import list_time_parts
 from fivefold.rendering.table import heading
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
@@ -38,11 +40,7 @@ class Line(NamedTuple):
 
 def causes(time: Time) -> dict[str, float]:
     """Seconds by cause; they add up to the step."""
-    exposed = {f"{axis}, exposed": seconds for axis, seconds in time.exposed_seconds.items()}
-    return {
-        "compute": time.compute_seconds, **exposed, "bubble": time.bubble_seconds, "optimizer": time.optimizer_seconds,
-        "data": time.data_seconds, "host": time.host_seconds,
-    }  # fmt: skip
+    return {part.name: part.size for part in list_time_parts(time, zeros=True)}
 
 
 def budget(predicted: Time, measured: Time, *, shown: int = SHOWN) -> list[Line]:
@@ -74,8 +72,8 @@ def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableTy
     if hidden:
         parts.append(Text(f"hidden beside compute, measured: {hidden}", style="dim"))
     error = predicted.step_seconds - measured.step_seconds
-    remark = f"{_signed(error)} of {show_seconds(measured.step_seconds)}, the largest parts first"
-    parts += [heading("What makes up the error", remark), _lines(budget(predicted, measured))]
+    remark = f"{show_difference(error)} of {show_seconds(measured.step_seconds)}, the largest parts first"
+    parts += [heading("What makes up the error", remark), make_budget_grid(predicted, measured)]
     if findings:
         parts += [Text(""), *(Text(line, style="bold", overflow="fold") for line in findings)]
     return Group(*parts)
@@ -91,14 +89,22 @@ def _split(steps: Sequence[Step]) -> Grid:
 
 def _row(name: str, columns: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
     seconds = [column.get(name, 0.0) for column in columns]
-    return name, *map(show_seconds, seconds), _signed(seconds[0] - seconds[-1])
+    return name, *map(show_seconds, seconds), show_difference(seconds[0] - seconds[-1])
 
 
-def _lines(lines: Sequence[Line]) -> Grid:
-    rows = ((line.part, show_seconds(line.predicted), show_seconds(line.measured), _signed(line.difference))
-            for line in lines)  # fmt: skip
-    return Grid(("part", "predicted", "measured", "difference"), tuple(rows), words=("part",))
+def make_budget_grid(predicted: Time, measured: Time) -> Grid:
+    """Return the parts of the error as a table."""
+    return make_grid(BUDGET, budget(predicted, measured))
 
 
-def _signed(seconds: float) -> str:
+def show_difference(seconds: float) -> str:
+    """Return a difference of seconds with its sign."""
     return f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"
+
+
+BUDGET: tuple[Column[Line], ...] = (
+    Column("part", attrgetter("part"), is_text=True),
+    Column("predicted", attrgetter("predicted"), show_seconds),
+    Column("measured", attrgetter("measured"), show_seconds),
+    Column("difference", attrgetter("difference"), show_difference),
+)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fivefold.record import Fault, Mistake
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, ORANGE, RED, break_lines, colour, heading
-from fivefold.rendering.table import PARTS
+from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.results.step_comparison import Row
 from fivefold.step import StageMemory, Step
 from fivefold.units import byte_unit, show_bytes
@@ -22,7 +22,7 @@ Chart = Any  # an Altair chart; naming its class would import Altair
 WIDTH = 640
 MOST_POINTS = 1000  # of one curve: more cannot be seen, and Altair refuses more than 5000 rows
 CURVES = {"loss": "training", "heldout_loss": "held-out"}  # key of a logged point → its name in the chart
-COLOURS = tuple(map(colour, PARTS))
+COLOURS = tuple(map(colour, MEMORY_PARTS))
 
 
 def loss_curve(points: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Chart:
@@ -57,14 +57,14 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
     parts = [
         {"bar": name, "part": part, "order": i, "size": getattr(stage, f"{part}_bytes") / size}
         for name, stage in bars.items()
-        for i, part in enumerate(PARTS)
+        for i, part in enumerate(MEMORY_PARTS)
     ]
     # The label is set behind the bar, which is longer than the peak if gradients are not yet live there.
     ends_at = {name: sum(part["size"] for part in parts if part["bar"] == name) for name in bars}
     peaks = [{"bar": name, "size": ends_at[name], "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
     x = alt.X("size:Q", title=f"memory at the peak, {unit}", stack="zero", axis=alt.Axis(tickCount=6))
     y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
-    coloured = _colour("part", dict(zip(PARTS, COLOURS, strict=True)))
+    coloured = _colour("part", dict(zip(MEMORY_PARTS, COLOURS, strict=True)))
     filled = alt.Chart(alt.Data(values=parts)).mark_bar().encode(x=x, y=y, color=coloured, order="order:Q")
     ends = alt.Chart(alt.Data(values=peaks)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
     return _finish(filled + ends, title=_memory_finding(fullest), subtitle=subtitle, height=36 * len(bars))
@@ -160,7 +160,7 @@ def _stages_by_name(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
 
 
 def _memory_finding(fullest: StageMemory) -> str:
-    sizes = {part: getattr(fullest, f"{part}_bytes") for part in PARTS}
+    sizes = {part: getattr(fullest, f"{part}_bytes") for part in MEMORY_PARTS}
     largest = max(sizes, key=lambda part: sizes[part])
     name = {"optimizer": "Optimizer states are", "temporary": "Temporaries are"}.get(
         largest, f"{largest} are".capitalize()

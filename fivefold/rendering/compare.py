@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import StringIO
+from operator import attrgetter
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.results.step_comparison import Row
 from fivefold.units import show_bytes, show_count, show_seconds
 
 
 def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
     """Return the rows as a table; ``headings`` name the two steps, for example by their kinds."""
-    cells = ((row.quantity, shown(row, row.predicted), shown(row, row.measured), difference(row)) for row in rows)
-    return Grid(("quantity", *headings, "difference"), tuple(cells), words=("quantity",))
+    first, second = headings
+    columns = (
+        Column[Row]("quantity", attrgetter("quantity"), is_text=True),
+        Column[Row](first, lambda row: shown(row, row.predicted)),
+        Column[Row](second, lambda row: shown(row, row.measured)),
+        Column[Row]("difference", difference, lambda text: text),
+    )
+    return make_grid(columns, rows)
 
 
 def to_text(renderable: RenderableType, *, width: int = 100) -> str:

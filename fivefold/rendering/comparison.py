@@ -13,7 +13,8 @@ from fivefold.rendering.charts import COLOURS, Chart, _altair, _colour, _finish,
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.table import PARTS, heading
+from fivefold.rendering.step_view import MEMORY_PARTS
+from fivefold.rendering.table import heading
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.results.difference import taken_apart
 from fivefold.step import Step
@@ -39,8 +40,8 @@ def page(found: Comparison) -> RenderableType:
             parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
     parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
     parts += [*(Text(line, overflow="fold") for line in why(found)), Text("")]
-    parts += [_table(found), Text("* best; in brackets against the first", style="dim")]
-    if same := [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]:
+    parts += [make_difference_grid(found), Text("* best; in brackets against the first", style="dim")]
+    if same := list_equal(found):
         parts += [heading("Equal"), Text(" · ".join(same), overflow="fold")]
     return Group(*parts)
 
@@ -112,16 +113,21 @@ def _per_token(step: Step) -> float:
     return 1 / (step.tokens_per_second_per_gpu * step.world)
 
 
-def _table(found: Comparison) -> Grid:
-    """What differs: a column for each variant, or, of many, a row with the ``MAIN`` quantities."""
+def make_difference_grid(found: Comparison, *, most: int = BESIDE) -> Grid:
+    """Return what differs: a column for each variant, or, of more than ``most``, a row with the ``MAIN`` quantities."""
     names = [variant.name for variant in found.predicted]
-    if len(names) <= BESIDE:
+    if len(names) <= most:
         rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in found.rows if row.differs]
         return Grid(("", *names), tuple(rows), words=("",))
     main = [row for name in MAIN for row in found.rows if row.name == name]
     cells = [_cells(row, relative=row.name == "step") for row in main]
     rows = [(name, *line) for name, line in zip(names, zip(*cells, strict=True), strict=True)]
     return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))
+
+
+def list_equal(found: Comparison) -> list[str]:
+    """Return the quantities in which all variants agree, with their values."""
+    return [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
@@ -171,15 +177,15 @@ def _memory_chart(found: Comparison) -> Chart:
     size_of, unit = byte_unit(max(step.memory.peak_bytes for _, step in _named(found)))
     for name, step in _named(found):
         stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
-        sizes = [getattr(stage, f"{part}_bytes") / size_of for part in PARTS]
+        sizes = [getattr(stage, f"{part}_bytes") / size_of for part in MEMORY_PARTS]
         values += [
             {"variant": name, "part": part, "order": order, "size": size}
-            for order, (part, size) in enumerate(zip(PARTS, sizes, strict=True))
+            for order, (part, size) in enumerate(zip(MEMORY_PARTS, sizes, strict=True))
         ]
         ends.append({"variant": name, "size": sum(sizes), "text": show_bytes(stage.peak_bytes)})
     least = min(_named(found), key=lambda each: each[1].memory.peak_bytes)
     title = f"{least[0]} needs the least memory, {show_bytes(least[1].memory.peak_bytes)}"
-    colours = dict(zip(PARTS, COLOURS, strict=True))
+    colours = dict(zip(MEMORY_PARTS, COLOURS, strict=True))
     return _bars(values, ends, colours=colours, axis=f"memory of the fullest rank, {unit}", title=title, found=found)
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering import table
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.table import heading
+from fivefold.rendering.step_view import Parts, split_bytes
+from fivefold.rendering.table import heading, show_bars
 from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, like
 from fivefold.units import show_bytes, show_count
 
@@ -28,9 +28,9 @@ def page(found: Diagnosis) -> RenderableType:
     """Return the whole page."""
     at = max(found.steady, found.first, key=lambda step: step.peak_bytes)
     sizes = {part: getattr(at, f"{part}_bytes") for part in CATEGORIES}
-    bars = {part: size for part, size in sizes.items() if size}
+    bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), at.peak_bytes)
     parts: list[RenderableType] = [_headline(found)]
-    parts += [heading("Memory at the peak", cause(at)), table._bars(bars, whole=at.peak_bytes, show=show_bytes)]
+    parts += [heading("Memory at the peak", cause(at)), show_bars(bars)]
     parts += [heading("What lies there", "the largest, like ones together"), _largest(at)]
     parts += [heading("By module", "like ones together; kept from the forward to the backward"), _modules(found.parts)]
     if found.advice is not None:

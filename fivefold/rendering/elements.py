@@ -14,8 +14,9 @@ from typing import NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Grid, find_tone
 from fivefold.rendering.palette import BLUE, GREEN, GREY, IDLE, LIMIT, ORANGE, PINK, RED, SERIES, SKY, YELLOW
+from fivefold.rendering.step_view import Figure
 
 TIME_COLOURS = {"compute": BLUE, "bubble": IDLE, "optimizer": GREY, "data": YELLOW, "host": PINK}
 AXIS_COLOURS = (RED, GREEN, SKY, ORANGE, *SERIES[-2:])
@@ -93,9 +94,13 @@ def paragraph(text: object, *, kind: str = "") -> str:
     return f'<p class="{kind}">{words(text)}</p>' if kind else f"<p>{words(text)}</p>"
 
 
-def figures(pairs: Iterable[tuple[str, str]]) -> str:
+def figures(what: Iterable[Figure]) -> str:
     """Key figures in a row: what it is, and how much."""
-    inside = "".join(f'<div><b>{words(size)}</b> <span class="soft">{words(name)}</span></div>' for name, size in pairs)
+    inside = "".join(
+        f'<div><b>{words(each.text)}</b> <span class="soft">'
+        f"{words(f'{each.name}, {each.remark}' if each.remark else each.name)}</span></div>"
+        for each in what
+    )
     return f'<div class="figures">{inside}</div>'
 
 
@@ -121,9 +126,8 @@ def grid(what: Grid) -> str:
 def _marked(cell: str | Text) -> str:
     if isinstance(cell, str):
         return cell
-    style = str(cell.style)
-    kind = "good" if "green" in style else "bad" if "red" in style else ""
-    return Raw(f'<span class="{kind}">{escape(cell.plain)}</span>') if kind else cell.plain
+    tone = find_tone(cell)
+    return Raw(f'<span class="{tone}">{escape(cell.plain)}</span>') if tone else cell.plain
 
 
 def terminal(what: RenderableType, *, width: int = 120) -> str:

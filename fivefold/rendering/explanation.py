@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering import table
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.table import heading
+from fivefold.rendering.step_view import Parts, split_bytes
+from fivefold.rendering.table import heading, show_bars
 from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory
 from fivefold.units import show_bytes
 
@@ -45,7 +45,7 @@ def _memory(memory: HeldMemory) -> list[RenderableType]:
     if memory.parts:
         remark = f"{show_bytes(memory.held_bytes)} in tensors"
         parts += [heading(f"Memory of {memory.device}", remark),
-                  table._bars(dict(memory.parts), whole=whole, show=show_bytes)]  # fmt: skip
+                  show_bars(Parts(split_bytes(memory.parts), whole))]  # fmt: skip
     if memory.lines:
         rows = tuple(
             (show_bytes(line.bytes), str(line.blocks), line.category, f"{line.operation}  {line.line}".strip() or "–")

@@ -1,11 +1,18 @@
-"""A table for any terminal width: columns if they fit, else one card (heading and cell per line) per row.
+"""A table as data, made once for the terminal, HTML and the web application.
 
-Numbers are never cut: number columns keep their width, word columns wrap between words.
+    SPEED = (Column("layout", attrgetter("layout"), is_text=True), Column("step", attrgetter("seconds"), show_seconds))
+    make_grid(SPEED, records)
+
+The terminal prints a ``Grid`` with rich: columns if they fit its width, else one card (heading and cell per line) per
+row. Numbers are never cut: number columns keep their width, word columns wrap between words. ``elements.grid`` writes
+the same table as HTML, and the macro ``grid`` of the web templates as a table that can be sorted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,17 +20,57 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+Item = TypeVar("Item")
+TONES = {"green": "good", "yellow": "warn", "red": "bad"}  # colour of a rich style → class in HTML
+
+
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """A column of a table of records: how its cells are read from a record and written.
+
+    ``value`` reads the field, by which a page sorts; None is written as ``missing``. ``show`` writes it in its unit.
+    ``is_wide``: HTML and the web show the column unless it is empty, and the terminal, which is narrow, does not.
+    """
+
+    heading: str
+    value: Callable[[Item], Any]
+    show: Callable[[Any], str | Text] = str
+    is_text: bool = False
+    is_wide: bool = False
+    missing: str = "–"
+
+    def write(self, value: Any) -> str | Text:
+        """Return the cell of a value."""
+        return self.missing if value is None else self.show(value)
+
 
 @dataclass(frozen=True)
 class Grid:
-    """``rows``: one cell per heading. Columns in ``words`` are left-aligned and may wrap; the others are numbers."""
+    """``rows``: one cell per heading. Columns in ``words`` are left-aligned and may wrap; the others are numbers.
+
+    ``wide``: columns that the terminal leaves out. ``values``: the numbers behind the cells, row by row, if known.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str | Text, ...], ...]
     words: tuple[str, ...]
+    wide: tuple[str, ...] = ()
+    values: tuple[tuple[Any, ...], ...] = ()
+
+    def without(self, headings: Collection[str]) -> Grid:
+        """Return the table without the columns of these headings."""
+        kept = [place for place, heading in enumerate(self.headings) if heading not in headings]
+
+        def pick(row: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(row[place] for place in kept)
+
+        return Grid(pick(self.headings), tuple(map(pick, self.rows)), self.words, (), tuple(map(pick, self.values)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
+        if self.wide:
+            yield self.without(self.wide)
+            return
         columns = self._columns()
         needed = Measurement.get(console, options.update(max_width=10_000), columns).minimum
         yield columns if needed <= options.max_width else self._cards()
@@ -49,6 +96,37 @@ class Grid:
                 cards.add_row(heading, _plain(cell))
             cards.add_row()
         return cards
+
+
+def make_grid(columns: Sequence[Column[Item]], records: Iterable[Item]) -> Grid:
+    """Return the table of ``records``, a row each; wide columns in which every cell is empty are left out."""
+    values = [[column.value(record) for column in columns] for record in records]
+    kept = [place for place, column in enumerate(columns)
+            if not column.is_wide or any(row[place] not in (None, "") for row in values)]  # fmt: skip
+    chosen = [columns[place] for place in kept]
+    return Grid(
+        tuple(column.heading for column in chosen),
+        tuple(tuple(columns[place].write(row[place]) for place in kept) for row in values),
+        words=tuple(column.heading for column in chosen if column.is_text),
+        wide=tuple(column.heading for column in chosen if column.is_wide),
+        values=tuple(tuple(row[place] for place in kept) for row in values),
+    )
+
+
+def find_tone(cell: str | Text) -> str:
+    """Return what the colour of a cell says: ``good``, ``warn``, ``bad`` or nothing."""
+    style = str(cell.style) if isinstance(cell, Text) else ""
+    return next((tone for colour, tone in TONES.items() if colour in style), "")
+
+
+def show_share(share: float) -> str:
+    """Write a share in per cent."""
+    return f"{share:.1%}"
+
+
+def show_change(change: float) -> str:
+    """Write a relative change in per cent, with its sign."""
+    return f"{change:+.1%}"
 
 
 def _plain(cell: str | Text) -> Text:

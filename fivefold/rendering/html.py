@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.rendering.budget import budget, causes
-from fivefold.rendering.charts import COLOURS
-from fivefold.rendering.compare import shown
-from fivefold.rendering.comparison import _table as differing
-from fivefold.rendering.comparison import describe_shared, finding, why
+from fivefold.rendering.budget import causes, make_budget_grid, show_difference
+from fivefold.rendering.compare import table as compare_table
+from fivefold.rendering.comparison import describe_shared, finding, make_difference_grid, why
 from fivefold.rendering.drawn import front
 from fivefold.rendering.elements import (
     AXIS_COLOURS,
@@ -30,19 +28,21 @@ from fivefold.rendering.elements import (
     terminal,
     words,
 )
+from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.interval import expectation
+from fivefold.rendering.palette import colour
 from fivefold.rendering.question import count_ranks, describe_step
-from fivefold.rendering.robust import in_html as robust
-from fivefold.rendering.table import PARTS
-from fivefold.rendering.verdict import judgement
-from fivefold.results.step_comparison import Row, assumed, compare
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.rendering.robust import make_scenario_grid, regrets, worded
+from fivefold.rendering.search import CHOICES, REASONS, make_best_grid
+from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
+from fivefold.results.step_comparison import assumed, compare
+from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
     from fivefold.results.run_folder import RunFolder
-    from fivefold.results.search_result import Proposal, Ranked, SearchResult, Walk
+    from fivefold.results.search_result import Proposal, Robustness, SearchResult, Walk
     from fivefold.results.traced import Traced
     from fivefold.results.whole_run import Offers
     from fivefold.step import Step
@@ -57,10 +57,11 @@ def step(what: Step) -> str:
 
 def step_parts(what: Step) -> list[str]:
     """Headline, memory, time, traffic and work."""
-    parts = [headline(what), key_figures(what)]
+    view = view_step(what)
+    parts = [headline(what), figures(view.figures)]
     parts += expected(what)
-    parts += [*memory(what), heading("Time", f"bound by {what.time.bound_by}" if what.time.bound_by else "")]
-    parts += [time([what]), folded("Traffic and work", traffic(what) + work(what))]
+    parts += [*memory(what), heading(view.time.title, view.time.remark), time([what])]
+    parts += [folded("Traffic and work", section(view.traffic) + section(view.work))]
     parts += [paragraph(line, kind="bad") for line in what.findings]
     return parts
 
@@ -82,16 +83,6 @@ def remarks(what: Step) -> str:
     return "".join(paragraph(line, kind="bad") for line in what.remarks)
 
 
-def key_figures(what: Step) -> str:
-    """Time, speed and the peak, and whether it fits."""
-    return figures([
-        ("per step", show_seconds(what.time.step_seconds)),
-        ("tokens/s per GPU", show_count(what.tokens_per_second_per_gpu)),
-        ("MFU, causal", f"{what.mfu.causal:.1%}"),
-        (f"peak memory, {judgement(what.memory)}".rstrip(", "), show_bytes(what.memory.peak_bytes)),
-    ])  # fmt: skip
-
-
 def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> list[str]:
     """A bar of the peak by category for each pipeline stage."""
     stages = what.memory.stages
@@ -99,18 +90,17 @@ def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> 
         return []
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
     rows = [
-        Bar(f"stage {each.stage}" if len(stages) > 1 else "peak",
-            {part: getattr(each, f"{part}_bytes") for part in PARTS}, show_bytes(each.peak_bytes))
-        for each in stages
-    ]  # fmt: skip
-    limit = f"chip, {show_bytes(capacity_bytes)}" if capacity_bytes else ""
-    colours = dict(zip(PARTS, COLOURS, strict=True))
-    return [
-        heading(
-            "Memory", f"at the peak, in {fullest.peak_cause}" if fullest.peak_cause else "at the peak", level=level
-        ),
-        bars(rows, colours, limit=capacity_bytes, limit_name=limit),
+        Bar(
+            f"stage {stage.stage}" if len(stages) > 1 else "peak",
+            {part.name: part.size for part in list_memory_parts(stage)},
+            show_bytes(stage.peak_bytes),
+        )
+        for stage in stages
     ]
+    limit = f"chip, {show_bytes(capacity_bytes)}" if capacity_bytes else ""
+    remark = f"at the peak, in {fullest.peak_cause}" if fullest.peak_cause else "at the peak"
+    colours = {part: colour(part) for part in MEMORY_PARTS}
+    return [heading("Memory", remark, level=level), bars(rows, colours, limit=capacity_bytes, limit_name=limit)]
 
 
 def time(steps: Sequence[Step]) -> str:
@@ -142,28 +132,6 @@ def _share(seconds: float, what: Step) -> str:
     return f"{show_seconds(seconds)} ({seconds / whole:.0%})" if whole else show_seconds(seconds)
 
 
-def traffic(what: Step) -> str:
-    """What one rank sends per step."""
-    rows = [(each.axis, each.collective, f"{each.messages:,}", show_bytes(each.bytes)) for each in what.traffic
-            if each.messages or each.bytes]  # fmt: skip
-    if not rows:
-        return paragraph("One rank sends nothing.", kind="soft")
-    return heading("Traffic", "what one rank sends per step") + table(
-        ("axis", "collective", "messages", "sent"), rows, left=("axis", "collective")
-    )
-
-
-def work(what: Step) -> str:
-    """Parameters and FLOPs."""
-    done = what.work
-    rows = (
-        ("parameters", show_count(done.parameters)), ("active parameters", show_count(done.active_parameters)),
-        ("model FLOPs, causal", show_count(done.model_flops_causal)),
-        ("hardware FLOPs", show_count(done.hardware_flops)),
-    )  # fmt: skip
-    return heading("Work", "of the whole step over all ranks") + table(("of", "count"), rows, left=("of",))
-
-
 def search(what: SearchResult) -> str:
     """The page of a search."""
     return block(*search_parts(what), *front(what, within="notebook"))
@@ -175,37 +143,33 @@ def search_parts(what: SearchResult) -> list[str]:
     asked = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
     parts = [*asked, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
     parts += _proposed(what.proposal) if what.proposal else []
-    parts += robust(what.robust) if what.robust else []
+    parts += _robust(what.robust) if what.robust else []
     if what.best:
-        parts += [heading("By time alone" if what.proposal else "The best"), best(what.best)]
+        parts += [heading("By time alone" if what.proposal else "The best"), grid(make_best_grid(what.best))]
     for miss in what.misses:
         line = f"{miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}: {miss.cause}"
         mends = "".join(f"<br>would fit with {words(mend)}" for mend in miss.mends)
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{mends}")))
     if what.reasons:
-        rows = [(f"{each.layouts:,}", each.line, each.nearest) for each in what.reasons]
-        parts.append(folded("Why the others lost", table(("layouts", "why", "nearest"), rows, left=("why", "nearest"))))
+        parts.append(folded("Why the others lost", grid(make_grid(REASONS, what.reasons))))
     return parts
 
 
 def _proposed(what: Proposal) -> list[str]:
-    rows = [(each.choice, each.line) for each in what.why]
     alike = f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"
     return [
         heading("Proposal", "; ".join([alike, what.remark] if what.remark else [alike])),
-        paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")), key_figures(what.choice.step),
-        time([what.choice.step]), table(("choice", "why"), rows, left=("choice", "why")),
+        paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")), figures(list_key_figures(what.choice.step)),
+        time([what.choice.step]), grid(make_grid(CHOICES, what.why)),
     ]  # fmt: skip
 
 
-def best(found: Sequence[Ranked]) -> str:
-    """A table of ranked layouts."""
-    rows = [
-        (str(place), each.step.layout, show_seconds(each.step.time.step_seconds),
-         show_bytes(each.step.memory.peak_bytes), f"{each.step.mfu.causal:.1%}", each.step.time.bound_by)
-        for place, each in enumerate(found, 1)
+def _robust(what: Robustness) -> list[str]:
+    """The layout that loses least, and what layouts lose in which scenario."""
+    return [
+        heading("Most robust", worded(what)), paragraph(Raw(f"<b><code>{words(what.rows[0].layout)}</code></b>")),
+        grid(regrets(what)), grid(make_scenario_grid(what)),
     ]  # fmt: skip
-    return table(("", "layout", "step", "peak", "MFU", "bound by"), rows, left=("layout", "bound by"))
 
 
 def walk(what: Walk) -> str:
@@ -241,48 +205,41 @@ def comparison(what: Comparison) -> str:
     said = map(paragraph, describe_shared(what))
     return block(*said, variants,
                  paragraph(Raw(f"<b>{words(finding(what))}</b>")), *map(paragraph, why(what)),
-                 grid(differing(what)))  # fmt: skip
+                 grid(make_difference_grid(what)))  # fmt: skip
 
 
 def run(what: RunFolder) -> str:
     """The page of a finished run."""
-    return block(headline(what.measured), key_figures(what.measured), *beside(what.predicted, what.steps))
+    return block(headline(what.measured), figures(list_key_figures(what.measured)), *beside(what.predicted, what.steps))
 
 
 def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Predicted beside measured, quantity by quantity; time by cause; what makes up the error."""
     measured = steps[-1]
-    parts = [heading("Predicted beside measured", assumed(predicted)), compared(compare(predicted, measured))]
+    parts = [
+        heading("Predicted beside measured", assumed(predicted)),
+        grid(compare_table(compare(predicted, measured))),
+    ]
     if not measured.time.parts:
         return parts
-    lines = [
-        (each.part, show_seconds(each.predicted), show_seconds(each.measured), _signed(each.difference))
-        for each in budget(predicted.time, measured.time)
-    ]
     error = predicted.time.step_seconds - measured.time.step_seconds
     return [
         *parts, heading("Time"), time(steps),
-        heading("What makes up the error", f"{_signed(error)} of {show_seconds(measured.time.step_seconds)}"),
-        table(("part", "predicted", "measured", "difference"), lines, left=("part",)),
+        heading("What makes up the error", f"{show_difference(error)} of {show_seconds(measured.time.step_seconds)}"),
+        grid(make_budget_grid(predicted.time, measured.time)),
     ]  # fmt: skip
 
 
-def compared(found: Sequence[Row]) -> str:
-    """A table of quantities, with what is wrong or exact in colour."""
-    cells = [(each.quantity, shown(each, each.predicted), shown(each, each.measured), _error(each)) for each in found]
-    return table(("quantity", "predicted", "measured", "difference"), cells, left=("quantity",))
-
-
-def _error(row: Row) -> Raw:
-    if row.wrong:
-        return Raw(f'<span class="bad">off by {row.predicted - row.measured:+,}</span>')
-    if row.exact:
-        return Raw('<span class="good">exact</span>')
-    return Raw("not measured" if row.error is None else f"{row.error:+.1%}")
-
-
-def _signed(seconds: float) -> str:
-    return f"{'−' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"
+def section(what: Section) -> str:
+    """A section of a view: its heading, then its table or pairs."""
+    body = what.body
+    if isinstance(body, Parts):
+        raise TypeError(f"the parts of {what.title} are drawn as bars")
+    if isinstance(body, Grid):
+        inside = grid(body) if body.rows else paragraph("none", kind="soft")
+    else:
+        inside = table(("", " "), body, left=("",))
+    return heading(what.title, what.remark) + inside
 
 
 def rehearsal(what: Step | None, findings: Sequence[str]) -> str:
@@ -301,5 +258,5 @@ def traced(what: Traced) -> str:
     headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
     parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]
     if what.against:
-        parts += [heading("Predicted beside traced"), compared(what.against)]
+        parts += [heading("Predicted beside traced"), grid(compare_table(what.against))]
     return block(*parts, *(paragraph(line, kind="soft") for line in what.remarks))

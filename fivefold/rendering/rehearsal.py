@@ -13,11 +13,11 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering import table
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.stages import Stages
-from fivefold.rendering.table import heading
+from fivefold.rendering.step_view import Parts, split_bytes, view_step
+from fivefold.rendering.table import heading, show_bars, show_headline, show_section
 from fivefold.results.step_comparison import compare
 from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes
@@ -53,19 +53,19 @@ def page(
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
     parts: list[RenderableType] = [failures([*findings, ""])] if findings else []
-    parts += [table._headline(step), *(Text(f"assumed: {line}", style="dim") for line in assumed)]
+    parts += [show_headline(step), *(Text(f"assumed: {line}", style="dim") for line in assumed)]
     parts += [heading(f"Memory of rank {moment.rank} at its peak", fullest.peak_cause)]
-    parts += [table._bars(dict(moment.parts), whole=fullest.peak_bytes, show=show_bytes)]
+    parts += [show_bars(Parts(split_bytes(moment.parts), fullest.peak_bytes))]
     if len(stages) > 1:
         by_stage = Stages(stages)
         parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
     parts += [heading("First step and every later one", "the first makes the optimizer's moments")]
     parts += [_first_and_steady(first, fullest)]
     parts += [heading("What lies there", f"the largest at the peak of rank {moment.rank}"), _largest(moment.largest)]
-    parts += [heading("Time", "priced on the rehearsed kernels and messages, not measured")]
-    parts += [table._time_bars(step.time)]
-    parts += [heading("Traffic", "what one rank of the first stage sends per step"), table._traffic_table(step)]
-    parts += [heading("Work", "of the whole step over all ranks"), table._work(step)]
+    view = view_step(step)
+    parts += [show_section(view.time._replace(remark="priced on the rehearsed kernels and messages, not measured"))]
+    parts += [show_section(view.traffic._replace(remark="what one rank of the first stage sends per step"))]
+    parts += [show_section(view.work)]
     if predicted is not None:
         parts += _beside(predicted, step)
     return Group(*parts)

@@ -19,16 +19,17 @@ from fivefold.rendering.drawing import pipeline as timeline
 from fivefold.rendering.drawing.style import css
 from fivefold.rendering.drawing.svg import legend, titled
 from fivefold.rendering.drawn import cloud, front
-from fivefold.rendering.elements import STYLE, folded, heading, paragraph, table, words
+from fivefold.rendering.elements import STYLE, figures, folded, grid, heading, paragraph, table, words
 from fivefold.rendering.question import describe_step
-from fivefold.rendering.sweep.settings import best, describe_rows, mfu, varied
-from fivefold.rendering.sweep.table import WORDS
+from fivefold.rendering.step_view import list_key_figures, view_operations, view_step
+from fivefold.rendering.sweep.settings import describe_rows
+from fivefold.rendering.sweep.table import WORDS, make_best_grid
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.search_result import SearchResult
 from fivefold.results.spans import Level
 from fivefold.results.sweep_row import Row
 from fivefold.step import Step
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_count
 
 SHOWN = 80  # settings of a sweep
 PAGE = """
@@ -78,7 +79,7 @@ def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
 
 def of_step(step: Step, drawing: Drawing | None = None) -> list[str]:
     """What was asked, then memory, time and what else is known of one step."""
-    return [*question(step), heading("The step", level=2), html.key_figures(step), *html.expected(step),
+    return [*question(step), heading("The step", level=2), figures(list_key_figures(step)), *html.expected(step),
             *resources(step, drawing)]  # fmt: skip
 
 
@@ -98,7 +99,8 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
         parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", said),
                   *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=said)]  # fmt: skip
         parts += [paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []
-    parts += [html.traffic(step), html.work(step)]
+    view = view_step(step)
+    parts += [html.section(view.traffic), html.section(view.work)]
     return [*parts, *operations(step)]
 
 
@@ -121,14 +123,9 @@ def question(step: Step, *, found: bool = False) -> list[str]:
 
 def operations(step: Step) -> list[str]:
     """The operations that take longest."""
-    found = sorted(step.operations, key=lambda op: -op.times * (op.forward_seconds + op.backward_seconds))[:12]
-    rows = [(op.name, str(op.times), show_count(op.flops), show_bytes(op.kept_bytes), show_seconds(op.forward_seconds),
-             show_seconds(op.backward_seconds)) for op in found]  # fmt: skip
-    if not rows:
-        return []
-    headings = ("operation", "times", "FLOPs", "kept", "forward", "backward")
-    return [heading("Operations", "that take longest; each, on one rank and micro-batch"),
-            table(headings, rows, left=("operation",))]  # fmt: skip
+    longest = sorted(step.operations, key=lambda op: -op.times * (op.forward_seconds + op.backward_seconds))[:12]
+    remark = "that take longest; each, on one rank and micro-batch"
+    return [html.section(view_operations(longest, remark))] if longest else []
 
 
 def of_run(
@@ -138,7 +135,7 @@ def of_run(
 
     ``lanes``: spans of every rank by kind of step, of a traced run.
     """
-    parts = [*question(run.measured), heading("What was measured", level=2), html.key_figures(run.measured)]
+    parts = [*question(run.measured), heading("What was measured", level=2), figures(list_key_figures(run.measured))]
     parts += [paragraph(line, kind="bad") for line in run.measured.findings]
     parts += html.beside(run.predicted, run.steps)
     if lanes:
@@ -147,7 +144,11 @@ def of_run(
         picture = _timeline(rows, names, pp=min(map(len, lanes.values())), label="one step, three times")
         parts += [heading("One step", "as it was predicted, rehearsed and measured, by rank"), *picture]
     parts += losses(run.log)
-    parts += [heading("What was predicted", level=2), html.key_figures(run.predicted), *html.expected(run.predicted)]
+    parts += [
+        heading("What was predicted", level=2),
+        figures(list_key_figures(run.predicted)),
+        *html.expected(run.predicted),
+    ]
     return [*parts, *resources(run.predicted, drawing)]
 
 
@@ -192,16 +193,8 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
     parts = [paragraph(f"{len(rows):,} rows: {said}"), paragraph(describe_rows(rows), kind="soft")]
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if fitting:
-        axes = varied(rows)
-        found = list(best(rows, lambda row: tuple(getattr(row, axis) for axis in axes)).values())
-        cells = [
-            (*(str(getattr(row, axis)) for axis in axes), row.layout, f"{mfu(row):.1%}",
-             show_seconds(row.step_seconds or 0), show_bytes(row.peak_bytes or 0)) for row in found[:SHOWN]
-        ]  # fmt: skip
-        headings = (*axes, "layout", "MFU", "step", "memory")
         parts += [heading("The best layout of each setting", "by MFU, causal", level=2),
-                  table(headings, cells, left=("layout", "model", "machine", "precision", "stack")),
-                  *cloud(fitting, within="report", level=2)]  # fmt: skip
+                  grid(make_best_grid(rows, most=SHOWN)), *cloud(fitting, within="report", level=2)]  # fmt: skip
     why: dict[str, int] = {}
     for row in rows:
         if row.status == "refused":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.elements import Raw, heading, paragraph, table, words
-from fivefold.rendering.grid import Grid
-from fivefold.results.search_result import Robustness
+from fivefold.rendering.grid import Column, Grid, make_grid, show_share
+from fivefold.results.search_result import Regret, Robustness, Told
 from fivefold.units import show_bytes, show_seconds
 
 UNFIT = "does not fit"
@@ -19,16 +20,6 @@ def robust(found: Robustness) -> RenderableType:
         Text.assemble("\n", ("Most robust  ", "bold"), (found.rows[0].layout, "bold cyan"), overflow="fold"),
         Text(worded(found), overflow="fold"),
     )
-
-
-def in_html(found: Robustness) -> list[str]:
-    """The same, and both tables, as HTML."""
-    return [
-        heading("Most robust", worded(found)), paragraph(Raw(f"<b><code>{words(found.rows[0].layout)}</code></b>")),
-        table(REGRETS, regret_rows(found), left=("layout", "where", "")),
-        table(SCENARIOS, scenario_rows(found), left=("scenario", "best")),
-        *(paragraph(line, kind="soft") for line in sources(found)),
-    ]  # fmt: skip
 
 
 def worded(found: Robustness) -> str:
@@ -46,32 +37,19 @@ def worded(found: Robustness) -> str:
 
 
 def regrets(found: Robustness) -> Grid:
-    """A table of layouts by what they lose at worst, the least first."""
-    return Grid(REGRETS, regret_rows(found), words=("layout", "where", ""))
+    """Return a table of layouts by what they lose at worst, the least first."""
+    return make_grid(REGRETS, found.rows)
 
 
-def regret_rows(found: Robustness) -> tuple[tuple[str, ...], ...]:
-    """The rows of ``regrets``, with the headings ``REGRETS``."""
-    return tuple(
-        (
-            each.layout, show_seconds(each.step_seconds), show_bytes(each.memory_bytes), share(each.expected),
-            share(each.worst), each.worst_in if each.worst != 0 else "", each.note,
-        )
-        for each in found.rows
-    )  # fmt: skip
+def make_scenario_grid(found: Robustness) -> Grid:
+    """Return a table of the scenarios: the best layout of each, and what the most robust one loses to it."""
+    return make_grid(SCENARIOS, found.scenarios)
 
 
 def scenarios(found: Robustness) -> RenderableType:
-    """A table of the scenarios: the best layout of each, what the most robust one loses to it; below it the sources."""
+    """Return the table of the scenarios, and below it the sources, for which a terminal has no column."""
     below = (Text(line, style="dim", overflow="fold") for line in sources(found))
-    return Group(Grid(SCENARIOS, scenario_rows(found), words=("scenario", "best")), *below)
-
-
-def scenario_rows(found: Robustness) -> tuple[tuple[str, ...], ...]:
-    """The rows of ``scenarios``, with the headings ``SCENARIOS``."""
-    return tuple(
-        (each.name, each.best, show_seconds(each.best_seconds), share(each.regret)) for each in found.scenarios
-    )
+    return Group(make_scenario_grid(found), *below)
 
 
 def sources(found: Robustness) -> list[str]:
@@ -82,10 +60,19 @@ def sources(found: Robustness) -> list[str]:
     return [f"{', '.join(told)}: {source}" for source, told in names.items() if source]
 
 
-def share(regret: float | None) -> str:
-    """A regret in words."""
-    return UNFIT if regret is None else f"{regret:.1%}"
-
-
-REGRETS = ("layout", "step", "peak", "regret", "at worst", "where", "")
-SCENARIOS = ("scenario", "best", "step", "regret")
+REGRETS: tuple[Column[Regret], ...] = (
+    Column("layout", attrgetter("layout"), is_text=True),
+    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("peak", attrgetter("memory_bytes"), show_bytes),
+    Column("regret", attrgetter("expected"), show_share, missing=UNFIT),
+    Column("at worst", attrgetter("worst"), show_share, missing=UNFIT),
+    Column("where", lambda row: row.worst_in if row.worst != 0 else "", is_text=True),
+    Column("", attrgetter("note"), is_text=True),
+)
+SCENARIOS: tuple[Column[Told], ...] = (
+    Column("scenario", attrgetter("name"), is_text=True),
+    Column("best", attrgetter("best"), is_text=True),
+    Column("step", attrgetter("best_seconds"), show_seconds),
+    Column("regret", attrgetter("regret"), show_share, missing=UNFIT),
+    Column("source", attrgetter("source"), is_text=True, is_wide=True),
+)

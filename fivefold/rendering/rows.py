@@ -7,8 +7,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from fivefold.rendering.drawn import cloud
-from fivefold.rendering.elements import block, paragraph, table
-from fivefold.results.sweep_row import TOLD
+from fivefold.rendering.elements import block, grid, paragraph, table
+from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.results.sweep_row import Row as SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
     from fivefold.display import Rows
 
 SHOWN = 60  # rows of a table
+AXES = ("model", "machine", "ranks", "sequence", "batch", "precision", "stack", "status", "why")  # before the figures
 
 
 def rows(what: Rows[Any]) -> str:
     """Records of one kind as a table; columns that say nothing are left out, and of a sweep those of detail."""
-    swept = all(isinstance(each, SweepRow) for each in what)
-    values = [each.model_dump(mode="json", include=set(TOLD) if swept else None) for each in islice(what, SHOWN)]
+    more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
+    counted = paragraph(f"{len(what):,} rows{more}", kind="soft")
+    if all(isinstance(each, SweepRow) for each in what):
+        return block(counted, *cloud(what, within="notebook"), grid(make_row_grid(what[:SHOWN], axes=AXES)))
+    values = [each.model_dump(mode="json") for each in islice(what, SHOWN)]
     names = [name for name in dict.fromkeys(name for each in values for name in each)
              if any(each.get(name) not in (None, "", [], {}) for each in values)]  # fmt: skip
     numbers = {name for name in names if all(_is_number(each.get(name)) for each in values)}
     cells = [[_cell(name, each.get(name)) for name in names] for each in values]
-    more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
     headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
     left = [name for name, full in zip(headings, names, strict=True) if full not in numbers]
-    drawn = cloud(what, within="notebook") if swept else []
-    return block(paragraph(f"{len(what):,} rows{more}", kind="soft"), *drawn, table(headings, cells, left=left))
+    return block(counted, table(headings, cells, left=left))
 
 
 def _is_number(value: Any) -> bool:

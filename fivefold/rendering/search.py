@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.record import Mistake
 from fivefold.rendering.charts import Chart, _altair, _finish
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import expectation
 from fivefold.rendering.palette import BLUE, ORANGE
 from fivefold.rendering.robust import regrets, robust, scenarios
-from fivefold.results.search_result import Answer, Batch, Change, Finalist, Point, Proposal, Ranked, SearchResult, Walk
+from fivefold.results.search_result import (
+    Answer,
+    Batch,
+    Change,
+    Finalist,
+    Point,
+    Proposal,
+    Ranked,
+    Reason,
+    SearchResult,
+    Walk,
+    Why,
+)
 from fivefold.stack.catalog import STACKS
 from fivefold.units import byte_unit, show_bytes, show_count, show_risk, show_seconds
 
@@ -39,7 +52,7 @@ def page(found: SearchResult) -> RenderableType:
         parts.append(Text(found.tight.line(), style="yellow", overflow="fold"))
     if found.best:
         parts += [_heading("The fastest of those estimated")] if found.proposal else []
-        parts.append(_best(found.best))
+        parts.append(make_best_grid(found.best))
         if expected := expectation(found.best[0].step):
             parts.append(Text.assemble("\nOf the best: ", expected))
     if found.finalists:
@@ -53,38 +66,20 @@ def page(found: SearchResult) -> RenderableType:
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {mend}", overflow="fold") for mend in miss.mends]
     if len(found.front) > 1:
-        parts += [_heading("Memory against time"), _front(found.front)]
+        parts += [_heading("Memory against time"), make_grid(FRONT, found.front)]
     if found.reasons:
-        rows = tuple((f"{reason.layouts:,}", reason.line, reason.nearest) for reason in found.reasons)
-        grid = Grid(("layouts", "why", "nearest"), rows, words=("why", "nearest"))
-        parts += [_heading("Why the others lost"), grid]
+        parts += [_heading("Why the others lost"), make_grid(REASONS, found.reasons)]
     return Group(*parts)
 
 
 def answers(found: Sequence[Answer]) -> RenderableType:
     """Return a table with a row per answered question."""
-    rows = tuple(
-        (
-            answer.question, answer.line, answer.layout or "–",
-            "–" if answer.memory_bytes is None else show_bytes(answer.memory_bytes),
-            "–" if answer.step_seconds is None else show_seconds(answer.step_seconds),
-        )
-        for answer in found
-    )  # fmt: skip
-    words = ("question", "answer", "layout")
-    return Grid((*words, "peak", "step"), rows, words=words)
+    return make_grid(ANSWERS, found)
 
 
 def changes(found: Sequence[Change]) -> RenderableType:
     """Return a table of single changes to a layout: speed, step time, memory, and whether it fits."""
-    rows = tuple(
-        (
-            change.change, f"{change.faster - 1:+.1%}", show_seconds(change.step_seconds),
-            _signed(-change.saved_bytes), change.answer,
-        )
-        for change in found
-    )  # fmt: skip
-    return Grid(("change", "speed", "step", "memory", "fits"), rows, words=("change",))
+    return make_grid(CHANGES, found)
 
 
 def walk(found: Walk, *, top: int) -> RenderableType:
@@ -94,10 +89,13 @@ def walk(found: Walk, *, top: int) -> RenderableType:
     figures = f"{show_seconds(now.step_seconds)} a step, {show_bytes(now.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
         Text.assemble((now.layout, "bold cyan"), overflow="fold"), Text(figures),
-        _heading("One change"), changes(_told(found.changes, top)),
+        _heading("One change"), make_grid(CHANGES, choose_changes(found.changes, top)),
     ]  # fmt: skip
     if len(found.path) > 1:
-        parts += [_heading("The best change, then the best of what that makes, and so on"), changes(found.path)]
+        parts += [
+            _heading("The best change, then the best of what that makes, and so on"),
+            make_grid(CHANGES, found.path),
+        ]
     if found.path:
         faster = now.step_seconds / found.path[-1].step_seconds - 1
         parts.append(Text(f"ends at {found.path[-1].layout}, {faster:+.1%}", overflow="fold"))
@@ -106,21 +104,15 @@ def walk(found: Walk, *, top: int) -> RenderableType:
     return Group(*parts)
 
 
-def _told(found: Sequence[Change], top: int) -> list[Change]:
-    """The ``top`` changes, and of those that do not fit a few that would be faster."""
+def choose_changes(found: Sequence[Change], top: int) -> list[Change]:
+    """Return the ``top`` changes, and of those that do not fit a few that would be faster."""
     faster = [change for change in found[top:] if not change.fits and change.faster > 1]
     return [*found[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
 
 def batches(found: Sequence[Batch]) -> RenderableType:
     """Return a table of global batches: tokens, micro-batches and steps of each."""
-    rows = tuple(
-        (str(b.global_batch), show_count(b.tokens), str(b.micro_batches), f"{b.steps:,}", "; ".join(b.who))
-        for b in found
-    )  # fmt: skip
-    return Grid(
-        ("sequences", "tokens", "micro-batches", "steps", "who says or chose it"), rows, words=("who says or chose it",)
-    )
+    return make_grid(BATCHES, found)
 
 
 def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:
@@ -171,31 +163,13 @@ def _proposal(found: Proposal) -> RenderableType:
             part = f" ({other.because})" if other.because else ""
             layout = _usually(other.layout, other.reduce, stack=step.stack)
             lines.append(Text(f"{word}  {layout}: {abs(other.slower):.1%} {less}{part}", overflow="fold"))
-    return Group(
-        *lines, Grid(("choice", "why"), tuple((why.choice, why.line) for why in found.why), words=("choice", "why"))
-    )
+    return Group(*lines, make_grid(CHOICES, found.why))
 
 
-def _best(best: Sequence[Ranked]) -> Grid:
-    priced = best[0].dollars is not None
-    rows = []
-    for rank, each in enumerate(best, start=1):
-        step = each.step
-        cost = (_money(each.dollars),) if each.dollars is not None else ()
-        rows.append(
-            (
-                str(rank),
-                _ranked(each),
-                show_seconds(step.time.step_seconds),
-                show_bytes(step.memory.peak_bytes),
-                f"{step.mfu.causal:.1%}",
-                f"{each.gpu_hours:.3g}",
-                *cost,
-                step.time.bound_by,
-            )
-        )
-    headings = ("rank", "layout", "step", "peak", "MFU", "GPU-h", *(("dollars",) if priced else ()), "bound by")
-    return Grid(headings, tuple(rows), words=("layout", "bound by"))
+def make_best_grid(best: Sequence[Ranked]) -> Grid:
+    """Return the table of ranked layouts, with what they cost where the machine has a price."""
+    columns = [column for column in RANKED if column.heading != "dollars" or best[0].dollars is not None]
+    return make_grid(columns, enumerate(best, start=1))
 
 
 def _money(dollars: float) -> str:
@@ -204,24 +178,11 @@ def _money(dollars: float) -> str:
 
 def finalists(found: Sequence[Finalist]) -> Grid:
     """Return a table of the layouts that were trained for a few steps, the fastest first."""
-    rows = tuple(
-        (
-            str(rank), each.layout, show_seconds(each.predicted_seconds),
-            "–" if each.measured_seconds is None else show_seconds(each.measured_seconds),
-            "–" if not each.measured_seconds else f"{each.predicted_seconds / each.measured_seconds - 1:+.1%}",
-            each.why,
-        )
-        for rank, each in enumerate(found, start=1)
-    )  # fmt: skip
-    return Grid(("rank", "layout", "predicted", "measured", "error", ""), rows, words=("layout", ""))
+    return make_grid(FINALISTS, enumerate(found, start=1))
 
 
-def _front(front: Sequence[Point]) -> Grid:
-    rows = tuple(
-        (show_bytes(p.memory_bytes), show_seconds(p.step_seconds), p.precision, _worded(p.layout, p.reduce))
-        for p in front
-    )
-    return Grid(("peak", "step", "precision", "layout"), rows, words=("precision", "layout"))
+def _error(finalist: Finalist) -> float | None:
+    return finalist.predicted_seconds / finalist.measured_seconds - 1 if finalist.measured_seconds else None
 
 
 def _ranked(each: Ranked) -> str:
@@ -246,3 +207,62 @@ def _heading(title: str) -> Text:
 
 def _signed(size: int) -> str:
     return ("+" if size > 0 else "−" if size < 0 else "") + show_bytes(abs(size))
+
+
+RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
+    Column("rank", itemgetter(0)),
+    Column("layout", lambda row: _ranked(row[1]), is_text=True),
+    Column("step", lambda row: row[1].step.time.step_seconds, show_seconds),
+    Column("peak", lambda row: row[1].step.memory.peak_bytes, show_bytes),
+    Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
+    Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
+    Column("GPU-h", lambda row: row[1].gpu_hours, "{:.3g}".format),
+    Column("dollars", lambda row: row[1].dollars, _money),
+    Column("bound by", lambda row: row[1].step.time.bound_by, is_text=True),
+)
+REASONS: tuple[Column[Reason], ...] = (
+    Column("layouts", attrgetter("layouts"), "{:,}".format),
+    Column("why", attrgetter("line"), is_text=True),
+    Column("nearest", attrgetter("nearest"), is_text=True),
+)
+CHOICES: tuple[Column[Why], ...] = (
+    Column("choice", attrgetter("choice"), is_text=True),
+    Column("why", attrgetter("line"), is_text=True),
+)
+CHANGES: tuple[Column[Change], ...] = (
+    Column("change", attrgetter("change"), is_text=True),
+    Column("speed", lambda change: change.faster - 1, show_change),
+    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("memory", lambda change: -change.saved_bytes, _signed),
+    Column("fits", attrgetter("answer")),
+    Column("peak", attrgetter("memory_bytes"), show_bytes, is_wide=True),
+    Column("layout", attrgetter("layout"), is_text=True, is_wide=True),
+)
+ANSWERS: tuple[Column[Answer], ...] = (
+    Column("question", attrgetter("question"), is_text=True),
+    Column("answer", attrgetter("line"), is_text=True),
+    Column("layout", lambda answer: answer.layout or None, is_text=True),
+    Column("peak", attrgetter("memory_bytes"), show_bytes),
+    Column("step", attrgetter("step_seconds"), show_seconds),
+)
+BATCHES: tuple[Column[Batch], ...] = (
+    Column("sequences", attrgetter("global_batch")),
+    Column("tokens", attrgetter("tokens"), show_count),
+    Column("micro-batches", attrgetter("micro_batches")),
+    Column("steps", attrgetter("steps"), "{:,}".format),
+    Column("who says or chose it", lambda batch: "; ".join(batch.who), is_text=True),
+)
+FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
+    Column("rank", itemgetter(0)),
+    Column("layout", lambda row: row[1].layout, is_text=True),
+    Column("predicted", lambda row: row[1].predicted_seconds, show_seconds),
+    Column("measured", lambda row: row[1].measured_seconds, show_seconds),
+    Column("error", lambda row: _error(row[1]), show_change),
+    Column("", lambda row: row[1].why, is_text=True),
+)
+FRONT: tuple[Column[Point], ...] = (
+    Column("peak", attrgetter("memory_bytes"), show_bytes),
+    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("precision", attrgetter("precision"), is_text=True),
+    Column("layout", lambda point: _worded(point.layout, point.reduce), is_text=True),
+)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.rendering.charts import Chart, _altair, _finish
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.rendering.palette import BLUE, ORANGE
 from fivefold.rendering.table import heading
 from fivefold.results.whole_run import Offer, Offers, WholeRun
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 DAY = 86400.0
-OFFERED = ("", "machine", "layout", "MFU", "days", "GPU-hours", "dollars", "MWh", "t CO2e")
 
 
 def page(found: WholeRun) -> RenderableType:
@@ -48,7 +48,6 @@ def brief(found: WholeRun) -> RenderableType:
 
 def offers(found: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot."""
-    rows = tuple(row(place, offer) for place, offer in enumerate(found.offers, start=1) if offer.run is not None)
     until = "" if found.deadline_seconds is None else f", the fewest ranks that take {span(found.deadline_seconds)}"
     parts: list[RenderableType] = [
         Text(f"{found.model}, {show_count(found.tokens)} tokens, by {found.by}{until}", style="dim")
@@ -57,7 +56,7 @@ def offers(found: Offers) -> RenderableType:
     if best is not None:
         days = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
         parts.append(Text(f"{best.ranks} {best.machine}: {days}\n", style="bold"))
-        parts.append(Grid(OFFERED, rows, words=("machine", "layout")))
+        parts.append(make_offer_grid(found))
     for offer in (offer for offer in found.offers if offer.run is None):
         line = f"{offer.named}  {offer.layout}  {offer.refused}"
         parts.append(Text(line, style="red", overflow="fold"))
@@ -165,18 +164,24 @@ def _range(low: float | None, high: float | None, form: str) -> str:
     return " to ".join(ends)
 
 
-def row(place: int, offer: Offer) -> tuple[str, ...]:
-    """The cells of an offer under ``OFFERED``."""
-    run = offer.run
-    assert run is not None
-    return (
-        str(place), offer.named, offer.layout, f"{offer.mfu:.1%}", f"{run.seconds / DAY:,.1f}",
-        show_count(run.gpu_hours), "–" if run.dollars is None else _amount(run.dollars),
-        "–" if run.kwh is None else _amount(run.kwh / 1000),
-        "–" if run.co2_kg is None else _amount(run.co2_kg / 1000),
-    )  # fmt: skip
+def make_offer_grid(found: Offers) -> Grid:
+    """Return the table of the machines that can do the run, the best first."""
+    return make_grid(OFFERS, ((place, each, each.run) for place, each in enumerate(found.offers, 1) if each.run))
 
 
 def _amount(size: float) -> str:
     """A whole number; below ten with as many digits as say something."""
     return f"{size:,.0f}" if size >= 10 or not size else f"{size:.2g}"
+
+
+OFFERS: tuple[Column[tuple[int, Offer, WholeRun]], ...] = (
+    Column("", itemgetter(0)),
+    Column("machine", lambda row: row[1].named, is_text=True),
+    Column("layout", lambda row: row[1].layout, is_text=True),
+    Column("MFU", lambda row: row[1].mfu, show_share),
+    Column("days", lambda row: row[2].seconds / DAY, "{:,.1f}".format),
+    Column("GPU-hours", lambda row: row[2].gpu_hours, show_count),
+    Column("dollars", lambda row: row[2].dollars, _amount),
+    Column("MWh", lambda row: None if row[2].kwh is None else row[2].kwh / 1000, _amount),
+    Column("t CO2e", lambda row: None if row[2].co2_kg is None else row[2].co2_kg / 1000, _amount),
+)

@@ -15,12 +15,6 @@ Status = Literal["fits", "memory", "refused"]
 Measured = Literal["", "measured", "refused", "memory", "timeout", "failed", "waiting"]
 
 
-TOLD = ("model", "machine", "ranks", "layout", "sequence", "batch", "precision", "stack", "status", "why",
-        "step_seconds", "tokens_per_second_per_gpu", "mfu_causal", "peak_bytes", "bound_by", "measured_step_seconds",
-        "measured_peak_bytes")  # fmt: skip
-"""What of a row a page shows; all of it is in files and ``to_frame()``."""
-
-
 class Row(Record):
     """``status``: fits, does not fit in memory, or cannot be. ``measured``: how the trial ended, if there was one."""
 

@@ -20,8 +20,9 @@ from fivefold.dry_run.time.play import Played, TimedSpan
 from fivefold.machine.spec import Machine
 from fivefold.rendering import memory as shown
 from fivefold.rendering.drawing import memory, pipeline, streams
-from fivefold.rendering.drawing.bars import Part, scale, stacked
+from fivefold.rendering.drawing.bars import scale, stacked
 from fivefold.rendering.pipeline import finding
+from fivefold.rendering.step_view import split_bytes, view_step
 from fivefold.results.spans import Level
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
@@ -39,11 +40,12 @@ def html(found: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
     drawn = levels(found.played, tape)
     rows = tuple(spans(found.played, found.steady[each], row)
                  for each, row in zip(found.ranks, found.table.rows, strict=True))  # fmt: skip
-    parts = [Part(name, name, size, show_bytes(size)) for name, size in at_peak.parts.items()]
+    parts = split_bytes(at_peak.parts)
     lines = stream_lines(found.played, tape)
     whole, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
-        "rehearsed.html", found=found, step=found.step, predicted=predicted, rank=rank, chip=chip, peak=at_peak,
+        "rehearsed.html", found=found, step=found.step, view=view_step(found.step), predicted=predicted,
+        rank=rank, chip=chip, peak=at_peak,
         parts=parts, bar=stacked(parts, whole=whole, label="memory at the peak", limit=limit),
         memory=memory.picture(drawn, rank=rank, capacity_bytes=chip, told=told(found.played, tape)),
         memory_looks=[(name, name) for name in memory.looks(drawn)],

@@ -9,7 +9,7 @@ import pytest
 from fivefold.dry_run.memory.breakdown import CATEGORIES
 from fivefold.rendering import memory, palette, pipeline
 from fivefold.rendering.drawing.style import INKS, css
-from fivefold.rendering.table import PARTS
+from fivefold.rendering.step_view import MEMORY_PARTS as PARTS
 
 # Machado, Oliveira and Fernandes 2009, table 1: what is seen of linear red, green and blue at severity 1.
 CONES = {

@@ -107,21 +107,3 @@ def test_the_driver_holds_more(measured: Step) -> None:
 def test_what_a_trillion_tokens_take(large: Step) -> None:
     """1e12 tokens at 2409.4 per second and GPU are 115 290 GPU-hours."""
     assert "GPU-hours per 1 T tokens 115.29 k" in " ".join(to_text(table.step(large)).split())
-
-
-def test_layouts_in_order_with_reasons(small: Step, large: Step) -> None:
-    refused = [(f"tp{n}", f"heads=12 is not divisible by tp={n}; try tp[4]") for n in range(13, 20)]
-    text = to_text(table.layouts([large, small], refused=refused, limit=3), width=140)
-    lines = text.splitlines()
-    assert lines[2].split()[:3] == ["1", "dp16", "tp8"]
-    assert "41.00 GiB too big" in lines[2]
-    assert lines[3].split()[:3] == ["2", "dp2", "zero1"]
-    assert "tp13  heads=12 is not divisible by tp=13; try tp[4]" in text
-    assert "tp16 " not in text
-    assert text.endswith("and 4 more\n")
-
-
-def test_no_layout_is_left() -> None:
-    text = to_text(table.layouts([], refused=[("dp2", "needs 2 ranks, but one has 1")]))
-    assert text.startswith("No layout is left.")
-    assert "needs 2 ranks" in text

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from fivefold.rendering.drawing.svg import element, joined, percent
 from fivefold.rendering.elements import Raw
+from fivefold.rendering.step_view import Part
 
 NEAR = 4  # times the largest bar
-
-
-class Part(NamedTuple):
-    """One part. ``look``: the class that colours it; ``text``: its size in words."""
-
-    name: str
-    look: str
-    size: float
-    text: str
-
-    def share(self, whole: float) -> str:
-        """Of the whole, in per cent."""
-        return f"{self.size / whole:.1%}" if whole else "–"
 
 
 def scale(largest: float, limit: float) -> tuple[float, float | None]:

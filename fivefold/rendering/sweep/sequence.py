@@ -11,9 +11,9 @@ from typing import Any
 from fivefold.rendering.charts import COLOURS, Chart, _altair
 from fivefold.rendering.palette import LIMIT, SERIES
 from fivefold.rendering.pipeline import data
+from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.rendering.sweep.panels import Panel, stacked
 from fivefold.rendering.sweep.settings import fixed, memory_unit, mfu, sized, values, varied
-from fivefold.rendering.table import PARTS
 from fivefold.results.sweep_row import Row
 
 MOST_MODELS = 4
@@ -32,7 +32,7 @@ def memory(rows: Sequence[Row]) -> Chart | str:
         Panel(f"{sized(mine[0])}, {' '.join(_layout(mine[0])[-1])}", _bars(mine)) for mine in _by_model(rows, chosen)
     ]
     fullest = max(chosen, key=lambda row: row.peak_bytes or 0)
-    large = max(PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
+    large = max(MEMORY_PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
     share = (getattr(fullest, f"{large}_bytes") or 0) / (fullest.peak_bytes or 1)
     title = f"{fullest.model}: {large} take {share:.0%} at {fullest.sequence:,} tokens and ac={fullest.recomputation}"
     return stacked(panels, title=title, subtitle=_said(rows, "line: what a GPU has for tensors"))
@@ -95,7 +95,7 @@ def _bars(rows: list[Row]) -> Chart:
     cells = [
         {"sequence": f"{row.sequence:,}", "recomputation": f"ac={row.recomputation}", "part": part, "order": order,
          "size": (getattr(row, f"{part}_bytes") or 0) / unit}
-        for row in sorted(rows, key=lambda row: row.sequence) for order, part in enumerate(PARTS)
+        for row in sorted(rows, key=lambda row: row.sequence) for order, part in enumerate(MEMORY_PARTS)
     ]  # fmt: skip
     names = list(dict.fromkeys(str(cell["sequence"]) for cell in cells))
     kinds = [f"ac={name}" for name in values(rows, "recomputation")]
@@ -106,7 +106,7 @@ def _bars(rows: list[Row]) -> Chart:
         x=alt.X("sequence:N", sort=names, title="tokens per sequence", axis=axis),
         y=alt.Y("size:Q", title=f"memory of the fullest rank, {name}", stack="zero"),
         color=alt.Color(
-            "part:N", scale=alt.Scale(domain=list(PARTS), range=list(COLOURS)),
+            "part:N", scale=alt.Scale(domain=list(MEMORY_PARTS), range=list(COLOURS)),
             legend=alt.Legend(orient="top", title=None),
         ),
         order="order:Q",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.sweep.settings import best, describe_rows, mfu, varied
 from fivefold.rendering.table import heading
 from fivefold.results.sweep_row import Row, Status
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import show_bytes, show_count, show_seconds
 
 SHOWN = 60  # rows; the others are in the file
 WHY = 5  # reasons that are said, commonest first
@@ -26,43 +28,43 @@ def page(rows: Sequence[Row]) -> RenderableType:
     parts: list[RenderableType] = [heading(f"{len(rows):,} rows: {said}" if rows else "No rows", describe_rows(rows))]
     trials = [row for row in rows if row.measured and row.status == "fits"]
     if trials:
-        parts += [heading("Predicted and measured", _outcomes(trials)), _measured(trials, axes=varied(rows))]
+        parts += [
+            heading("Predicted and measured", _outcomes(trials)),
+            _shorten(_make_measured_grid(trials, axes=varied(rows))),
+        ]
     elif counted["fits"]:
-        parts += [heading("The best layout of each setting", "by MFU, causal"), _best(rows)]
+        parts += [heading("The best layout of each setting", "by MFU, causal"), _shorten(make_best_grid(rows))]
     reasons = Counter(row.why for row in rows if row.status == "refused")
     for why, times in reasons.most_common(WHY):
         parts.append(Text(f"{times:,} refused: {why}", style="dim"))
     return Group(*parts)
 
 
-def _best(rows: Sequence[Row]) -> RenderableType:
+def make_best_grid(rows: Sequence[Row], *, most: int | None = None) -> Grid:
+    """Return the table of the best layout of each setting, of the first ``most`` settings."""
     axes = varied(rows)
-    found = list(best(rows, lambda row: tuple(getattr(row, axis) for axis in axes)).values())
-    headings = (*axes, "layout", "MFU", "step", "memory")
-    cells = tuple(
-        (
-            *(str(getattr(row, axis)) for axis in axes), row.layout, f"{mfu(row):.1%}",
-            show_seconds(row.step_seconds or 0), show_bytes(row.peak_bytes or 0),
-        )
-        for row in found[:SHOWN]
-    )  # fmt: skip
-    return Group(Grid(headings, cells, words=("layout",)), *_more(len(found)))
+    chosen = best(rows, lambda row: tuple(getattr(row, axis) for axis in axes))
+    return make_row_grid(list(chosen.values())[:most], axes=axes)
 
 
-def _measured(rows: Sequence[Row], *, axes: Sequence[str]) -> RenderableType:
-    headings = (*axes, "layout", "predicted", "measured", "difference", "peak", "measured", "")
-    cells = tuple(
-        (
-            *(str(getattr(row, axis)) for axis in axes), row.layout, show_seconds(row.step_seconds or 0),
-            show_seconds(row.measured_step_seconds) if row.measured_step_seconds else row.measured,
-            _error(row.step_seconds, row.measured_step_seconds), show_bytes(row.peak_bytes or 0),
-            show_bytes(row.measured_peak_bytes) if row.measured_peak_bytes else "", row.measured_why,
-        )
-        for row in rows[:SHOWN]
-    )  # fmt: skip
-    if not any(row.measured_why for row in rows):
-        headings, cells = headings[:-1], tuple(each[:-1] for each in cells)
-    return Group(Grid(headings, cells, words=("layout", "")), *_more(len(rows)))
+def make_row_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:
+    """Return the table of these rows, with a column for each of ``axes``."""
+    return make_grid((*_make_axis_columns(axes), *ROWS), rows)
+
+
+def _make_axis_columns(axes: Sequence[str]) -> list[Column[Row]]:
+    return [Column(axis, attrgetter(axis), is_text=axis in TEXT_AXES) for axis in axes]
+
+
+def _shorten(grid: Grid) -> RenderableType:
+    """Return the first ``SHOWN`` rows of a table, and how many there are more."""
+    more = [Text(f"{len(grid.rows) - SHOWN:,} more are in the file", style="dim")] if len(grid.rows) > SHOWN else []
+    return Group(replace(grid, rows=grid.rows[:SHOWN], values=grid.values[:SHOWN]), *more)
+
+
+def _make_measured_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:
+    columns = [column for column in MEASURED if column.heading or any(row.measured_why for row in rows)]
+    return make_grid((*_make_axis_columns(axes), *columns), rows)
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
@@ -70,9 +72,32 @@ def _outcomes(rows: Sequence[Row]) -> str:
     return ", ".join(f"{number} {outcome}" for outcome, number in counted.items())
 
 
-def _error(predicted: float | None, measured: float | None) -> str:
-    return f"{predicted / measured - 1:+.1%}" if predicted and measured else ""
+def _error(row: Row) -> float | None:
+    predicted, measured = row.step_seconds, row.measured_step_seconds
+    return predicted / measured - 1 if predicted and measured else None
 
 
-def _more(rows: int) -> list[RenderableType]:
-    return [Text(f"{rows - SHOWN:,} more are in the file", style="dim")] if rows > SHOWN else []
+def _show_measured(row: Row) -> str:
+    return show_seconds(row.measured_step_seconds) if row.measured_step_seconds else row.measured
+
+
+TEXT_AXES = ("model", "machine", "precision", "stack", "status", "why")
+ROWS: tuple[Column[Row], ...] = (
+    Column("layout", attrgetter("layout"), is_text=True),
+    Column("MFU", mfu, show_share),
+    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("memory", attrgetter("peak_bytes"), show_bytes),
+    Column("tokens/s/GPU", attrgetter("tokens_per_second_per_gpu"), show_count, is_wide=True),
+    Column("bound by", attrgetter("bound_by"), is_text=True, is_wide=True),
+    Column("measured step", attrgetter("measured_step_seconds"), show_seconds, is_wide=True),
+    Column("measured memory", attrgetter("measured_peak_bytes"), show_bytes, is_wide=True),
+)
+MEASURED: tuple[Column[Row], ...] = (
+    Column("layout", attrgetter("layout"), is_text=True),
+    Column("predicted", attrgetter("step_seconds"), show_seconds),
+    Column("measured", _show_measured),
+    Column("difference", _error, show_change, missing=""),
+    Column("peak", attrgetter("peak_bytes"), show_bytes),
+    Column("measured", lambda row: row.measured_peak_bytes or None, show_bytes, missing=""),
+    Column("", attrgetter("measured_why"), is_text=True),
+)

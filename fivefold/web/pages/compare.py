@@ -9,11 +9,11 @@ from fastapi.responses import HTMLResponse
 
 from fivefold.planner.compare import compare as run
 from fivefold.record import Mistake
-from fivefold.rendering.comparison import describe_shared, finding, why, worded
-from fivefold.rendering.drawing.bars import Part, stacked
+from fivefold.rendering.comparison import describe_shared, finding, list_equal, make_difference_grid, why
+from fivefold.rendering.drawing.bars import stacked
+from fivefold.rendering.step_view import Part, list_memory_parts, list_time_parts
 from fivefold.results.comparison import Comparison, Variant
 from fivefold.units import show_bytes
-from fivefold.web.pages.plan import memory_parts, time_parts
 from fivefold.web.pages.render import page
 from fivefold.web.question import CompareQuestion
 from fivefold.web.site import Site
@@ -33,7 +33,7 @@ def router(site: Site) -> APIRouter:
                 found = await site.work.soon(lambda: look(site, asked))
             except Mistake as error:
                 mistake = site.folder.plain(str(error))
-        return page("compare.html", request, asked=asked, found=found, mistake=mistake, worded=worded)
+        return page("compare.html", request, asked=asked, found=found, mistake=mistake)
 
     return pages
 
@@ -48,7 +48,8 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     slowest = max(step.time.step_seconds for step in known)
     fullest = max(step.memory.peak_bytes for step in known)
     return {
-        "comparison": found, "shared": describe_shared(found), "finding": finding(found), "why": why(found),
+        "differences": make_difference_grid(found, most=MOST), "equal": list_equal(found),
+        "shared": describe_shared(found), "finding": finding(found), "why": why(found),
         "variants": list(zip(found.variants, cases.values(), strict=True)),
         "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in found.predicted],
         "times": looks(found, memory=False), "memories": looks(found, memory=True),
@@ -61,8 +62,8 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     step = variant.step
     stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
     label = f"{variant.name}: {show_bytes(stage.peak_bytes)}"
-    return (stacked(time_parts(step), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
-            stacked(memory_parts(stage), whole=fullest * 1.05, label=label))  # fmt: skip
+    return (stacked(list_time_parts(step.time), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
+            stacked(list_memory_parts(stage), whole=fullest * 1.05, label=label))  # fmt: skip
 
 
 def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:
@@ -71,6 +72,6 @@ def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:
     for variant in found.predicted:
         assert variant.step is not None
         stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)
-        parts += memory_parts(stage) if memory else time_parts(variant.step)
+        parts += list_memory_parts(stage) if memory else list_time_parts(variant.step.time)
     merged = ((part.look, "messages, exposed" if part.look == "messages" else part.name) for part in parts)
     return list(dict.fromkeys(merged))

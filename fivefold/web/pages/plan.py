@@ -13,11 +13,13 @@ from fivefold.machine.spec import Machine
 from fivefold.planner import questions
 from fivefold.record import Mistake
 from fivefold.rendering.drawing import interval, memory, pipeline
-from fivefold.rendering.drawing.bars import Part, scale, stacked
+from fivefold.rendering.drawing.bars import scale, stacked
+from fivefold.rendering.grid import make_grid
 from fivefold.rendering.memory import finding as memory_finding
 from fivefold.rendering.pipeline import finding
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.table import PARTS
+from fivefold.rendering.search import CHANGES
+from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
 from fivefold.rendering.table import machine as machine_line
 from fivefold.results.search_result import Change
 from fivefold.step import StageMemory, Step
@@ -66,7 +68,8 @@ def router(site: Site) -> APIRouter:
         def address(each: Change) -> str:
             return asked.url("/plan", layout=each.layout) if each.layout != same else ""
 
-        return HTMLResponse(fragment("changes.html", found=found, address=address))
+        links = [address(each) for each in found]
+        return HTMLResponse(fragment("changes.html", grid=make_grid(CHANGES, found).without(["layout"]), links=links))
 
     return pages
 
@@ -94,42 +97,26 @@ def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
     step, chip = found.step, noun.machine.chip.memory_bytes
     whole, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
-        "step": step, "rank": found.rank, "drawn": found.drawn, "layout": layout,
+        "step": step, "view": view_step(step), "rank": found.rank, "drawn": found.drawn, "layout": layout,
         "chip": chip, "cost": cost(step, noun.machine),
         "stages": [(stage, stage_bar(stage, whole=whole, limit=limit)) for stage in step.memory.stages],
-        "fullest": memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
+        "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(found.levels, rank=found.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(found.levels, rank=found.rank, capacity_bytes=chip),
         "memory_looks": memory.looks(found.levels),
         "pipeline": pipeline.picture(found.rows, label=finding(step.time, found.rows)),
         "pipeline_finding": finding(step.time, found.rows), "pipeline_looks": pipeline.looks(found.rows),
-        "causes": (causes := time_parts(step)),
+        "causes": (causes := list_time_parts(step.time)),
         "time_bar": stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": bands(step),
     }  # fmt: skip
 
 
-def memory_parts(stage: StageMemory) -> list[Part]:
-    """The parts of a stage's peak."""
-    sizes = ((part, getattr(stage, f"{part}_bytes")) for part in PARTS)
-    return [Part(part, part, size, show_bytes(size)) for part, size in sizes]
-
-
 def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
     """The parts as a bar, all stages to one scale."""
     label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
-    return stacked(memory_parts(stage), whole=whole, label=label, limit=limit)
-
-
-def time_parts(step: Step) -> list[Part]:
-    """What the slowest rank's step is made of."""
-    time = step.time
-    exposed = [(f"{axis}, exposed", "messages", seconds) for axis, seconds in time.exposed_seconds.items() if seconds]
-    named = [("compute", "F", time.compute_seconds), *exposed, ("bubble", "bubble", time.bubble_seconds),
-             ("optimizer", "update", time.optimizer_seconds), ("data", "data", time.data_seconds),
-             ("host", "host", time.host_seconds)]  # fmt: skip
-    return [Part(name, look, size, show_seconds(size)) for name, look, size in named if size or name == "compute"]
+    return stacked(list_memory_parts(stage), whole=whole, label=label, limit=limit)
 
 
 def cost(step: Step, machine: Machine) -> dict[str, float | None]:

@@ -15,8 +15,7 @@ from fivefold.job import RECIPES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.rendering.drawing.svg import legend
-from fivefold.rendering.robust import share
-from fivefold.rendering.verdict import judgement
+from fivefold.rendering.grid import Grid, find_tone
 from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About, of_ranks
@@ -31,14 +30,25 @@ PAGES = (
     ("learn", "Learn"),
 )
 
+CODE = ("layout", "best", "nearest", "choice")  # columns of layouts and words of them
+PROSE = ("why", "where", "scenario", "source", "quantity", "part")  # columns that need room to wrap
+
+
+def _find_cell_class(heading: str, grid: Grid) -> str:
+    """Return the class of the cells under a heading: number, code, prose or none."""
+    if heading not in grid.words:
+        return "n"
+    return "code" if heading in CODE else "w" if heading in PROSE else ""
+
+
 environment = Environment(
     loader=PackageLoader("fivefold.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
 )  # fmt: skip
 environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
-    "judgement": judgement, "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
-    "regret": share, "of_ranks": of_ranks,
+    "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
+    "of_ranks": of_ranks, "tone": find_tone, "look": _find_cell_class,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip

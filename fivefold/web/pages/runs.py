@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from fivefold.record import Mistake
-from fivefold.rendering.budget import budget
-from fivefold.rendering.compare import difference, shown
+from fivefold.rendering.budget import make_budget_grid
+from fivefold.rendering.compare import table
 from fivefold.rendering.drawing import lines, pipeline
 from fivefold.rendering.drawing.lines import Curve
 from fivefold.results import run_folder
@@ -48,7 +48,7 @@ def router(site: Site) -> APIRouter:
             run = await site.work.soon(lambda: look(site, asked.folder))
         except Mistake as error:
             return page("mistake.html", request, asked=asked, mistake=site.folder.plain(str(error)))
-        return page("run.html", request, asked=asked, run=run, show=shown, difference=difference)
+        return page("run.html", request, asked=asked, run=run)
 
     return pages
 
@@ -63,8 +63,9 @@ def look(site: Site, name: str) -> dict[str, Any]:
         "name": name, "poll": 0 if ended else LIVE if live else QUIET,
         "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended, "predicted": predicted,
         "loss": loss(found), "speed": speed(training, predicted), "memory": memory(training),
-        "rows": compared(predicted, ended, training),
-        "budget": budget(ended.predicted.time, ended.measured.time) if ended and ended.measured.time.parts else [],
+        "compared": table(rows) if (rows := compared(predicted, ended, training)) else None,
+        "budget": make_budget_grid(ended.predicted.time, ended.measured.time)
+        if ended and ended.measured.time.parts else None,
         "lanes": lanes(site, name),
         "events": [line for line in found if "event" in line][: -LAST - 1 : -1],
     }  # fmt: skip

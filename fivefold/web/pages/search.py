@@ -11,8 +11,11 @@ from pydantic import Field, TypeAdapter
 from fivefold.machine.catalog import resolve
 from fivefold.rendering.drawing import scatter
 from fivefold.rendering.drawing.plot import time_unit
-from fivefold.rendering.robust import worded
-from fivefold.rendering.whole_run import OFFERED, assumption, row, span
+from fivefold.rendering.grid import make_grid
+from fivefold.rendering.robust import make_scenario_grid, regrets, worded
+from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
+from fivefold.rendering.step_view import list_key_figures
+from fivefold.rendering.whole_run import assumption, make_offer_grid, span
 from fivefold.results.search_result import Ranked, SearchResult, Walk
 from fivefold.results.whole_run import Offer, Offers
 from fivefold.units import byte_unit, show_bytes, show_seconds
@@ -62,12 +65,21 @@ def router(site: Site) -> APIRouter:
 def shown(site: Site, asked: SearchPage, found: Found) -> str:
     """The result as HTML."""
     if isinstance(found, Offers):
-        return fragment("offers.html", found=found, headings=OFFERED, row=row, span=span, assumption=assumption,
-                        to=lambda each: plan_of(site, asked, each))  # fmt: skip
+        links = [plan_of(site, asked, offer) for offer in found.offers if offer.run]
+        return fragment("offers.html", found=found, grid=make_offer_grid(found), links=links, span=span,
+                        assumption=assumption, to=lambda each: plan_of(site, asked, each))  # fmt: skip
     if isinstance(found, Walk):
-        return fragment("walk.html", found=found, top=asked.top, to=lambda each: _plan(asked, layout=each.layout))
+        tables = [(make_grid(CHANGES, steps), [_plan(asked, layout=each.layout) for each in steps])
+                  for steps in (choose_changes(found.changes, asked.top), found.path)]  # fmt: skip
+        return fragment("walk.html", found=found, tables=tables, to=lambda each: _plan(asked, layout=each.layout))
+    grids = {"reasons": make_grid(REASONS, found.reasons)}
+    grids |= {"best": make_best_grid(found.best)} if found.best else {}
+    grids |= {"choices": make_grid(CHOICES, found.proposal.why)} if found.proposal else {}
+    grids |= {"regrets": regrets(found.robust), "scenarios": make_scenario_grid(found.robust)} if found.robust else {}
     return fragment(
-        "found.html", asked=asked, found=found, to=lambda each: address(asked, each),
+        "found.html", asked=asked, found=found, grids=grids, to=lambda each: address(asked, each),
+        figures=list_key_figures(found.proposal.choice.step) if found.proposal else (),
+        links=[address(asked, each) for each in found.best], layouts=[each.step.layout for each in found.best],
         front=front(asked, found) if len(found.front) > 1 else None,
         worded=worded(found.robust) if found.robust else "",
     )  # fmt: skip

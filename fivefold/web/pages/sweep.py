@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fivefold.record import Mistake
 from fivefold.rendering.drawing import heat, scatter
+from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
@@ -51,7 +52,7 @@ def router(site: Site) -> APIRouter:
             except Mistake as error:
                 mistake = site.folder.plain(str(error))
         return page("sweep.html", request, asked=asked, files=files, found=found, mistake=mistake, values=VALUES,
-                    axes=Across.__args__, words=worded)  # type: ignore[attr-defined]  # fmt: skip
+                    axes=Across.__args__)  # type: ignore[attr-defined]  # fmt: skip
 
     return pages
 
@@ -75,7 +76,8 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
         "points": points(best, known) if known else "",
         "heat": heat.table(cells(fitting, asked), show=lambda size: worded(asked.value, size),
                            less=asked.value in ("step_seconds", "peak_bytes")) if fitting else None,
-        "shown": [(row, address(row)) for row in best[:SHOWN]],
+        "shown": make_row_grid(best[:SHOWN], axes=("model", "machine", "ranks", "sequence", "batch")),
+        "links": [address(row) for row in best[:SHOWN]],
     }  # fmt: skip
 
 

@@ -1,0 +1,170 @@
+"""The view of a step as data: key figures, parts of its memory and time, tables of traffic, work and operations.
+
+``table`` prints it on a terminal, ``html`` in notebooks and reports, the web templates on a page. A new figure of a
+step is its field in ``fivefold.step`` and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from fivefold.rendering.grid import Column, Grid, make_grid
+from fivefold.rendering.verdict import judgement
+from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict
+from fivefold.units import show_bytes, show_count, show_seconds
+
+MEMORY_PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "temporary",
+)  # fields ``<part>_bytes`` of a stage
+VERDICT_TONES: dict[Verdict, str] = {"fits": "good", "tight": "warn", "does not fit": "bad"}
+TRAFFIC: tuple[Column[Traffic], ...] = (
+    Column("axis", attrgetter("axis"), is_text=True),
+    Column("collective", attrgetter("collective"), is_text=True),
+    Column("messages", attrgetter("messages"), "{:,}".format),
+    Column("sent", attrgetter("bytes"), show_bytes),
+)
+OPERATIONS: tuple[Column[Operation], ...] = (
+    Column("operation", attrgetter("name"), is_text=True),
+    Column("times", attrgetter("times")),
+    Column("FLOPs", attrgetter("flops"), show_count),
+    Column("kept", attrgetter("kept_bytes"), show_bytes),
+    Column("forward", attrgetter("forward_seconds"), show_seconds),
+    Column("backward", attrgetter("backward_seconds"), show_seconds),
+)
+
+
+class Part(NamedTuple):
+    """One part of a total. ``look``: the class that colours it; ``text``: its size in its unit."""
+
+    name: str
+    look: str
+    size: float
+    text: str
+
+    def share(self, total: float) -> str:
+        """Return the part's share of ``total`` in per cent."""
+        return f"{self.size / total:.1%}" if total else "–"
+
+
+class Parts(NamedTuple):
+    """Parts that add up to ``total``, each drawn as a bar."""
+
+    parts: Sequence[Part]
+    total: float
+
+
+class Figure(NamedTuple):
+    """A key figure: its name, its value in its unit, a remark on it, and a tone (good, warn, bad)."""
+
+    name: str
+    text: str
+    remark: str = ""
+    tone: str = ""
+
+
+class Section(NamedTuple):
+    """A titled section of a page; pairs are (label, text)."""
+
+    title: str
+    remark: str
+    body: Grid | Parts | tuple[tuple[str, str], ...]
+
+
+class StepView(NamedTuple):
+    """All sections of a step. ``memory`` is of the fullest rank and None if no stage is known."""
+
+    figures: Sequence[Figure]
+    memory: Section | None
+    time: Section
+    traffic: Section
+    work: Section
+    operations: Section
+
+
+def view_step(step: Step) -> StepView:
+    """Return the view of a step."""
+    stages = step.memory.stages
+    bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
+    sent = step.traffic if any(item.messages or item.bytes for item in step.traffic) else ()
+    return StepView(
+        list_key_figures(step),
+        _view_memory(max(stages, key=lambda stage: stage.peak_bytes), many=len(stages) > 1) if stages else None,
+        Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
+        Section("Traffic", "what one rank sends per step", make_grid(TRAFFIC, sent)),
+        Section("Work", "of the whole step over all ranks", list_work(step)),
+        view_operations(step.operations, "each, on one rank and micro-batch"),
+    )
+
+
+def view_operations(operations: Iterable[Operation], remark: str) -> Section:
+    """Return the table of these operations, for one micro-batch on one rank."""
+    return Section("Operations", remark, make_grid(OPERATIONS, operations))
+
+
+def list_key_figures(step: Step) -> tuple[Figure, ...]:
+    """Return the step's time, peak and whether it fits, MFU, and speed."""
+    memory, bound = step.memory, f"bound by {step.time.bound_by}" if step.time.bound_by else ""
+    return (
+        Figure("per step", show_seconds(step.time.step_seconds), bound),
+        Figure("at the peak", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
+        Figure("MFU, causal", f"{step.mfu.causal:.1%}", f"{step.mfu.hardware:.1%} hardware"),
+        Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
+    )
+
+
+def find_verdict_tone(memory: Memory) -> str:
+    """Return the tone of the verdict on a memory."""
+    return VERDICT_TONES[memory.verdict] if memory.verdict else ""
+
+
+def list_memory_parts(stage: StageMemory) -> list[Part]:
+    """Return the parts of a stage's peak."""
+    return split_bytes({part: getattr(stage, f"{part}_bytes") for part in MEMORY_PARTS})
+
+
+def split_bytes(sizes: Mapping[str, float]) -> list[Part]:
+    """Return bytes by category as parts, each in the colour of its category."""
+    return [Part(name, name, size, show_bytes(size)) for name, size in sizes.items()]
+
+
+def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
+    """Return the parts of a step on the slowest rank: compute, and of the others those that are not zero, or all."""
+    exposed = [(f"{axis}, exposed", "messages", seconds) for axis, seconds in time.exposed_seconds.items()]
+    sizes = [
+        ("compute", "F", time.compute_seconds),
+        ("bubble", "bubble", time.bubble_seconds),
+        *exposed,
+        ("optimizer", "update", time.optimizer_seconds),
+        ("data", "data", time.data_seconds),
+        ("host", "host", time.host_seconds),
+    ]
+    return [
+        Part(name, look, size, show_seconds(size)) for name, look, size in sizes if size or zeros or name == "compute"
+    ]
+
+
+def list_work(step: Step) -> tuple[tuple[str, str], ...]:
+    """Return parameters, FLOPs of the whole step, and GPU-hours per 1 T tokens, as (label, text)."""
+    work = step.work
+    active = f", {show_count(work.active_parameters)} active" if work.active_parameters != work.parameters else ""
+    lines = [
+        ("parameters", show_count(work.parameters) + active),
+        ("model FLOPs, causal", show_count(work.model_flops_causal)),
+        ("model FLOPs, full", show_count(work.model_flops_full)),
+        ("hardware FLOPs", show_count(work.hardware_flops)),
+    ]
+    if step.tokens_per_second_per_gpu:
+        lines.append(("GPU-hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))
+    return tuple(lines)
+
+
+def _view_memory(fullest: StageMemory, *, many: bool) -> Section:
+    where = f" of stage {fullest.stage}" if many else ""
+    parts = Parts(list_memory_parts(fullest), fullest.peak_bytes)
+    return Section(f"Memory of the fullest rank{where}", fullest.peak_cause, parts)
