@@ -58,7 +58,7 @@ def find_names(function: Callable[..., Any], seen: set[CodeType]) -> Iterator[st
             value = function.__globals__.get(name)
             yield value.__name__ if isinstance(value, ModuleType) else name
             if isinstance(value, type):
-                members = [getattr(member, "__func__", member) for member in vars(value).values()]
+                members = [getattr(member, "__func__", member) for member in list(vars(value).values())]
             else:
                 members = [value]
             for member in members:

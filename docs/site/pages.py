@@ -169,8 +169,9 @@ def layout_words() -> list[tuple[str, str]]:
 def cheat_sheet() -> str:
     """One page to print: commands, words of a layout, words of a job, verbs in Python."""
     import fivefold as ff
-    from fivefold.cli.job_options import OPTIONS
     from fivefold.rendering.elements import STYLE
+    from fivefold.requests.commands import JobOptions
+    from fivefold.requests.schema import describe_fields
 
     def rows(pairs: list[tuple[str, str]]) -> str:
         return "".join(f"<dt><code>{escape(name)}</code></dt><dd>{escape(text)}</dd>" for name, text in pairs)
@@ -181,8 +182,7 @@ def cheat_sheet() -> str:
     lists = {
         "Commands": [(name, first_sentence(command.help)) for name, command in commands()],
         "Words of a layout": [(words.replace("`", ""), meaning.replace("`", "")) for words, meaning in layout_words()],
-        "Words of a job": [(f"--{'set' if name == 'settings' else name}", option.__metadata__[0].help or "")
-                           for name, option in OPTIONS.items()],
+        "Words of a job": [(f"--{name}", text) for name, text in describe_fields(JobOptions)],
         "In Python: import fivefold as ff": verbs,
     }  # fmt: skip
     body = "".join(f"<section><h2>{name}</h2><dl>{rows(pairs)}</dl></section>" for name, pairs in lists.items())

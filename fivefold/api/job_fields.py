@@ -13,6 +13,7 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+    from fivefold.stack.spec import Attention
 
 
 class JobWords(TypedDict, total=False):
@@ -23,7 +24,7 @@ class JobWords(TypedDict, total=False):
     seq: int | None  # tokens per sequence
     gbs: int | None  # sequences per optimizer step
     precision: str | Mapping[str, Any] | None  # fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …
-    attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
+    attention: Attention | None
     # as ``--set FIELD=VALUE``: the other fields of a job
     sequence: int
     global_batch: int

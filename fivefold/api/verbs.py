@@ -12,8 +12,17 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from fivefold.api.documentation import documented
 from fivefold.api.job_fields import JobWords, job_of
 from fivefold.record import Mistake, Remark
+from fivefold.requests.commands import (
+    AskOptions,
+    DryrunOptions,
+    PlanOptions,
+    PredictRequest,
+    SearchOptions,
+    SearchRequest,
+)
 from fivefold.requests.extras import told
 from fivefold.step import FITS_RISK
 
@@ -23,12 +32,11 @@ if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.planner.search.multi_machine import Goal
-    from fivefold.requests.answers import Question
-    from fivefold.requests.playbook import Batch
+    from fivefold.requests.commands import Batch, Question
     from fivefold.results.comparison import Comparison
+    from fivefold.results.objectives import Aim, By, Goal
     from fivefold.results.playbook import Playbook
-    from fivefold.results.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
+    from fivefold.results.search_result import Answer, Change, Lengths, SearchResult, Walk
     from fivefold.results.search_result import Batch as BatchSize
     from fivefold.results.sweep_row import Row
     from fivefold.results.traced import Traced
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 Where = str | PathLike[str]
 
 
+@documented(PredictRequest)
 def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]) -> Step:
     """Memory, work, traffic and time of one training step, without a GPU.
 
@@ -51,6 +60,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     return step
 
 
+@documented(SearchOptions)
 @told
 def search(
     model: str | Model, machine: str | Machine, *, by: Aim = "time", top: int = 10, also: Sequence[str] = (),
@@ -59,13 +69,12 @@ def search(
 ) -> SearchResult:  # fmt: skip
     """The best of all legal layouts that fit, and why the others lost. Its ``proposal`` is the simplest of the best.
 
-    ``where``: only such layouts (``"tp<=8 zero<=1"``); ``memory``: plan for GPUs of so much (``"72GiB"``); ``risk``:
-    the probability of running out of memory up to which layouts are proposed; ``also``: other precisions to try;
-    ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the best are alike;
-    ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
+    ``search --keep`` is ``walk``, and a search of several machines ``across``.
     """
     from fivefold.layout.where import Where as Constraint
-    from fivefold.requests.search import ALIKE, MOST_SHOWN, found_layouts, limited
+    from fivefold.requests.commands import ALIKE
+    from fivefold.requests.fields import MOST_SHOWN
+    from fivefold.requests.search import found_layouts, limited
 
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MOST_SHOWN:
@@ -77,6 +86,7 @@ def search(
     )  # fmt: skip
 
 
+@documented(PlanOptions)
 def playbook(
     model: str | Model, machine: str | Machine, *, tokens: float = 1e12, batch: Batch = "advised", where: str = "",
     price: Sequence[str] = (), assume: Sequence[str] = (), risk: float = FITS_RISK, **job: Unpack[JobWords],
@@ -89,6 +99,7 @@ def playbook(
     return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk)
 
 
+@documented(SearchRequest)
 def across(
     model: str | Model, machines: Sequence[str | Machine], *, by: Goal = "time", tokens: float | None = None,
     price: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
@@ -100,7 +111,7 @@ def across(
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.across import offers
-    from fivefold.requests.search import ALIKE
+    from fivefold.requests.commands import ALIKE
 
     return offers(
         _model(model), [_machine(each) for each in machines], job_of(job), by=by, where=Constraint.parse(where),
@@ -109,6 +120,7 @@ def across(
     )  # fmt: skip
 
 
+@documented(SearchRequest)
 def walk(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, by: By = "time", where: str = "",
     memory: str | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
@@ -125,16 +137,14 @@ def walk(
     )
 
 
+@documented(AskOptions)
 def ask(
     question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
     tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), noise: str | None = None,
     risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:  # fmt: skip
     """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
-    ``"changes"``.
-
-    ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``);
-    ``noise``: the measured noise scale in tokens, or the run folder that has it. Without a layout, of the fastest.
+    ``"changes"``. Without a layout, of the fastest.
     """
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
@@ -165,6 +175,7 @@ def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[Jo
     return found
 
 
+@documented(DryrunOptions)
 @told
 def dryrun(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, schedule: Where | None = None,

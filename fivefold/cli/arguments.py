@@ -1,23 +1,13 @@
-"""Model, machine and layout as arguments, or of a config by ``--from``: ``takes_nouns`` gives them to a command.
-
-A command names what it takes among its parameters (model, machine, layout, job) and is called with the records.
-"""
+"""Reads the records that arguments name, or a config by ``--from``, and shows which keys of it are not counted."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from fivefold.cli import completion
-from fivefold.cli.job_options import OPTIONS
 from fivefold.cli.options import say, show
 from fivefold.record import Mistake
 from fivefold.requests.configs import add_notes, build_request, describe_notes, load_config
@@ -28,78 +18,27 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.results.reading import ConfigNotes
 
-MODEL = "Catalog name, or path to a config.json, .toml or .json."
-MACHINE = "NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."
-LAYOUT = "Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."
-ARGUMENTS: dict[str, Any] = {
-    "model": Annotated[str | None, typer.Argument(help=MODEL, autocompletion=completion.models)],
-    "machine": Annotated[str | None, typer.Argument(help=MACHINE, autocompletion=completion.machines)],
-    "layout": Annotated[str | None, typer.Argument(help=LAYOUT, autocompletion=completion.layouts)],
-}
-IGNORE = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ignore",
-        metavar="KEY[,KEY]",
-        help="With --from: leave these keys out, though they may change memory, FLOPs, messages or time.",
-    ),
-]
-FROM: dict[str, Any] = {
-    "from_file": Annotated[
-        Path | None, typer.Option("--from", help="Model, layout and job of a config of any software, instead of words.")
-    ],
-    "gpus": Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")],
-    "ignore": IGNORE,
-}
 
-
-def takes_nouns(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with arguments, job options and ``--from`` in the place of the records that it takes."""
-    own = inspect.signature(command).parameters
-    nouns = [name for name in ARGUMENTS if name in own]
-    named = {name: text for name, text in command.__annotations__.items() if name not in (*nouns, "job", "return")}
-    hints = get_type_hints(SimpleNamespace(__annotations__=named), command.__globals__, include_extras=True)
-    kinds: dict[str, Any] = {name: ARGUMENTS[name] for name in nouns} | OPTIONS | FROM
-    only = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
-    parameters += [own[name].replace(annotation=hints[name], kind=only) for name in named]
-
-    @functools.wraps(command)
-    def with_nouns(**values: Any) -> None:
-        words = {name: values.pop(name) for name in nouns}
-        options = {name: values.pop(name) for name in OPTIONS}
-        file, gpus, ignore = values.pop("from_file"), values.pop("gpus"), values.pop("ignore")
-        if ignore and not file:
-            raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
-        found = _of_file(file, gpus, words, options, ignore) if file else _of_words(words, gpus, options)
-        with shows_notes(found.pop("notes", None), json=bool(values.get("json"))):
-            command(**{name: found[name] for name in (*nouns, "job")}, **values)
-
-    face: Any = with_nouns  # what typer reads of a function
-    del face.__wrapped__
-    face.__signature__ = inspect.Signature(parameters)
-    face.__annotations__ = {each.name: each.annotation for each in parameters}
-    return with_nouns
-
-
-def _of_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The records that the arguments name."""
-    from fivefold.layout.spec import Layout
-    from fivefold.model.catalog import resolve
-
     if lacking := [name for name, word in words.items() if word is None]:
         raise Mistake(f"Missing argument {lacking[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
     if gpus:
         raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
-    job = load_job(**options)
-    found: dict[str, Any] = {"job": job}
-    if (text := words.get("layout")) is not None:
-        found["layout"] = Layout.parse(text)
-    return found | {"model": resolve(words["model"] or ""), "machine": load_machine(words["machine"] or "")}
+    return {"job": load_job(**options), **resolve_words(words)}
 
 
-def _of_file(
-    file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any], ignore: list[str] | None
+def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
+    """Return the records that the words for a layout, a model and a machine name; None where there is no word."""
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+
+    read: dict[str, Callable[[str], Any]] = {"layout": Layout.parse, "model": resolve, "machine": load_machine}
+    return {name: None if words[name] is None else read[name](words[name] or "") for name in read if name in words}
+
+
+def read_config(
+    file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any], ignore: Sequence[str] | None
 ) -> dict[str, Any]:
     """The records that a config says, on the machine of ``--gpus``, with job options over its job."""
     if said := [word for word in words.values() if word is not None]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli.arguments import IGNORE, shows_notes
+from fivefold.cli.arguments import shows_notes
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import AsJson, Gpus, Ignore, say, show
 from fivefold.record import Mistake
 from fivefold.requests.cases import cases, jobs_of
 from fivefold.requests.configs import LoadedConfig, build_request, load_config
@@ -35,9 +35,9 @@ def compare(
         list[Path] | None,
         typer.Option("--from", help="Configs of any software; beside them other layouts, and machines."),
     ] = None,
-    gpus: Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")] = None,
+    gpus: Gpus = None,
     stacks: Annotated[str, typer.Option(help="Several softwares: fivefold,megatron-core.")] = "",
-    ignore: IGNORE = None,
+    ignore: Ignore = None,
     precisions: Annotated[str, typer.Option(help="Several precisions: bf16,fp8.")] = "",
     charts: Annotated[Path | None, typer.Option("--charts", help="Write time.svg and memory.svg there.")] = None,
     json: AsJson = False,

@@ -10,14 +10,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli.arguments import takes_nouns
-from fivefold.cli.options import AsJson, say, show, whole_numbers
-from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile
+from fivefold.cli.options import say, show, whole_numbers
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import DryrunOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,56 +30,37 @@ if TYPE_CHECKING:
 
 WOULD_FAIL = 3  # exit code
 
-OwnSchedule = Annotated[Path | None, typer.Option("--schedule", help="A pipeline schedule of one's own (.csv).")]
-EveryRank = Annotated[bool, typer.Option("--every-rank", help="Rehearse all ranks, not one of each pipeline rank.")]
-EveryLayer = Annotated[bool, typer.Option("--every-layer", help="Run every layer, not one of those that are alike.")]
-Ranks = Annotated[str | None, typer.Option("--ranks", help="Ranks for --trace and --snapshot, such as 0,3.")]
-Snapshot = Annotated[
-    Path | None, typer.Option("--snapshot", help="Write the memory for https://pytorch.org/memory_viz (.pickle).")
-]
 
-
-@takes_nouns
-def dryrun(
-    model: Model,
-    machine: Machine,
-    layout: Layout,
-    job: Job,
-    schedule: OwnSchedule = None,
-    every_rank: EveryRank = False,
-    every_layer: EveryLayer = False,
-    ranks: Ranks = None,
-    over_time: OverTime = False,
-    charts: ChartFolder = None,
-    trace: TraceFile = None,
-    snapshot: Snapshot = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(DryrunOptions)
+def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
     """Rehearse a step: the real training code, for any number of ranks, on one CPU. Exit code 3: it would fail."""
     from fivefold.layout.legal import refuse
     from fivefold.planner.predict import predict
     from fivefold.rendering.progress import bar
     from fivefold.trainer.run import Run
 
-    asked = _ranks(ranks)
+    asked = _ranks(request.ranks)
     refuse(layout, model=model, job=job, machine=machine)
-    table = Run(schedule=schedule, job=job).table(layout)
+    table = Run(schedule=request.schedule, job=job).table(layout)
     with bar("rehearsing") as progress:
         from fivefold.dry_run import dryrun as run
         from fivefold.dry_run.report import data
 
         found = run(
-            model=model, machine=machine, layout=layout, job=job, table=table, every_rank=every_rank,
-            replay=not every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
+            model=model, machine=machine, layout=layout, job=job, table=table, every_rank=request.every_rank,
+            replay=not request.every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
         )  # fmt: skip
         known = found.step is not None and table is None  # the planner has the layout's own schedules
         predicted = predict(model=model, machine=machine, layout=layout, job=job) if known else None
-    show(json_module.dumps(data(found, predicted), indent=2) if json else _page(found, predicted))
+    show(json_module.dumps(data(found, predicted), indent=2) if request.as_json else _page(found, predicted))
     if found.step is not None:
-        if over_time and not json:
+        if request.over_time and not request.as_json:
             _draw(found, machine)
         segments = job.stack.expandable_segments
-        _save(found, machine, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=segments)
+        _save(
+            found, machine, asked, charts=request.charts, trace=request.trace, snapshot=request.snapshot,
+            expandable=segments,
+        )  # fmt: skip
     if found.findings:
         raise SystemExit(WOULD_FAIL)
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fivefold.cli import completion
-from fivefold.cli.arguments import IGNORE
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import AsJson, Ignore, say, show
 from fivefold.record import Mistake
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
 from fivefold.requests.machines import load_machine
@@ -59,7 +58,7 @@ def write(
     model: Named = None,
     gpus: Gpus = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File or folder to write to.")] = None,
-    ignore: IGNORE = None,
+    ignore: Ignore = None,
 ) -> None:
     """The config with which another software runs a layout; refused by name where it cannot."""
     from fivefold.interop.write import write as run

@@ -1,4 +1,4 @@
-"""The options that say a job, written once: ``takes_job`` gives them to a command, which is called with the job.
+"""The options that say a job, of its schema: ``takes_job`` gives them to a command, which is called with the job.
 
 --job FILE, then --stack --seq --gbs --precision --attention over it, then --set FIELD=VALUE for any other field.
 """
@@ -8,40 +8,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
-import typer
+from fivefold.cli.parameters import build_request, parameters_of
+from fivefold.requests.commands import JobOptions
+from fivefold.requests.job import load_job, words_of
 
-from fivefold.cli import completion
-from fivefold.cli.options import Precision
-from fivefold.requests.job import load_job
-
-if TYPE_CHECKING:
-    pass
-
-OPTIONS: dict[str, Any] = {
-    "job": Annotated[Path | None, typer.Option("--job", help="A .toml file of job fields.")],
-    "stack": Annotated[
-        str | None,
-        typer.Option(
-            "--stack",
-            help="The software that runs it: fivefold, megatron-core, torchtitan, …",
-            autocompletion=completion.stacks,
-        ),
-    ],
-    "seq": Annotated[int | None, typer.Option("--seq", help="Tokens per sequence.")],
-    "gbs": Annotated[int | None, typer.Option("--gbs", help="Sequences per optimizer step.")],
-    "precision": Precision,
-    "attention": Annotated[
-        Literal["flash", "flash2", "flash1", "unfused"] | None, typer.Option("--attention", help="Attention kernel.")
-    ],
-    "settings": Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon."),
-    ],
-}
+OPTIONS: dict[str, Any] = {each.name: each.annotation for each in parameters_of(JobOptions)}
 
 
 def takes_job(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,8 +34,8 @@ def takes_job(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_job(**values: Any) -> None:
-        options = {name: values.pop(name) for name in OPTIONS}
-        command(job=load_job(**options), **values)
+        request = build_request(JobOptions, {name: values.pop(name) for name in OPTIONS})
+        command(job=load_job(**words_of(request)), **values)
 
     face: Any = with_job  # what typer reads of a function
     del face.__wrapped__

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from fivefold.cli import completion
+from fivefold.cli.parameters import option_of
 from fivefold.record import Mistake
+from fivefold.requests.commands import ConfigOptions, JobRequest, JsonOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,24 +21,10 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-ModelName = Annotated[
-    str,
-    typer.Argument(help="Catalog name, or path to a config.json, .toml or .json.", autocompletion=completion.models),
-]
-MachineName = Annotated[
-    str,
-    typer.Argument(
-        help="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local.",
-        autocompletion=completion.machines,
-    ),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", help="fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …", autocompletion=completion.precisions
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
+Precision = Annotated[str | None, option_of("precision", JobRequest)]
+AsJson = Annotated[bool, option_of("as_json", JsonOption)]
+Ignore = Annotated[list[str] | None, option_of("ignore", ConfigOptions)]
+Gpus = Annotated[str | None, option_of("gpus", ConfigOptions)]
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:

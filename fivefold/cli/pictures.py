@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show
 from fivefold.record import Mistake
@@ -17,12 +15,6 @@ if TYPE_CHECKING:
 
 # Micro-batches of a step that are drawn, each through every stage of a rank: more cannot be read.
 ON_TERMINAL, IN_CHART, IN_TRACE = 8, 16, 512
-
-OverTime = Annotated[bool, typer.Option("--over-time", help="Also draw the pipeline and the memory over time.")]
-ChartFolder = Annotated[
-    Path | None, typer.Option("--charts", help="Write pipeline.svg, memory.svg and their .html into this folder.")
-]
-TraceFile = Annotated[Path | None, typer.Option("--trace", help="Write the step as a trace for Perfetto (.json).")]
 
 
 def draw(planner: Planner, layout: Layout, step: Step) -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli.across import Assume, Prices
-from fivefold.cli.arguments import takes_nouns
-from fivefold.cli.options import AsJson, say, show
-from fivefold.cli.risk import Risk
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
 from fivefold.requests.across import priced
-from fivefold.requests.playbook import Batch, playbook
-from fivefold.requests.words import tokens_of
-from fivefold.step import FITS_RISK
+from fivefold.requests.commands import PlanOptions
+from fivefold.requests.playbook import playbook
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -24,33 +19,20 @@ if TYPE_CHECKING:
     from fivefold.results.playbook import Playbook
 
 
-@takes_nouns
-def plan(
-    model: Model,
-    machine: Machine,
-    job: Job,
-    tokens: Annotated[float, typer.Option(parser=tokens_of, metavar="TOKENS", help="Of the whole run: 2T.")] = 1e12,
-    batch: Annotated[
-        Batch, typer.Option(help="The batch: by the literature (unless --gbs), or the job's.")
-    ] = "advised",
-    where: Annotated[str, typer.Option(help="Of the search: only such layouts, as 'tp<=8 cp=1'.")] = "",
-    price: Prices = None,
-    assume: Assume = None,
-    risk: Risk = FITS_RISK,
-    write: Annotated[Path | None, typer.Option(help="Write the run file, which `train` takes.")] = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(PlanOptions)
+def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None:
     """The playbook's procedure: the batch, make it fit, reach the batch, make it fast; ends in a run file."""
     from fivefold.rendering import playbook as page
 
+    write = request.write
     if write and not write.parent.is_dir():
         raise Mistake(f"--write {write}: there is no folder {write.parent}")
-    (priced_machine,) = priced([machine], price or [])
+    (priced_machine,) = priced([machine], request.price)
     found = playbook(
-        model, priced_machine, job, tokens=tokens, batch=batch, where=where, assume=assume or [], write=write,
-        risk=risk,
+        model, priced_machine, job, tokens=request.tokens, batch=request.batch, where=request.where,
+        assume=request.assume, write=write, risk=request.risk,
     )  # fmt: skip
-    show(found.model_dump_json(indent=2) if json else page.page(found))
+    show(found.model_dump_json(indent=2) if request.as_json else page.page(found))
     if write:
         write.write_text(found.run_file, encoding="utf-8")
         say(f"wrote {write}")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.cli.arguments import IGNORE
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import say
+from fivefold.cli.options import Gpus, Ignore, say
+from fivefold.cli.parameters import option_of
 from fivefold.cli.reproduce import command, job_said
-from fivefold.cli.risk import Risk
 from fivefold.record import Fault, Mistake
+from fivefold.requests.commands import SearchRequest
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.machines import load_machine
 from fivefold.step import FITS_RISK
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 FromFile = Annotated[Path | None, typer.Option("--from", help="A config of any software, instead of words.")]
-Gpus = Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")]
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 NAME = "report.html"
 LEVELS = 6  # memory limits for the front: more take longer than the search itself
@@ -52,8 +51,8 @@ def report(
     job: Job,
     from_file: FromFile = None,
     gpus: Gpus = None,
-    ignore: IGNORE = None,
-    risk: Risk = FITS_RISK,
+    ignore: Ignore = None,
+    risk: Annotated[float, option_of("risk", SearchRequest)] = FITS_RISK,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The .html file. Without it report.html, of a run in its folder.")
     ] = None,
@@ -178,7 +177,8 @@ def _of_question(what: list[str], job: Job, risk: float) -> tuple[str, list[str]
     from fivefold.rendering.elements import paragraph
     from fivefold.rendering.progress import bar
     from fivefold.rendering.question import describe_question
-    from fivefold.requests.search import ALIKE, others
+    from fivefold.requests.commands import ALIKE
+    from fivefold.requests.search import others
 
     with bar("searching") as progress:
         found = search(

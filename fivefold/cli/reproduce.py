@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import Mistake
-from fivefold.requests.job import FIELDS, load_job
+from fivefold.requests.job import load_job
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -24,7 +24,7 @@ def command(verb: str, words: list[str], job: Job) -> str:
     """The command line that asks the same; where options cannot say the job, it names a file of it."""
     options = _options(job)
     said = ["fivefold", verb, *words, *(text for option in options for text in option)]
-    plain: dict[str, Any] = {name[2:]: value for name, value in options if name[2:] in FIELDS}
+    plain: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}
     try:
         same = load_job(settings=[value for name, value in options if name == "--set"], **plain) == job
     except Mistake:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
-from fivefold.cli.arguments import takes_nouns
+from fivefold.cli.across import show_offers
 from fivefold.cli.formats import refuse_untold, write_best
-from fivefold.cli.options import AsJson, say, show, show_question
-from fivefold.cli.risk import Risk
-from fivefold.requests.across import is_asked, priced, refuse_of_one
+from fivefold.cli.options import say, show, show_question
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.across import priced, refuse_of_one
+from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
-from fivefold.requests.search import ALIKE, MOST_SHOWN, admitted, found_layouts, limited, walk
-from fivefold.step import FITS_RISK
+from fivefold.requests.search import admitted, alike_within, found_layouts, limited, walk
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -26,81 +25,32 @@ if TYPE_CHECKING:
     from fivefold.results.search_result import SearchResult
 
 
-Goal = Annotated[
-    Literal["time", "cost", "memory", "energy", "robust"],
-    typer.Option(help="The best has least of it; robust: loses least if network, kernels, experts or a rank differ."),
-]
-Within = Annotated[
-    float | None,
-    typer.Option(
-        min=0, max=1, help="Layouts so near to the best are alike; the simplest is proposed.", show_default="0.02"
-    ),
-]
-Front = Annotated[int, typer.Option(min=1, max=MOST_SHOWN, help="Memory limits for the front of memory against time.")]
-Measure = Annotated[
-    int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
-]
-Two = Annotated[bool, typer.Option("--2d", help="Also tensor parallelism in two dimensions, which is not run.")]
-Memory = Annotated[str | None, typer.Option("--memory", help="Plan for GPUs of so much memory, such as 72GiB.")]
-Keep = Annotated[
-    str | None, typer.Option("--keep", help="Change one thing at a time from this layout: what helps most?")
-]
-
 WRITABLE = 200  # layouts of a ranking, one of which the stack's config can say
-WriteBest = Annotated[
-    Path | None, typer.Option("--write", help="Write the best as the config of --stack: file or folder.")
-]
 
 
-@takes_nouns
-def search(
-    model: Model,
-    machine: Machine,
-    job: Job,
-    others: Others = None,
-    by: Goal = "time",
-    top: Annotated[int, typer.Option(min=1, max=MOST_SHOWN, help="How many layouts to show.")] = 10,
-    also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
-    where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
-    memory: Memory = None,
-    risk: Risk = FITS_RISK,
-    keep: Keep = None,
-    within: Within = None,
-    exact: Annotated[bool, typer.Option("--exact", help="The ranking alone, without a proposal.")] = False,
-    front: Front = 1,
-    chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
-    measure: Measure = 0,
-    two: Two = False,
-    tokens: Tokens = None,
-    price: Prices = None,
-    deadline: Deadline = None,
-    ranks: Ranks = None,
-    assume: Assume = None,
-    write: WriteBest = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(SearchOptions)
+def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
     """The best of all legal layouts that fit, and why the others lost; or one run on several machines."""
-    only, near = admitted(where), None if exact else ALIKE if within is None else within
-    if is_asked(by, others, tokens, deadline, ranks, assume):
-        refuse_of_one(keep=keep, also=also, front=front > 1, chart=chart, measure=measure, write=write, **{"2d": two})
-        machines = [limited(each, memory) for each in (machine, *map(load_machine, others or []))]
-        show_offers(
-            model, machines, job, by=by, where=only, within=near or 0.0, tokens=tokens, prices=price or [],
-            deadline=deadline, ranks=ranks, assume=assume or [], risk=risk, json=json,
-        )  # fmt: skip
+    only, near = admitted(request.where), alike_within(request)
+    if request.is_of_run:
+        refuse_of_one(request)
+        machines = [limited(each, request.memory) for each in (machine, *map(load_machine, request.machines))]
+        show_offers(request, model, machines, job, where=only, within=near or 0.0)
         return
-    machine = _wanted(machine, price or [], memory=memory, by=by)
-    if keep is not None:
-        show_walk(model, machine, job, start=keep, by=by, where=only, risk=risk, top=top, json=json)
+    machine = _wanted(machine, request.price, memory=request.memory, by=request.by)
+    if request.keep is not None:
+        show_walk(request, model, machine, job, start=request.keep, where=only)
         return
-    asked = {"by": by, "levels": front, "within": near, "where": only, "two_dimensional": two, "risk": risk}
-    most = _to_write(top, model, machine, job) if write else top
-    found = found_layouts(model, machine, job, also=also or [], measure=measure, top=most, **asked)
-    show_found(found.replace(best=found.best[:top]), model, machine, job, json=json)
-    if write:
-        write_best(ranking(found), model=model, machine=machine, job=job, path=write)
-    if chart:
-        draw_front(found, chart, of=f"{model.name} on {machine.ranks} {machine.name}")
+    most = _to_write(request.top, model, machine, job) if request.write else request.top
+    found = found_layouts(
+        model, machine, job, also=request.also, measure=request.measure, top=most, by=request.by,
+        levels=request.front, within=near, where=only, two_dimensional=request.two, risk=request.risk,
+    )  # fmt: skip
+    show_found(found.replace(best=found.best[: request.top]), model, machine, job, json=request.as_json)
+    if request.write:
+        write_best(ranking(found), model=model, machine=machine, job=job, path=request.write)
+    if request.chart:
+        draw_front(found, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
     say_if_stopped(found)
 
 
@@ -141,16 +91,14 @@ def ranking(found: SearchResult) -> list[str]:
     return [*chosen, *(each.step.layout for each in found.best)]
 
 
-def show_walk(
-    model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, risk: float, top: int, json: bool
-) -> None:  # fmt: skip
+def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, *, start: str, where: Where) -> None:
     """One change at a time from the layout ``start``."""
     from fivefold.rendering import search as page
 
-    found = walk(model, machine, job, start=start, by=by, where=where, risk=risk)
-    if not json:
+    found = walk(model, machine, job, start=start, by=request.by, where=where, risk=request.risk)
+    if not request.as_json:
         show_question(model, machine, job)
-    show(found.model_dump_json(indent=2) if json else page.walk(found, top=top))
+    show(found.model_dump_json(indent=2) if request.as_json else page.walk(found, top=request.top))
 
 
 def draw_front(found: SearchResult, path: Path, *, of: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fivefold.record import Mistake
+from fivefold.requests.commands import SearchRequest
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -14,25 +15,22 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.planner.search.multi_machine import Goal
+    from fivefold.results.objectives import Goal
     from fivefold.results.whole_run import Offers
 
 TOKENS = 1e12
 
 
-def refuse_of_one(**words: object) -> None:
-    """A ``Mistake`` if what is of the layouts of one machine is asked of a run on several, by the options' names."""
+def refuse_of_one(request: SearchRequest) -> None:
+    """Raise a ``Mistake`` if layouts of one machine are asked of a run on several; it names the options."""
+    words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
+    words |= {name: getattr(request, name, None) for name in ("chart", "measure", "write")} | {"2d": request.two}
     if given := ["--" + name for name, value in words.items() if value]:
         it = "it" if len(given) == 1 else "them"
         raise Mistake(
             f"{', '.join(given)}: of the layouts of one machine; drop {it}, or ask one machine without --tokens, "
             "--deadline, --ranks, --assume and --by energy"
         )
-
-
-def is_asked(by: str, others: Sequence[str] | None, *words: object) -> bool:
-    """Whether a search is of a run on several machines or numbers of ranks, rather than of layouts of one machine."""
-    return bool(others) or by == "energy" or any(word is not None for word in words)
 
 
 def offers(

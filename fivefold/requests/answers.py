@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fivefold.record import Mistake
-from fivefold.requests.search import ALIKE
+from fivefold.requests.commands import ALIKE, Question
 from fivefold.requests.words import tokens_of
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 MOST_GPUS = 16_384
-Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 
 
 def answers(

@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import Mistake
+from fivefold.requests.commands import JobRequest
 
 if TYPE_CHECKING:
     from fivefold.job import Job
 
-FIELDS = {
-    "stack": "stack",
-    "seq": "sequence",
-    "gbs": "global_batch",
-    "precision": "precision",
-    "attention": "attention",
-}
+FIELDS = {"seq": "sequence", "gbs": "global_batch"}  # of a job, by the words that say them
 
 
 def load_job(
@@ -40,6 +35,12 @@ def load_job(
             raise Mistake(f"{said[key]} and --set {setting!r} both say {key}; keep one")
         said[key] = f"--set {setting!r}"
     return Job.read(values, origin=str(job) if job else "job")
+
+
+def words_of(request: JobRequest) -> dict[str, Any]:
+    """Return what a request says of its job, as ``load_job`` takes it."""
+    words = {name: getattr(request, name) for name in JobRequest.model_fields if name != "set"}
+    return words | {"settings": list(request.set), "job": getattr(request, "job", None)}
 
 
 def _put(values: dict[str, Any], setting: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fivefold.record import Mistake
-from fivefold.requests.search import ALIKE, found_layouts
+from fivefold.requests.commands import ALIKE, Batch
+from fivefold.requests.search import found_layouts
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import Proposal
 
-Batch = Literal["advised", "job"]
 OTHERS = ("torchtitan", "megatron-core")  # stacks for which a plan of ours is told too
 
 

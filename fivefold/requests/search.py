@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import Mistake
+from fivefold.requests.commands import ALIKE, SearchRequest
 from fivefold.requests.words import parse_bytes
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
@@ -15,11 +16,9 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.results.search_result import By, Finalist, SearchResult, Walk
+    from fivefold.results.objectives import By
+    from fivefold.results.search_result import Finalist, SearchResult, Walk
     from fivefold.stack.spec import Reduce
-
-ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
-MOST_SHOWN = 10_000  # layouts of a table, and memory limits of a front
 
 
 def admitted(where: str) -> Where:
@@ -27,6 +26,11 @@ def admitted(where: str) -> Where:
     from fivefold.layout.where import Where
 
     return Where.parse(where)
+
+
+def alike_within(request: SearchRequest) -> float | None:
+    """Return the share of the best time within which layouts are alike; None for the ranking alone."""
+    return None if request.exact else ALIKE if request.within is None else request.within
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:

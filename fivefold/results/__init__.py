@@ -1,6 +1,7 @@
 """Records that commands return, and that the terminal, the web page and Python show.
 
-search_result · comparison · difference   layouts of a search; layouts compared; parts of a difference
+objectives · search_result                 what a search minimises; layouts of a search
+comparison · difference                    layouts compared; parts of a difference
 playbook · whole_run                      a plan from tokens to a run file; days, cost and energy of a run
 spans · trace_file · trace_report         a step over time; traces as files; where the time of a trace went
 explanation · diagnosis · numerics        why a run failed; memory and FLOPs of a module; precision error

@@ -6,18 +6,16 @@ Plain records, so that ``show`` can print them without importing the planner.
 from __future__ import annotations
 
 from math import ceil
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.display import Shown, flat
 from fivefold.record import Record
+from fivefold.results.objectives import Aim
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
 from fivefold.units import show_risk, show_seconds
-
-By = Literal["time", "cost", "memory"]
-Aim = Literal["time", "cost", "memory", "robust"]
 
 
 class Ranked(Record):

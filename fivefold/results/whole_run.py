@@ -5,13 +5,14 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.display import Shown, flat
 from fivefold.machine.datacenter import Site
 from fivefold.record import Record
+from fivefold.results.objectives import Goal
 from fivefold.step import Verdict, judge
 
 
@@ -89,7 +90,7 @@ class Offers(Shown):
     drawn_by: ClassVar[str] = "fivefold.rendering.html:offers"
 
     model: str
-    by: Literal["time", "cost", "energy"]
+    by: Goal
     tokens: NonNegativeFloat
     deadline_seconds: NonNegativeFloat | None = None
     offers: tuple[Offer, ...]

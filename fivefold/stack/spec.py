@@ -15,6 +15,7 @@ from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.record import Record
 
+Attention = Literal["flash", "flash2", "flash1", "blocks", "unfused"]
 Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Launches = Annotated[int, Field(ge=0, le=1000)]
@@ -83,7 +84,7 @@ class Stack(Record):
 
     # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
     # attention to one dim, as PyTorch's on CPU; unfused: scores written out
-    attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] = "flash"
+    attention: Attention = "flash"
     # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
     # narrow: PyTorch's in the logits' dtype, which the caller holds until the end of the backward; widened: one fp32
     # copy that becomes its own gradient (Megatron); copied: as widened, but beside the fp32 logits (nanotron)

@@ -15,16 +15,15 @@ from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import Rows, shown, spans
 from fivefold.rendering.pipeline import remark
 from fivefold.requests.across import offers, priced, refuse_of_one
-from fivefold.requests.answers import Question as AskedQuestion
 from fivefold.requests.answers import answers, noise_of
-from fivefold.requests.search import ALIKE, limited, others, walk
-from fivefold.requests.words import tokens_of
+from fivefold.requests.commands import Question as AskedQuestion
+from fivefold.requests.search import alike_within, limited, others, walk
 from fivefold.results.search_result import SearchResult, Walk
 from fivefold.results.spans import Level
 from fivefold.results.whole_run import Offers
 from fivefold.step import Step
 from fivefold.web.folder import Folder
-from fivefold.web.question import Noun, SearchQuestion, WholeQuestion
+from fivefold.web.question import AskQuestion, Noun, SearchQuestion
 
 DRAWN = 16  # micro-batches of a step that are drawn
 Report = Callable[..., None]  # hears done, of how many, and what
@@ -63,13 +62,13 @@ def _drawn(using: Planner, layout: Layout, limit: int) -> str:
     return remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
 
 
-def asked(about: AskedQuestion, question: WholeQuestion, noun: Noun, *, folder: Folder) -> list[Any]:
+def asked(about: AskedQuestion, question: AskQuestion, noun: Noun, *, folder: Folder) -> list[Any]:
     """What ``fivefold ask --json`` prints."""
     (machine,) = priced([noun.machine], question.price)
     return answers(
-        about, noun.model, machine, question.chosen() if question.layout else None, job=noun.job,
-        tokens=tokens_of(question.tokens), site=assumed(question.assume),
-        noise=noise_of(question.noise or None, find=folder.path), risk=question.risk,
+        about, noun.model, machine, Layout.parse(question.layout) if question.layout else None, job=noun.job,
+        tokens=question.tokens, site=assumed(question.assume),
+        noise=noise_of(question.noise, find=folder.path), risk=question.risk,
         counted=is_counted(question.machine),
     )  # fmt: skip
 
@@ -82,14 +81,13 @@ def search(
 
     ``machine``: the one of a name; ``done`` hears of each machine whose layouts are searched.
     """
-    if question.is_of_a_run:
-        refuse_of_one(keep=question.keep, also=question.also, front=question.front > 1, **{"2d": question.two})
+    if question.is_of_run:
+        refuse_of_one(question)
         several = (noun.machine, *map(machine, question.machines))
         return offers(
-            noun.model, [limited(each, question.memory or None) for each in several], noun.job,
-            by=question.by, where=Where.parse(question.where), within=_within(question) or 0.0,
-            tokens=tokens_of(question.tokens) if question.tokens else None, prices=question.price,
-            deadline=question.deadline or None, ranks=question.ranks or None, assume=question.assume,
+            noun.model, [limited(each, question.memory) for each in several], noun.job, by=question.by,
+            where=Where.parse(question.where), within=alike_within(question) or 0.0, tokens=question.tokens,
+            prices=question.price, deadline=question.deadline, ranks=question.ranks, assume=question.assume,
             risk=question.risk, done=done,
         )  # fmt: skip
     if question.keep:
@@ -108,16 +106,12 @@ def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchRe
     by: Any = question.by  # which is not energy: that is of a run
     return run(
         model=noun.model, machine=_machine(question, noun), job=noun.job, by=by, top=question.top,
-        levels=question.front, within=_within(question), where=Where.parse(question.where),
+        levels=question.front, within=alike_within(question), where=Where.parse(question.where),
         recipes=[recipe(name) for name in question.also], reduces=others(noun.job), two_dimensional=question.two,
         report=report, risk=question.risk,
     )  # fmt: skip
 
 
-def _within(question: SearchQuestion) -> float | None:
-    return None if question.exact else ALIKE if question.within is None else question.within
-
-
 def _machine(question: SearchQuestion, noun: Noun) -> Machine:
     """The machine with the price and the memory that the question gives it."""
-    return limited(priced([noun.machine], question.price)[0], question.memory or None)
+    return limited(priced([noun.machine], question.price)[0], question.memory)

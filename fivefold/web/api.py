@@ -14,7 +14,7 @@ from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.planner.compare import compare as side_by_side
 from fivefold.record import Mistake, Record
-from fivefold.requests.answers import Question as Ask
+from fivefold.requests.commands import Question as Ask
 from fivefold.results import run_folder
 from fivefold.results.balance import Ratios
 from fivefold.results.comparison import Comparison
@@ -27,12 +27,12 @@ from fivefold.web import answers, runs
 from fivefold.web.answers import Found
 from fivefold.web.question import (
     About,
+    AskQuestion,
     CompareQuestion,
     PlaybookQuestion,
     Question,
     RatiosQuestion,
     SearchQuestion,
-    WholeQuestion,
 )
 from fivefold.web.runs import RunSummary
 from fivefold.web.site import Site
@@ -88,7 +88,7 @@ def _others(api: APIRouter, site: Site) -> None:
         return JSONResponse(await _long(site, "search", asked))
 
     @api.get("/ask/{question}", response_model=list[Answer | Change | Batch | WholeRun | Lengths])
-    async def ask(question: Ask, asked: Annotated[WholeQuestion, Query()]) -> Any:
+    async def ask(question: Ask, asked: Annotated[AskQuestion, Query()]) -> Any:
         """What people ask of a layout, or of a model and a machine: ``fivefold ask QUESTION --json``."""
         if question in LONG or not asked.layout:  # which a search answers
             return JSONResponse(await _long(site, f"ask {question}", asked))

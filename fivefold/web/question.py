@@ -9,10 +9,10 @@ import json
 import warnings
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Ffn, Heads, Layers, Vocab, Width
 from fivefold.job import Job
@@ -22,32 +22,22 @@ from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.planner.compare import Case, in_precision, run_by
-from fivefold.record import Mistake, Record, Remark
-from fivefold.requests.across import is_asked
-from fivefold.requests.job import load_job
-from fivefold.requests.words import tokens_of
-from fivefold.step import FITS_RISK
+from fivefold.record import Mistake, Remark
+from fivefold.requests.commands import (
+    AskRequest,
+    LayoutRequest,
+    MachineRequest,
+    PlanRequest,
+    RatiosRequest,
+    SearchRequest,
+)
+from fivefold.requests.fields import FrontLevels, LayoutText, Lines, MachineName, ModelName, ShownLayouts
+from fivefold.requests.job import load_job, words_of
 from fivefold.web.folder import Folder
 
-TEXT = 2000  # longest of a name or line, in characters
-CONFIG = 60_000  # of a pasted config.json
+CONFIG = 60_000  # characters of a pasted config.json
+MOST_LAYOUTS, MOST_LEVELS = 200, 64  # of a table and of a front that a page draws
 Asked = TypeVar("Asked", bound="About")
-Line = Annotated[str, Field(max_length=TEXT)]
-Lines = Annotated[
-    tuple[Line, ...],
-    BeforeValidator(lambda given: tuple(each for each in given if each) if isinstance(given, list | tuple) else given),
-    Field(max_length=32),
-]
-
-Goal = Literal["time", "cost", "memory", "energy", "robust"]
-
-
-def _number_of_tokens(text: str) -> str:
-    tokens_of(text)  # raises if it is none
-    return text
-
-
-Tokens = Annotated[Line, AfterValidator(_number_of_tokens)]  # 2e12 or 2T, kept as it was said
 
 
 class Noun(NamedTuple):
@@ -59,20 +49,14 @@ class Noun(NamedTuple):
     remarks: tuple[str, ...]
 
 
-class About(Record):
+class About(MachineRequest, defer_build=False):
     """Model, machine and job. ``config``: a pasted config.json, or fields of a model, instead of ``model``."""
 
     shape: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "kv_heads", "ffn", "vocab")
 
-    model: Line = Field("llama3-8b", description="Catalog name, or a config.json, .toml or .json below the folder.")
+    model: ModelName = "llama3-8b"
     config: str = Field("", max_length=CONFIG, description="The text of a config.json, instead of model.")
-    machine: Line = Field("h100:8", description="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', or local.")
-    seq: int | None = Field(None, description="Tokens per sequence.")
-    gbs: int | None = Field(None, description="Sequences per optimizer step.")
-    precision: Line | None = Field(None, description="fp32, bf16, fp8, mxfp8, …")
-    attention: Line | None = Field(None, description="flash, flash2, flash1 or unfused.")
-    stack: Line | None = Field(None, description="The software that runs it: fivefold, megatron-core, torchtitan, …")
-    set: Lines = Field((), description="Any other job field: loss=chunked, optimizer.kind=muon.")
+    machine: MachineName = "h100:8"
     layers: Layers | None = Field(None, description="Instead of the model's, as the next five.")
     width: Width | None = None
     heads: Heads | None = None
@@ -84,7 +68,10 @@ class About(Record):
     @classmethod
     def _without_empty_fields(cls, values: object) -> object:
         """What a form leaves empty was not said."""
-        return {k: v for k, v in values.items() if v != ""} if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        lists = {k: [each for each in v if each] for k, v in values.items() if isinstance(v, list | tuple)}
+        return {k: lists.get(k, v) for k, v in values.items() if v != ""}
 
     def resolve(self, *, folder: Folder, local: Path) -> Noun:
         """The records that the question names; a ``Mistake`` in one line."""
@@ -92,8 +79,7 @@ class About(Record):
             warnings.simplefilter("always", Remark)
             model = self._model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
-            settings = {name: getattr(self, name) for name in ("seq", "gbs", "precision", "attention", "stack")}
-            job = load_job(settings=list(self.set), **settings)
+            job = load_job(**words_of(self))
         return Noun(model, machine, job, tuple(str(each.message) for each in caught))
 
     def _model(self, folder: Folder) -> Model:
@@ -121,7 +107,7 @@ class About(Record):
         fields = type(self).model_fields
         found = ((name, getattr(self, name)) for name in fields if getattr(self, name) != fields[name].default)
         return [
-            (name, str(each)) for name, value in found for each in (value if isinstance(value, tuple) else (value,))
+            (name, spelled(each)) for name, value in found for each in (value if isinstance(value, tuple) else (value,))
         ]
 
     def url(self, path: str, **changes: Any) -> str:
@@ -131,23 +117,22 @@ class About(Record):
         said = {
             k: v for k, v in said.items() if v not in (None, "", ()) and (k not in fields or fields[k].default != v)
         }
+        said = {k: spelled(v) if isinstance(v, float) else v for k, v in said.items()}
         return f"{path}?{urlencode(said, doseq=True, quote_via=quote, safe=':=,/')}" if said else path
 
 
-class Question(About):
+class Question(About, LayoutRequest, defer_build=False):
     """... and a layout: what ``predict`` and ``dryrun`` are asked."""
 
-    layout: Line = Field("dp8 zero3 mbs1", description="Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'.")
+    layout: LayoutText = "dp8 zero3 mbs1"
 
     def chosen(self) -> Layout:
         """The layout."""
         return Layout.parse(self.layout)
 
 
-class RatiosQuestion(Question):
+class RatiosQuestion(About, RatiosRequest, defer_build=False):
     """What ``ratios`` is asked."""
-
-    layout: Line = Field("dp1", description="The degrees that stay; each axis is varied alone.")
 
 
 class CompareQuestion(About):
@@ -177,64 +162,24 @@ class CompareQuestion(About):
         return found
 
 
-class SearchQuestion(About):
-    """What ``search`` is asked, besides: of layouts of one machine, or of a run on several."""
+class SearchQuestion(About, SearchRequest, defer_build=False):
+    """What ``search`` is asked: of so many layouts as a page can draw."""
 
-    by: Goal = Field(
-        "time", description="What the best has least of; robust: of what it loses if the run is otherwise."
-    )
-    top: int = Field(10, ge=1, le=200, description="How many layouts to show.")
-    where: Line = Field("", description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")
-    memory: Line = Field("", description="Plan for GPUs of so much memory, such as 72GiB.")
-    risk: float = Field(
-        FITS_RISK, ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."
-    )
-    within: float | None = Field(None, ge=0, le=1, description="Layouts so near to the best are alike; 0.02.")
-    exact: bool = Field(False, description="The ranking alone, without a proposal.")
-    front: int = Field(1, ge=1, le=64, description="Memory limits for the front of memory against time.")
-    also: Lines = Field((), description="Another precision to try, such as fp8.")
-    two: bool = Field(False, description="Also tensor parallelism in two dimensions, which is not run.")
-    keep: Line = Field("", description="Change one thing at a time from this layout: what helps most?")
-    price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
-    machines: Lines = Field((), description="More machines: one table of the run on each.")
-    tokens: Tokens = Field("", description="Of the run, with several machines or ranks: such as 2T.")
-    deadline: Line = Field("", description="The fewest ranks of each machine whose run takes at most this: 30d.")
-    ranks: Line = Field("", description="Numbers of ranks to try, from FEW-MANY: 64-512.")
-    assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
-
-    @property
-    def is_of_a_run(self) -> bool:
-        """Whether it is answered by one run on several machines or numbers of ranks."""
-        words = (self.tokens, self.deadline, self.ranks, self.assume)
-        return is_asked(self.by, self.machines, *(word or None for word in words))
+    top: Annotated[ShownLayouts, Field(le=MOST_LAYOUTS)] = 10
+    front: Annotated[FrontLevels, Field(le=MOST_LEVELS)] = 1
 
 
-class WholeQuestion(Question):
-    """What ``ask`` is asked, besides; without a layout, of the one that a search puts first."""
-
-    layout: Line = Field("", description="Such as 'dp16 tp8 pp4 v2 zero1 mbs1'; without it, the fastest that fits.")
-    tokens: Tokens = Field("1e12", description="Of the whole run, for batch and run: 2T.")
-    price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
-    assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
-    noise: Line = Field("", description="Of batch: the gradient noise scale in tokens, or a run's folder that has it.")
-    risk: float = Field(
-        FITS_RISK, ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."
-    )
+class AskQuestion(About, AskRequest, defer_build=False):
+    """What ``ask`` is asked."""
 
 
-class PlaybookQuestion(About):
-    """What ``plan`` is asked, besides."""
+class PlaybookQuestion(About, PlanRequest, defer_build=False):
+    """What ``plan`` is asked."""
 
-    tokens: Tokens = Field("1e12", description="Of the whole run: 2T.")
-    batch: Literal["advised", "job"] = Field(
-        "advised", description="The batch: by the literature (unless gbs), or the job's."
-    )
-    where: Line = Field("", description="Of the search: only such layouts, as 'tp<=8 cp=1'.")
-    risk: float = Field(
-        FITS_RISK, ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."
-    )
-    price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
-    assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
+
+def spelled(value: object) -> str:
+    """Return a value as an address and a form have it."""
+    return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
 
 
 def of_ranks(word: str, ranks: int) -> str:

@@ -20,16 +20,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, get_args
 
+from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.record import Fault, Mistake, StopSignal
 from fivefold.requests.across import priced
-from fivefold.requests.answers import Question
-from fivefold.requests.words import tokens_of
+from fivefold.requests.commands import Question
 from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
 from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
-from fivefold.web.question import Noun, PlaybookQuestion, RatiosQuestion, SearchQuestion, WholeQuestion
+from fivefold.web.question import AskQuestion, Noun, PlaybookQuestion, RatiosQuestion, SearchQuestion
 
 MEMORY_BYTES = 24 * 2**30  # of address space
 EVERY_SECONDS = 0.1  # between two reports of progress
@@ -125,7 +125,7 @@ def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, repo
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
     """What ``fivefold ask --json`` prints."""
-    question, nouns = noun(asked, WholeQuestion)
+    question, nouns = noun(asked, AskQuestion)
     found = answers.asked(about, question, nouns, folder=place(asked)[0])
     return [each.model_dump(mode="json") for each in found]
 
@@ -136,8 +136,8 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
 
     question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
     found = playbook(
-        model, priced([machine], question.price)[0], job, tokens=tokens_of(question.tokens), batch=question.batch,
-        where=question.where, assume=question.assume,
+        model, priced([machine], question.price)[0], job, tokens=question.tokens, batch=question.batch,
+        where=question.where, assume=question.assume, risk=question.risk,
     )  # fmt: skip
     return found.model_dump(mode="json")
 
@@ -147,7 +147,7 @@ def ratios(asked: dict[str, Any], report: Report) -> Any:
     from fivefold.planner.ratios import ratios as run
 
     question, (model, machine, job, _) = noun(asked, RatiosQuestion)
-    return run(model, machine=machine, layout=question.chosen(), job=job).model_dump(mode="json")
+    return run(model, machine=machine, layout=Layout.parse(question.layout), job=job).model_dump(mode="json")
 
 
 def dryrun(asked: dict[str, Any], report: Report) -> Any:

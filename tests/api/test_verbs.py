@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.api.job_fields import JobWords
 from fivefold.cli import app
-from fivefold.cli.job_options import OPTIONS
 from fivefold.job import Job
 from fivefold.record import Fault, Mistake
-from fivefold.requests.answers import Question
+from fivefold.requests.commands import JobOptions, Question
 from fivefold.stack.spec import FACTS
 from fivefold.trainer.run_lock import hold
 from tests.profiling.traces import kineto
@@ -168,13 +167,25 @@ def test_the_file_of_a_run_that_trains_is_not_written_over(tmp_path: Path) -> No
 
 
 def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:
-    assert set(JobWords.__annotations__) == (set(OPTIONS) - {"settings"}) | set(Job.model_fields) | FACTS
+    assert set(JobWords.__annotations__) == (set(JobOptions.model_fields) - {"set"}) | set(Job.model_fields) | FACTS
 
 
 ELSEWHERE = {  # options of search that are functions of their own in Python
-    "search": {"keep", "others", "tokens", "price", "deadline", "ranks", "assume"},  # walk, across
+    "search": {"keep", "machines", "tokens", "price", "deadline", "ranks", "assume"},  # walk, across
 }
-SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
+SKIPPED = {
+    *JobOptions.model_fields,
+    "json",
+    "as_json",
+    "charts",
+    "chart",
+    "operations",
+    "over_time",
+    "trace",
+    "snapshot",
+    "slurm",
+    "dry",
+}
 SKIPPED |= {"from_file", "from_files", "gpus", "ignore", "write"}  # files that a command reads (read_config) or writes
 
 

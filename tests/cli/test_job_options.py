@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from fivefold import cli
-from fivefold.cli.job_options import OPTIONS
 from fivefold.record import Mistake
+from fivefold.requests.commands import JobOptions
 from fivefold.requests.job import load_job
 
 PLANNING = ("predict", "search", "ask", "ratios", "dryrun")
@@ -19,7 +19,7 @@ def test_every_planning_command_takes_every_option_of_a_job() -> None:
     group: Any = typer.main.get_command(cli.app)
     for name in PLANNING:
         options = {parameter.name for parameter in group.commands[name].params}
-        assert options >= set(OPTIONS), name
+        assert options >= set(JobOptions.model_fields), name
 
 
 def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) -> None:

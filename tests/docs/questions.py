@@ -25,8 +25,9 @@ from fivefold.rendering import comparison as side_by_side
 from fivefold.rendering import search as pages
 from fivefold.rendering.compare import to_text
 from fivefold.requests.cases import cases
+from fivefold.requests.commands import ALIKE
 from fivefold.requests.job import load_job
-from fivefold.requests.search import ALIKE, found_layouts
+from fivefold.requests.search import found_layouts
 from fivefold.results.comparison import Comparison
 from fivefold.results.search_result import SearchResult
 from fivefold.units import show_risk

@@ -34,7 +34,8 @@ from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.why import whys
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import Mistake, StopSignal
-from fivefold.results.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
+from fivefold.results.objectives import Aim, By
+from fivefold.results.search_result import NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK
 

@@ -17,7 +17,7 @@ from fivefold.planner.predict import Estimate, Planner, fullest
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.space import Space
-from fivefold.results.search_result import By
+from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
 ENOUGH = 100  # evaluated layouts after which a search for the best alone no longer fills the ``top``

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.where import ANY, Where
@@ -18,11 +18,11 @@ from fivefold.model.spec import Model
 from fivefold.planner.search import search
 from fivefold.planner.whole_run import whole_run
 from fivefold.record import Mistake, StopSignal
+from fivefold.results.objectives import Goal
 from fivefold.results.whole_run import Offer, Offers
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
-Goal = Literal["time", "cost", "energy"]
 Done = Callable[[str], None]  # hears of each search
 DAY = 86400.0
 NO_ROOM = "nothing fits"

@@ -20,7 +20,8 @@ from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.recomputations import recomputations_of
 from fivefold.planner.search.stage_balance import balanced, recomputing_less
-from fivefold.results.search_result import By, Change, Walk
+from fivefold.results.objectives import By
+from fivefold.results.search_result import Change, Walk
 
 Fields = dict[str, Any]
 RANKED = ("dp", "tp", "cp", "pp")  # axes whose product is the world

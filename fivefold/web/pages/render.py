@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -17,8 +17,9 @@ from fivefold.model.catalog import names as model_names
 from fivefold.rendering.drawing.svg import legend
 from fivefold.rendering.grid import Grid, find_tone
 from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Attention
 from fivefold.units import show_bytes, show_count, show_seconds
-from fivefold.web.question import About, of_ranks
+from fivefold.web.question import About, of_ranks, spelled
 
 PAGES = (
     ("plan", "Plan"),
@@ -48,7 +49,7 @@ environment = Environment(
 environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
-    "of_ranks": of_ranks, "tone": find_tone, "look": _find_cell_class,
+    "of_ranks": of_ranks, "spelled": spelled, "tone": find_tone, "look": _find_cell_class,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip
@@ -56,7 +57,7 @@ environment.globals |= {
     "version": fivefold.__version__, "pages": PAGES, "legend": legend,
     "known": {
         "models": model_names(), "machines": machine_names(), "precisions": list(RECIPES), "stacks": list(STACKS),
-        "attentions": ["flash", "flash2", "flash1", "unfused"],
+        "attentions": list(get_args(Attention)),
     },
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ class SearchPage(Begun, SearchQuestion):
     def question(self) -> SearchQuestion:
         """What is asked; of a run on several machines without a front that the reader did not ask for."""
         usual = self.front == type(self).model_fields["front"].default
-        return self.as_(SearchQuestion).replace(front=1 if self.is_of_a_run and usual else self.front)
+        return self.as_(SearchQuestion).replace(front=1 if self.is_of_run and usual else self.front)
 
 
 def router(site: Site) -> APIRouter:

@@ -13,12 +13,13 @@ from pydantic import Field
 from fivefold.record import Mistake
 from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.sweep.table import make_row_grid
+from fivefold.requests.fields import MAX_LENGTH
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web.folder import Folder
 from fivefold.web.pages.render import page
-from fivefold.web.question import TEXT, About, of_ranks
+from fivefold.web.question import About, of_ranks
 from fivefold.web.site import Site
 
 SHOWN, DOTS = 300, 1500  # rows of the table, and points
@@ -120,8 +121,8 @@ def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tu
 def address(row: Row) -> str:
     """The plan of a row."""
     about = About(
-        model=row.model[:TEXT], machine=of_ranks(row.machine, row.ranks)[:TEXT], seq=row.sequence, gbs=row.batch,
-        precision=row.precision, stack=None if row.stack == "fivefold" else row.stack,
+        model=row.model[:MAX_LENGTH], machine=of_ranks(row.machine, row.ranks)[:MAX_LENGTH], seq=row.sequence,
+        gbs=row.batch, precision=row.precision, stack=None if row.stack == "fivefold" else row.stack,
     )  # fmt: skip
     return about.url("/plan", layout=row.layout)
 

@@ -1,0 +1,95 @@
+"""Turns the fields of a request schema into the parameters from which typer makes arguments and options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Le
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from fivefold.cli import completion
+from fivefold.requests.commands import ConfigOptions
+from fivefold.requests.schema import Argument, Option, Request
+
+RECORDS = ("model", "machine", "layout")  # arguments that a config may say instead
+Asked = TypeVar("Asked", bound=Request)
+Mark = TypeVar("Mark", Argument, Option)
+
+
+def parameters_of(schema: type[Request]) -> Iterator[inspect.Parameter]:
+    """Return the parameters from which typer makes the arguments, in their order, and the options of a command."""
+    fields = schema.model_fields
+    places = {name: argument.place for name in fields if (argument := _find(fields[name], Argument)) is not None}
+    arguments = sorted(places, key=lambda name: places[name])
+    for name in (*arguments, *(name for name in fields if name not in places)):
+        yield parameter_of(name, fields[name], optional=name in RECORDS and issubclass(schema, ConfigOptions))
+
+
+def parameter_of(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
+    """Return the parameter of one field; ``optional``: an argument that a config may say instead."""
+    kind, default = _plain(field.annotation), field.default
+    if _is_list(field.annotation):
+        kind, default = list[kind.__args__[0]] | None, None  # type: ignore[name-defined]
+    elif optional:
+        kind, default = kind | None, None
+    argument, option = _find(field, Argument), _find(field, Option) or Option()
+    said: dict[str, Any] = {"help": field.description}
+    for bound in field.metadata:
+        said |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
+    how = argument or option
+    said |= {"autocompletion": getattr(completion, how.completion)} if how.completion else {}
+    said |= {"metavar": how.metavar} if how.metavar else {}
+    if argument is None:
+        said |= {"parser": option.parser} if option.parser else {}
+        said |= {"show_default": option.shown_default} if option.shown_default else {}
+        info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **said)
+    else:
+        info = typer.Argument(**said)
+    required = argument is not None and default is PydanticUndefined
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info],
+        default=inspect.Parameter.empty if required else default,
+    )  # fmt: skip
+
+
+def option_of(name: str, schema: type[Request]) -> Any:
+    """Return the option of one field, for a command whose other options are written out."""
+    (option,) = parameter_of(name, schema.model_fields[name]).annotation.__metadata__
+    return option
+
+
+def _find(field: FieldInfo, kind: type[Mark]) -> Mark | None:
+    """Return the metadata of a field that is of one kind; None if it has none."""
+    return next((each for each in reversed(field.metadata) if isinstance(each, kind)), None)
+
+
+def _is_list(annotation: Any) -> bool:
+    """Whether a field holds any number of entries."""
+    return get_origin(annotation) is tuple and Ellipsis in get_args(annotation)
+
+
+def _plain(annotation: Any) -> Any:
+    """Return a type without what pydantic checks of it."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plain(parts[0])
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, map(_plain, parts))
+    if origin is tuple:
+        plain: Any = tuple(part if part is Ellipsis else _plain(part) for part in parts)
+        return tuple[plain]
+    return annotation
+
+
+def build_request(schema: type[Asked], values: dict[str, Any]) -> Asked:
+    """Return the request of what typer has validated."""
+    lists = {name for name, field in schema.model_fields.items() if _is_list(field.annotation)}
+    given: dict[str, Any] = {name: tuple(value or ()) if name in lists else value for name, value in values.items()}
+    return cast("Asked", schema.model_construct(None, **given))

@@ -1,0 +1,62 @@
+"""Gives a command the arguments and options of its request schema, and calls it with the request and its records.
+
+A command names the records that it takes beside the request (model, machine, layout, job) among its parameters.
+
+    @takes_request(SearchOptions)
+    def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fivefold.cli.arguments import read_config, read_words, resolve_words, shows_notes
+from fivefold.cli.parameters import RECORDS, build_request, parameters_of
+from fivefold.record import Mistake
+from fivefold.requests.commands import ConfigOptions, JobRequest
+from fivefold.requests.job import load_job, words_of
+from fivefold.requests.schema import Request
+
+Asked = TypeVar("Asked", bound=Request)
+
+
+def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the arguments and options of ``schema``; it is called with the request and with records."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        wanted = tuple(name for name in (*RECORDS, "job") if name in inspect.signature(command).parameters)
+
+        @functools.wraps(command)
+        def with_request(**values: Any) -> None:
+            request = build_request(schema, values)
+            records = read_records(request, wanted)
+            with shows_notes(records.pop("notes", None), json=getattr(request, "as_json", False)):
+                command(request, **records)
+
+        parameters = list(parameters_of(schema))
+        shown: Any = with_request  # what typer reads of a function
+        del shown.__wrapped__
+        shown.__signature__ = inspect.Signature(parameters)
+        shown.__annotations__ = {each.name: each.annotation for each in parameters}
+        return with_request
+
+    return decorate
+
+
+def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """Return the records that a command wants: of a config by ``--from``, or of the arguments and options."""
+    words = {name: getattr(request, name) for name in RECORDS if name in type(request).model_fields}
+    if not isinstance(request, ConfigOptions):
+        records = resolve_words({name: words[name] for name in wanted if name in words})
+        return records | ({"job": load_job(**words_of(request))} if isinstance(request, JobRequest) else {})
+    if request.ignore and request.from_file is None:
+        raise Mistake(f"--ignore {' '.join(request.ignore)} goes with --from FILE: it names keys of a config")
+    options = words_of(request)
+    if request.from_file is not None:
+        found = read_config(request.from_file, request.gpus, words, options, request.ignore)
+    else:
+        found = read_words(words, request.gpus, options)
+    return {name: found[name] for name in (*wanted, "notes") if name in found}

@@ -1,0 +1,247 @@
+"""The request of each command. ``…Request`` holds what every surface takes, ``…Options`` what only a terminal has.
+
+Options of a terminal name files to read or write and say how to print; a web page has no part in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fivefold.requests.fields import (
+    Assumptions,
+    AttentionKernel,
+    ConfigMachine,
+    FrontLevels,
+    GlobalBatch,
+    IgnoredKeys,
+    JobFile,
+    LayoutText,
+    Line,
+    Lines,
+    MachineName,
+    ModelName,
+    PrecisionName,
+    Prices,
+    PrintsJson,
+    Risk,
+    Sequence,
+    Settings,
+    ShownLayouts,
+    StackName,
+    TokenCount,
+    Where,
+)
+from fivefold.requests.schema import Argument, Option, Request
+from fivefold.requests.words import tokens_of
+from fivefold.results.objectives import Objective
+from fivefold.step import FITS_RISK
+
+ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
+Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
+Batch = Literal["advised", "job"]
+
+
+class JobRequest(Request):
+    """A job: the fields that are asked most, and any other by ``set``."""
+
+    stack: StackName = None
+    seq: Sequence = None
+    gbs: GlobalBatch = None
+    precision: PrecisionName = None
+    attention: AttentionKernel = None
+    set: Settings = ()
+
+
+class JobOptions(JobRequest):
+    """... over the job of a file."""
+
+    job: JobFile = None
+
+
+class JsonOption(Request):
+    """How the answer is printed."""
+
+    as_json: PrintsJson = False
+
+
+class ConfigOptions(JobOptions):
+    """Model, layout and job of a config of any software, in the place of the arguments."""
+
+    from_file: Annotated[
+        Path | None,
+        Field(description="Model, layout and job of a config of any software, instead of words."),
+        Option(("--from",)),
+    ] = None
+    gpus: ConfigMachine = None
+    ignore: IgnoredKeys = ()
+
+
+class MachineRequest(JobRequest):
+    """A job of a model on a machine."""
+
+    model: ModelName
+    machine: MachineName
+
+
+class LayoutRequest(MachineRequest):
+    """... in a layout: what ``predict`` and ``dryrun`` are asked."""
+
+    layout: LayoutText
+
+
+class PictureOptions(Request):
+    """A step over time, on the terminal and as files."""
+
+    over_time: Annotated[bool, Field(description="Also draw the pipeline and the memory over time.")] = False
+    charts: Annotated[
+        Path | None, Field(description="Write pipeline.svg, memory.svg and their .html into this folder.")
+    ] = None
+    trace: Annotated[Path | None, Field(description="Write the step as a trace for Perfetto (.json).")] = None
+
+
+class PredictRequest(LayoutRequest):
+    """What ``predict`` is asked."""
+
+
+class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
+    """``fivefold predict``."""
+
+    operations: Annotated[bool, Field(description="Also list every operation.")] = False
+
+
+class RatiosRequest(LayoutRequest):
+    """What ``ratios`` is asked."""
+
+    layout: Annotated[Line, Field(description="The degrees that stay; each axis is varied alone."), Argument()] = "dp1"
+
+
+class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
+    """``fivefold ratios``."""
+
+    degrees: Annotated[bool, Field(description="Also list every degree.")] = False
+
+
+class AskRequest(MachineRequest):
+    """What ``ask`` is asked, besides the question; without a layout, of the one that a search puts first."""
+
+    layout: Annotated[
+        Line | None,
+        Field(description="For micro-batch, sequence, batch, run and changes; without it, the fastest that fits."),
+        Argument(),
+    ] = None
+    tokens: Annotated[
+        TokenCount,
+        Field(description="Of the whole run, for batch and run: 2T."),
+        Option(metavar="TOKENS", parser=tokens_of),
+    ] = 1e12
+    price: Prices = ()
+    assume: Assumptions = ()
+    noise: Annotated[
+        Line | None,
+        Field(description="Of batch: the gradient noise scale in tokens, or the run folder that has it."),
+    ] = None
+    risk: Risk = FITS_RISK
+
+
+class AskOptions(AskRequest, JobOptions, JsonOption):
+    """``fivefold ask``."""
+
+    question: Annotated[Question, Field(description="What to find out."), Argument(place=-1)]
+    chart: Annotated[Path | None, Field(description="Of run and sequence: draw it (.svg or .html).")] = None
+
+
+class SearchRequest(MachineRequest):
+    """What ``search`` is asked: of layouts of one machine, or of a run on several."""
+
+    machines: Annotated[
+        Lines, Field(description="More machines: one table of the run on each."), Argument(metavar="[MACHINE…]")
+    ] = ()
+    by: Annotated[
+        Objective,
+        Field(
+            description="The best has least of it; robust: loses least if network, kernels, experts or a rank differ."
+        ),
+    ] = "time"
+    top: ShownLayouts = 10
+    also: Annotated[Lines, Field(description="Another precision to try, such as fp8.")] = ()
+    where: Where = ""
+    memory: Annotated[Line | None, Field(description="Plan for GPUs of so much memory, such as 72GiB.")] = None
+    risk: Risk = FITS_RISK
+    keep: Annotated[Line | None, Field(description="Change one thing at a time from this layout: what helps most?")] = (
+        None
+    )
+    within: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="Layouts so near to the best are alike; the simplest is proposed."),
+        Option(shown_default=f"{ALIKE:g}"),
+    ] = None
+    exact: Annotated[bool, Field(description="The ranking alone, without a proposal.")] = False
+    front: FrontLevels = 1
+    two: Annotated[
+        bool, Field(description="Also tensor parallelism in two dimensions, which is not run."), Option(("--2d",))
+    ] = False
+    tokens: Annotated[
+        TokenCount | None,
+        Field(description="Of the run, with several machines or ranks: such as 2T."),
+        Option(metavar="TOKENS", parser=tokens_of),
+    ] = None
+    price: Prices = ()
+    deadline: Annotated[
+        Line | None, Field(description="The fewest ranks of each machine whose run takes at most this: 30d.")
+    ] = None
+    ranks: Annotated[Line | None, Field(description="Numbers of ranks to try, from FEW-MANY: 64-512.")] = None
+    assume: Assumptions = ()
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is answered by one run on several machines or numbers of ranks, not by layouts of one machine."""
+        words = (self.machines, self.tokens, self.deadline, self.ranks, self.assume)
+        return self.by == "energy" or any(word not in (None, ()) for word in words)
+
+
+class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
+    """``fivefold search``."""
+
+    chart: Annotated[Path | None, Field(description="Draw the front (.svg or .html).")] = None
+    measure: Annotated[
+        int, Field(ge=0, description="Also train so many of the best for a few steps each, on this computer.")
+    ] = 0
+    write: Annotated[Path | None, Field(description="Write the best as the config of --stack: file or folder.")] = None
+
+
+class PlanRequest(MachineRequest):
+    """What ``plan`` is asked."""
+
+    tokens: Annotated[
+        TokenCount, Field(description="Of the whole run: 2T."), Option(metavar="TOKENS", parser=tokens_of)
+    ] = 1e12
+    batch: Annotated[Batch, Field(description="The batch: by the literature (unless --gbs), or the job's.")] = "advised"
+    where: Where = ""
+    price: Prices = ()
+    assume: Assumptions = ()
+    risk: Risk = FITS_RISK
+
+
+class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
+    """``fivefold plan``."""
+
+    write: Annotated[Path | None, Field(description="Write the run file, which `train` takes.")] = None
+
+
+class DryrunRequest(LayoutRequest):
+    """What ``dryrun`` is asked."""
+
+
+class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
+    """``fivefold dryrun``."""
+
+    schedule: Annotated[Path | None, Field(description="A pipeline schedule of one's own (.csv).")] = None
+    every_rank: Annotated[bool, Field(description="Rehearse all ranks, not one of each pipeline rank.")] = False
+    every_layer: Annotated[bool, Field(description="Run every layer, not one of those that are alike.")] = False
+    ranks: Annotated[str | None, Field(description="Ranks for --trace and --snapshot, such as 0,3.")] = None
+    snapshot: Annotated[
+        Path | None, Field(description="Write the memory for https://pytorch.org/memory_viz (.pickle).")
+    ] = None

@@ -1,0 +1,83 @@
+"""Fields that several requests have: each with its type, its bounds and its help text. Defaults are the request's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from fivefold.requests.schema import Argument, Option
+from fivefold.requests.words import tokens_of
+from fivefold.stack.spec import Attention
+
+MAX_LENGTH = 2000  # characters of a name or a line
+MAX_LINES = 32  # entries of a list
+MOST_SHOWN = 10_000  # layouts of a table, and memory limits of a front
+
+Line = Annotated[str, Field(max_length=MAX_LENGTH)]
+Lines = Annotated[tuple[Line, ...], Field(max_length=MAX_LINES)]
+TokenCount = Annotated[float, BeforeValidator(tokens_of)]  # 2e12 or 2T
+
+# Model, machine and layout.
+ModelName = Annotated[
+    Line,
+    Field(description="Catalog name, or path to a config.json, .toml or .json."),
+    Argument(completion="models"),
+]
+MachineName = Annotated[
+    Line,
+    Field(description="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."),
+    Argument(completion="machines"),
+]
+LayoutText = Annotated[
+    Line,
+    Field(description="Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."),
+    Argument(completion="layouts"),
+]
+
+# The job.
+JobFile = Annotated[Path | None, Field(description="A .toml file of job fields.")]
+StackName = Annotated[
+    Line | None,
+    Field(description="The software that runs it: fivefold, megatron-core, torchtitan, …"),
+    Option(completion="stacks"),
+]
+Sequence = Annotated[int | None, Field(description="Tokens per sequence.")]
+GlobalBatch = Annotated[int | None, Field(description="Sequences per optimizer step.")]
+PrecisionName = Annotated[
+    Line | None,
+    Field(description="fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …"),
+    Option(completion="precisions"),
+]
+AttentionKernel = Annotated[Attention | None, Field(description="Attention kernel.")]
+Settings = Annotated[
+    Lines, Field(description="Any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon.")
+]
+
+# What is sought, and of which run.
+Risk = Annotated[
+    float,
+    Field(ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."),
+]
+Where = Annotated[Line, Field(description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")]
+Prices = Annotated[Lines, Field(description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")]
+Assumptions = Annotated[
+    Lines, Field(description="Of a whole run: failures=, restart=, checkpoint=, storage=, pue=, grid=, …")
+]
+
+ShownLayouts = Annotated[int, Field(ge=1, le=MOST_SHOWN, description="How many layouts to show.")]
+FrontLevels = Annotated[
+    int, Field(ge=1, le=MOST_SHOWN, description="Memory limits for the front of memory against time.")
+]
+
+# What a terminal has: files and forms of printing.
+IgnoredKeys = Annotated[
+    tuple[str, ...],
+    Field(
+        description="With --from: leave these keys out, though they may change memory, FLOPs, messages or time.",
+    ),
+    Option(metavar="KEY[,KEY]"),
+]
+ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
+PrintsJson = Annotated[bool, Field(description="Print data as JSON."), Option(("--json",))]

@@ -1,0 +1,51 @@
+"""The base of request schemas: one record per command that states each of its fields once, with type, default and help.
+
+Everything else is derived. The command line turns fields into arguments and options, the web page reads them from an
+address and lists them in its OpenAPI, and the functions of the Python API, whose signatures are written out for type
+checkers, take their documentation from them and are compared with them by a test.
+
+    class SearchRequest(MachineRequest):
+        top: Annotated[int, Field(ge=1, le=MOST_SHOWN, description="How many layouts to show.")] = 10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+from fivefold.record import Record
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is written on the command line, where that does not follow from its name and type."""
+
+    names: tuple[str, ...] = ()  # instead of ``--`` and the field's name
+    metavar: str | None = None
+    completion: str | None = None  # a function of ``cli/completion.py``
+    parser: Callable[[str], Any] | None = None
+    shown_default: str | None = None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A field that the command line takes by its place instead of by an option; the lowest ``place`` comes first."""
+
+    metavar: str | None = None
+    completion: str | None = None
+    place: int = 0
+
+
+class Request(Record):
+    """The fields of a command. The schema for validation is built when a request is first validated."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(defer_build=True)
+
+
+def describe_fields(schema: type[Request]) -> Iterator[tuple[str, str]]:
+    """Return the name of each field of ``schema`` with its help text."""
+    for name, field in schema.model_fields.items():
+        yield name, field.description or ""

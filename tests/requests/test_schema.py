@@ -1,0 +1,189 @@
+"""A field of a request schema is an option, a query parameter and a parameter of the Python API, with one help text."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import typer
+from pydantic import Field
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import fivefold as ff
+from fivefold.api import verbs
+from fivefold.api.documentation import documented
+from fivefold.api.job_fields import JobWords
+from fivefold.cli import app
+from fivefold.cli.parameters import build_request, parameters_of
+from fivefold.cli.request_options import takes_request
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.requests import commands
+from fivefold.requests.commands import ConfigOptions, JobRequest, SearchRequest
+from fivefold.requests.schema import Request
+
+HERE: dict[str, Any] = {"Model": Model, "Machine": Machine}
+# Each command with its schema, its schema on a terminal, and the functions that are the command in Python.
+COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any], ...]]] = {
+    "predict": (commands.PredictRequest, commands.PredictOptions, (ff.predict,)),
+    "dryrun": (commands.DryrunRequest, commands.DryrunOptions, (ff.dryrun,)),
+    "search": (commands.SearchRequest, commands.SearchOptions, (ff.search, ff.walk, ff.across)),
+    "ask": (commands.AskRequest, commands.AskOptions, (ff.ask,)),
+    "plan": (commands.PlanRequest, commands.PlanOptions, (ff.plan,)),
+}
+# Parameters under a name of their own: a walk begins at its layout; across takes all machines in one list.
+RENAMED = {("walk", "layout"): "keep", ("across", "machines"): "machines"}
+TYPED = {("dryrun", "ranks")}  # text of numbers on the command line, and numbers in Python
+
+
+def differences(schema: type[Request], options: type[Request], functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """In what the signatures of ``functions`` are not the fields of ``schema``, and of ``options`` those they take."""
+    found, taken = [], set(JobRequest.model_fields)
+    for function in functions:
+        hints = get_type_hints(function, {**vars(verbs), **_records(), **HERE})
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                continue
+            field = RENAMED.get((function.__name__, name), name)
+            taken.add(field)
+            if field not in options.model_fields:
+                found.append(f"{function.__name__}: {name} is no field")
+                continue
+            stated = options.model_fields[field]
+            typed = (function.__name__, name) in TYPED
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not typed and parameter.default != stated.default:
+                found.append(f"{function.__name__}: {name}={parameter.default!r} instead of {stated.default!r}")
+            ours, theirs = _kinds(hints[name]), _kinds(stated.annotation)
+            if not typed and field == name and not _agree(ours, theirs):
+                found.append(f"{function.__name__}: {name} is {ours}, not {theirs}")
+    return found + [f"{name} is not taken" for name in schema.model_fields if name not in taken]
+
+
+def _records() -> dict[str, Any]:
+    """What the signatures name only for type checkers."""
+    names: dict[str, Any] = {"Sequence": Sequence, "PathLike": PathLike}
+    source = inspect.getsource(verbs).partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
+    for line in source.splitlines():
+        module, _, imported = line.strip().removeprefix("from ").partition(" import ")
+        for name, _, alias in (each.partition(" as ") for each in imported.split(", ")):
+            names[alias or name] = getattr(importlib.import_module(module), name)
+    return names
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The members of a union, as far as words say them: records and files are named by text."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kinds(parts[0])
+    if origin in (Union, UnionType):
+        return set().union(*map(_kinds, parts))
+    if origin is Literal:
+        return set(parts)
+    if origin in (tuple, Sequence) or getattr(origin, "__name__", "") == "Sequence":
+        return {("list of", frozenset(_kinds(parts[0])))}
+    if annotation in (Path, PathLike) or origin is PathLike or getattr(annotation, "__module__", "").endswith("spec"):
+        return {str}
+    return {annotation}
+
+
+def _agree(ours: set[Any], theirs: set[Any]) -> bool:
+    """Whether the types are equal; of the words of a Literal, functions that share a command have each a part."""
+    return ours == theirs or (all(isinstance(each, str) for each in ours) and ours < theirs)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_signatures_are_those_of_the_schema(command: str) -> None:
+    assert differences(*COMMANDS[command]) == []
+
+
+def test_words_of_a_job_have_the_types_of_the_schema() -> None:
+    hints = get_type_hints(JobWords, localns=_of_job())
+    for name, field in JobRequest.model_fields.items():
+        if name != "set":
+            assert _kinds(field.annotation) <= _kinds(hints[name]), name
+
+
+def _of_job() -> dict[str, Any]:
+    from fivefold.job import Job
+    from fivefold.stack.spec import Attention
+
+    return {"Job": Job, "Attention": Attention}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_field_has_help_and_is_an_option(command: str) -> None:
+    group: Any = get_command(app)
+    options = COMMANDS[command][1]
+    assert {each.name for each in group.commands[command].params} == set(options.model_fields)
+    assert [name for name, field in options.model_fields.items() if not field.description] == []
+
+
+def test_a_new_field_reaches_every_surface() -> None:
+    """It is an option with its bounds and default, a query parameter, and missed in a signature without it."""
+
+    class Coloured(SearchRequest):
+        colours: Annotated[int, Field(ge=1, le=9, description="How many colours to try.")] = 3
+        shades: Annotated[tuple[str, ...], Field(description="Shades to try.")] = ()
+
+    class ColouredOptions(Coloured, ConfigOptions):
+        pass
+
+    asked: list[ColouredOptions] = []
+
+    @takes_request(ColouredOptions)
+    def paint(request: ColouredOptions) -> None:
+        asked.append(request)
+
+    terminal = typer.Typer()
+    terminal.command()(paint)
+    runner = CliRunner()
+    usage = runner.invoke(terminal, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert "--colours" in usage
+    assert "How many colours to try." in usage
+    assert runner.invoke(terminal, ["--colours", "10", "tiny", "h100:2"]).exit_code == 2
+    assert runner.invoke(terminal, ["--shades", "a", "--shades", "b", "tiny", "h100:2"]).exception is None
+    assert (asked[0].colours, asked[0].shades) == (3, ("a", "b"))
+
+    assert "colours is not taken" in differences(Coloured, ColouredOptions, COMMANDS["search"][2])
+
+    @documented(Coloured)
+    def painted(*, colours: int = 3) -> None:
+        """Paint."""
+
+    assert "colours: How many colours to try." in (painted.__doc__ or "")
+
+
+def test_a_new_field_is_a_query_parameter() -> None:
+    fastapi = pytest.importorskip("fastapi")
+    from fivefold.web.question import About
+
+    class Coloured(SearchRequest):
+        colours: Annotated[int, Field(ge=1, le=9, description="How many colours to try.")] = 3
+
+    class ColouredQuestion(About, Coloured, defer_build=False):
+        pass
+
+    def paint(asked: Any) -> int:
+        return int(asked.colours)
+
+    paint.__annotations__["asked"] = Annotated[ColouredQuestion, fastapi.Query()]
+    page = fastapi.FastAPI()
+    page.get("/paint")(paint)
+    stated = {each["name"]: each for each in page.openapi()["paths"]["/paint"]["get"]["parameters"]}
+    assert stated["colours"]["description"] == "How many colours to try."
+    assert stated["colours"]["schema"]["maximum"] == 9
+    assert stated["by"]["description"] == SearchRequest.model_fields["by"].description
+
+
+def test_lists_that_were_not_given_are_empty() -> None:
+    request = build_request(commands.SearchOptions, {"price": None, "also": ["fp8"]})
+    assert (request.price, request.also, request.by) == ((), ("fp8",), "time")
+    names = [each.name for each in parameters_of(commands.AskOptions)]
+    assert names[:4] == ["question", "model", "machine", "layout"]
