@@ -27,7 +27,7 @@ def import_weights(
     json: AsJson = False,
 ) -> None:
     """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
-    from fivefold.model.huggingface.families import remark
+    from fivefold.model.huggingface.read import remark
     from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
 
     opened = Folder.open(folder)

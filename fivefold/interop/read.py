@@ -16,7 +16,7 @@ from fivefold.interop.shell.launch import launched
 from fivefold.interop.shell.script import is_script, script
 from fivefold.layout.legal import reasons
 from fivefold.model import catalog
-from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, read_text
 from fivefold.results.reading import Reading

@@ -16,7 +16,7 @@ from fivefold.interop.registry import FORMATS, find_format
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
-from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, difference
 from fivefold.results.reading import Reading

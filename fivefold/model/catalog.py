@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.model.huggingface.families import from_config, remark
+from fivefold.model.huggingface.read import from_config, remark
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Remark, locate, nearest, read_file
 

@@ -115,9 +115,9 @@ def test_there_is_one_legend() -> None:
 
 
 def test_a_package_opens_with_a_table_of_its_contents(trees: Trees) -> None:
-    """Its docstring names every module and package in it."""
+    """Its docstring names every module and package in it, except in a registry, which finds new modules by itself."""
     left_out = {}
-    for package in {path.parent for path in FILES} - {PACKAGE}:
+    for package in {path.parent for path in FILES} - {PACKAGE, PACKAGE / "model/huggingface/families"}:
         within = {path.stem for path in package.glob("*.py")} - {"__init__"} | {
             path.parent.name for path in package.glob("*/*.py")
         }

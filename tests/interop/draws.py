@@ -16,7 +16,7 @@ from fivefold.layout.legal import reasons
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named as model_named
-from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, difference
 from fivefold.stack.catalog import named as stack_named

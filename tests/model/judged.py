@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import MtpModel
 
-from fivefold.model.huggingface.export import differs
-from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.write import differs
 from fivefold.record import Mistake
 from tests.model.mutations import FAMILIES
 

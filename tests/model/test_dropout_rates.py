@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.model.huggingface.families import from_config
-from fivefold.model.huggingface.keys import KEYS
+from fivefold.model.huggingface.families import FAMILIES as REGISTRY
+from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import DropoutRates
 from tests.model.judged import built, quiet
 from tests.model.mutations import FAMILIES
@@ -39,9 +39,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, tupl
 @pytest.mark.parametrize("given", ["attention_dropout", "all"])
 def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = DRAWN if given == "all" else {given: DRAWN[given]}
-    still = {key: 0.0 for key, field in KEYS[kind].items() if field in DRAWN}
+    still = {key: 0.0 for key, field in REGISTRY[kind].keys.items() if field in DRAWN}
     config: dict[str, Any] = FAMILIES[kind] | still
-    config |= {key: fields[field] for key, field in KEYS[kind].items() if field in fields}
+    config |= {key: fields[field] for key, field in REGISTRY[kind].keys.items() if field in fields}
     model = from_config({"model_type": kind, **config}, name="x")
     with quiet(), torch.no_grad(), recorded(monkeypatch) as calls:
         theirs = built(kind, config).train()

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.huggingface.names import NAMES
 from fivefold.record import Mistake
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from fivefold.trainer.supported import check_supported
@@ -22,7 +21,6 @@ from tests.model.judged import quiet, reference, texts
 from tests.model.mutations import FAMILIES, mutations
 from tests.trainer.checkpoint.test_huggingface_import import decoder
 
-TRAINED = [kind for kind in FAMILIES if kind in NAMES]
 PICKED = 4  # of each family, by a seed; `python -m tests.endure.families` compares them all
 
 
@@ -57,7 +55,7 @@ def compared(kind: str, folder: Path, **changed: Any) -> str:
         return compare(kind, copy.deepcopy(FAMILIES[kind] | changed), folder)
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_changed_keys_give_the_references_logits(kind: str, tmp_path: Path) -> None:
     assert compared(kind, tmp_path / "plain") == ""
     for key, value in random.Random(f"{kind} 2").sample(list(mutations(kind)), PICKED):

@@ -11,7 +11,7 @@ from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, STAGE
 from fivefold.interop.keys import Table, written
 from fivefold.interop.render import yaml_file
 from fivefold.job import Job, recipe
-from fivefold.model.huggingface.export import to_config
+from fivefold.model.huggingface.write import to_config
 from fivefold.record import Mistake
 from fivefold.stack.spec import Stack
 

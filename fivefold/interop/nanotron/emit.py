@@ -9,7 +9,7 @@ from fivefold.interop.keys import written
 from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIMIZER, TABLE, VERSION, F, R
 from fivefold.interop.render import yaml_file
 from fivefold.job import recipe
-from fivefold.model.huggingface.export import to_config
+from fivefold.model.huggingface.write import to_config
 from fivefold.record import Mistake
 
 

@@ -11,7 +11,7 @@ from fivefold.interop.keys import Values
 from fivefold.interop.nanotron.keys import OF_MODEL, OPTIMIZER, F, R
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
-from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.results.reading import Reading

@@ -99,7 +99,7 @@ def _converters(plan: Plan) -> str | None:
 
 def _sizes(model: Model) -> dict[str, Any]:
     """The numbers of a Llama of any size; ``Mistake`` if the model is another architecture."""
-    from fivefold.model.huggingface.export import differs
+    from fivefold.model.huggingface.write import differs
 
     if model.position != "rope" or model.head_dim * model.heads != model.width:
         raise Mistake(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from fivefold.model.catalog import named
-from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.write import differs
 from fivefold.model.shape import MLA, MoE, RopeScaling
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, nearest

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.defaults import DEFAULTS
-from fivefold.model.huggingface.keys import KEYS, unread
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.keys import list_unread
 from fivefold.record import Mistake
 
 # Fields of ``Config`` that decide which weights a model has.
@@ -26,38 +26,36 @@ _SHAPE = """
 SHAPE_FIELDS = frozenset(_SHAPE.split())
 
 
-def require_shape(values: dict[str, Any], *, family: str, architecture: str, name: str) -> None:
+def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
     """Raise a ``Mistake`` if a config of an unknown ``model_type`` leaves anything of its shape open."""
     kind = reprlib.repr(values.get("model_type"))
-    known = f"or give model_type {family!r}, if it is one"
+    known = f"or give model_type {family.model_type!r}, if it is one"
     if missing := [key for field, key in _missing_fields(values, family=family) if field in SHAPE_FIELDS]:
         raise Mistake(
-            f"{name}: model_type {kind} is not known, nor what its missing keys mean; to read it as {architecture} "
-            f"give {', '.join(missing)}; {known}"
+            f"{name}: model_type {kind} is not known, nor what its missing keys mean; to read it as "
+            f"{family.architecture} give {', '.join(missing)}; {known}"
         )
-    if others := list(unread(values, family=family)):
+    if others := list(list_unread(values, family=family)):
         said = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in others)
         raise Mistake(
-            f"{name}: model_type {kind} is not known, and {architecture} has no {said}, which may change the model; "
-            f"remove what changes nothing, {known}"
+            f"{name}: model_type {kind} is not known, and {family.architecture} has no {said}, which may change "
+            f"the model; remove what changes nothing, {known}"
         )
 
 
-def describe_assumed(values: dict[str, Any], *, family: str, architecture: str) -> str:
+def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
     """Return in words as what a config of an unknown ``model_type`` was read, and which values were assumed."""
-    defaults = {name: field.default for name, field in Config.model_fields.items()} | DEFAULTS[family]
+    defaults = {name: field.default for name, field in Config.model_fields.items()} | {**family.defaults}
     assumed = [
         f"{key}={reprlib.repr(defaults[field])}" for field, key in _missing_fields(values, family=family)
         if defaults[field] not in (None, 0, 1, "", (), {})
     ]  # fmt: skip
     left = f"; assumed as there: {', '.join(assumed)}" if assumed else ""
-    return f"model_type {reprlib.repr(values.get('model_type'))} is not known: read as {architecture}{left}"
+    return f"model_type {reprlib.repr(values.get('model_type'))} is not known: read as {family.architecture}{left}"
 
 
-def _missing_fields(values: dict[str, Any], *, family: str) -> Iterator[tuple[str, str]]:
+def _missing_fields(values: dict[str, Any], *, family: Family) -> Iterator[tuple[str, str]]:
     """Yield the fields of a family that no key of ``values`` gives, each with the key that would."""
-    keys = KEYS[family]
-    given = {field for key, field in keys.items() if key in values}
-    for field in dict.fromkeys(keys.values()):
-        if field not in given:
-            yield field, next(key for key, other in keys.items() if other == field)
+    keys = {field: key for key, field in family.keys.items()}
+    given = {field for key, field in family.keys.items() if key in values}
+    yield from ((field, key) for field, key in keys.items() if field not in given)

@@ -47,7 +47,7 @@ class Rotary(Record):
         return self.rope_type or self.type or "default"
 
 
-def rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
+def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
     """The rotary fields of ``Model`` for a family with equal settings in all layers.
 
     ``partly``: the family applies ``partial_rotary_factor``; others ignore it, or fail if rope is scaled.
@@ -68,7 +68,7 @@ def rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS)
     }
 
 
-def rope_by_layers(config: Config) -> dict[str, Any]:
+def read_rope_by_layers(config: Config) -> dict[str, Any]:
     """The rotary fields of Gemma 3: sliding layers have their own base; ``rope_scaling`` is for the others."""
     given, scaled = config.rope_parameters or {}, config.rope_scaling or {}
     for key, values in (("rope_parameters", given), ("rope_scaling", scaled)):

@@ -1,6 +1,7 @@
-"""``Model`` -> the keys of a dense family's ``config.json``: its fields in the words of ``Config``, by the keys it has.
+"""Write a ``Model`` as a Hugging Face ``config.json``, which must read back as the same model.
 
-One inverse serves all families: what a family's mapping sets by itself is not written, and reading back decides.
+The generic inverse gives the fields of ``Config``; a family's record says which keys it has for them, and writes what
+its class has alone. Keys are those that transformers 4 and 5 both read.
 """
 
 from __future__ import annotations
@@ -9,48 +10,126 @@ from collections.abc import Iterator
 from math import isclose
 from typing import Any
 
-from fivefold.model.huggingface.keys import KEYS
-from fivefold.model.huggingface.tables import DENSE
-from fivefold.model.shape import RopeScaling
+from fivefold.model.huggingface.families import FAMILIES
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.read import from_config
+from fivefold.model.shape import MLA, MTP, ModelShape, MoE, RopeScaling
 from fivefold.model.spec import Model
+from fivefold.record import Mistake, difference
 
-_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
-
-
-def candidates(model: Model) -> Iterator[str]:
-    """The dense families in which ``model`` may be, the likeliest first."""
-    likely = "qwen3" if model.qk_norm == "head" else "qwen2" if model.qkv_bias and not model.out_bias else "llama"
-    if model.window is not None:
-        likely = "mistral"
-    if model.block == "sandwich":
-        likely = "gemma3_text" if model.qk_norm == "head" else "gemma2"
-    yield likely
-    yield from (family for family in DENSE if family != likely)
+ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields of rotary layers alone
+# The families that most software reads are tried first, then the others in the order of the registry.
+COMMON = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "starcoder2", "mixtral", "qwen3_moe")
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 
-def keys(model: Model, *, family: str) -> dict[str, Any]:
-    """The keys of ``family`` that say what ``model`` is; of several names of one key the last that is listed."""
-    fields = _fields(model)
-    named = {field: key for key, field in KEYS[family].items() if field in fields}
-    return {key: fields[field] for field, key in named.items() if fields[field] is not None}
+def to_config(model: Model) -> dict[str, Any]:
+    """Return the ``config.json`` of ``model`` in a family with the same computation; ``Mistake`` if there is none."""
+    nearest, fewest = "", None
+    for family in _list_candidates(model):
+        config = write_config(model, family)
+        try:
+            there = from_config(config, name=model.name)
+        except Mistake as refusal:
+            nearest = nearest or f"; the nearest, {family.model_type}, has {refusal}"
+            continue
+        found = differs(there, model)
+        if found is None:
+            return config
+        if fewest is None or _count_differences(there, model) < fewest:
+            fewest = _count_differences(there, model)
+            nearest = f"; the nearest, {family.model_type}, has {found}"
+    raise Mistake(f"model {model.name!r}: no family of Hugging Face holds it{nearest}")
 
 
-def _fields(model: Model) -> dict[str, Any]:
-    """Fields of ``Config``; None: left out."""
+def _list_candidates(model: Model) -> Iterator[Family]:
+    """Yield the families that have the model's kinds of attention and feed-forward, the most common first."""
+    for model_type in dict.fromkeys((*COMMON, *FAMILIES)):
+        family = FAMILIES[model_type]
+        latent, routed = model.mla is not None, model.moe is not None
+        if family.has_latent_attention == latent and (family.has_experts == routed or latent):
+            yield family
+
+
+def _count_differences(there: Model, here: Model) -> int:
+    """Return the number of fields, those of nested records included, in which two models compute differently."""
+    flat = [_flatten(_normalized(model).model_dump()) for model in (there, here)]
+    return sum(flat[0].get(field) != flat[1].get(field) for field in flat[0] | flat[1])
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        fields |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return fields
+
+
+def write_config(model: Model, family: Family) -> dict[str, Any]:
+    """Return the ``config.json`` of ``family`` that comes nearest to ``model``."""
+    fields = _list_fields(model)
+    named = {field: key for key, field in family.keys.items() if field in fields}  # of aliases the last
+    keys = {key: fields[field] for field, key in named.items() if fields[field] is not None}
+    return {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
+
+
+def differs(there: Model, here: Model) -> str | None:
+    """The first field in which two models compute differently, with both values.
+
+    Ignores what only training uses (auxiliary loss, capacity, dropout), names and the maximal sequence length.
+    """
+    there, here = _normalized(there), _normalized(here)
+    if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
+        there = there.replace(moe=there.moe.replace(balance=here.moe.balance))
+    return difference(there, here)
+
+
+def _normalized(model: Model) -> Model:
+    """``model`` with neutral values in fields that do not change the logits."""
+    plain = model.head_dim**-0.5
+    if model.mla is not None:
+        plain = (model.mla.nope_dim + model.mla.rope_dim) ** -0.5
+        model = model.replace(kv_heads=1, head_dim=1)  # latent attention uses neither
+    scale = model.attention_scale
+    moe = model.moe and model.moe.replace(
+        aux_coefficient=0.0,
+        capacity=None,
+        shared_ffn=(model.moe.shared_ffn or model.moe.ffn) if model.moe.shared_experts else None,
+    )
+    turns = [model.rotates(layer) for layer in range(model.layers)]
+    slides = [model.slides(layer) for layer in range(model.layers)]
+    if not any(turns):
+        still = {field: ModelShape.model_fields[field].default for field in ROTARY}
+        model = model.replace(position="none" if model.position == "rope" else model.position, **still)
+    return model.replace(
+        name="", source="", dropout=0.0, attention_dropout=None, embedding_dropout=None, moe=moe,
+        norm_bias=model.norm == "layernorm" and model.norm_bias,
+        window_kind=model.window_kind if any(slides) else "sliding",
+        temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
+        positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
+        rope_pattern=() if all(turns) or not any(turns) else tuple(turns),
+        window=model.window if any(slides) else None,
+        window_pattern=() if all(slides) or not any(slides) else tuple(slides),
+        attention_scale=None if scale is None or isclose(scale, plain, rel_tol=1e-12) else scale,
+    )  # fmt: skip
+
+
+def _list_fields(model: Model) -> dict[str, Any]:
+    """Return the fields of ``Config`` that say what ``model`` is; None: left out."""
     layers, scale = range(model.layers), model.attention_scale or model.head_dim**-0.5
     rates = model.dropout_rates
+    scaling = model.rope_scaling
     slides = tuple(model.slides(layer) for layer in layers)
-    alone = model.kv_heads == 1
     return {
         "num_hidden_layers": model.layers,
         "hidden_size": model.width,
         "intermediate_size": model.ffn,
+        "intermediate_size_mlp": model.ffn,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
         "vocab_size": model.vocab,
         "max_position_embeddings": model.positions,
-        "hidden_act": _ACTIVATIONS.get(model.activation, model.activation),
+        "hidden_act": ACTIVATIONS.get(model.activation, model.activation),
         "norm_epsilon": model.norm_epsilon,
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.qkv_bias,
@@ -67,21 +146,51 @@ def _fields(model: Model) -> dict[str, Any]:
         "logits_scaling": _whole(1 / model.logit_scale) if model.logit_scale else None,
         "logit_scale": model.logit_scale,
         "no_rope_layers": [int(model.rotates(layer)) for layer in layers],
-        "new_decoder_architecture": (grouped := not alone and model.block != "pre"),
-        "multi_query": alone,
-        "parallel_attn": model.block != "pre",
-        "num_ln_in_parallel_attn": (2 if model.block == "parallel" else 1) if grouped else None,
         "rope_theta": model.rope_theta,
         "rope_local_base_freq": model.rope_theta_sliding,
         "partial_rotary_factor": model.rope_fraction,
-        "rope_scaling": model.rope_scaling and scaling(model.rope_scaling),
-        "original_max_position_embeddings": model.rope_scaling and model.rope_scaling.original_positions,
+        "rope_scaling": scaling and write_scaling(scaling),
+        # transformers 4 reads it of longrope here, of other kinds in rope_scaling
+        "original_max_position_embeddings": scaling.original_positions
+        if scaling and scaling.kind == "longrope"
+        else None,
         "use_sliding_window": any(slides),
         "sliding_window": model.window,
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides] if any(slides) else None,
         "query_pre_attn_scalar": _whole(scale**-2),
         "attn_logit_softcapping": model.attention_softcap,
         "final_logit_softcapping": model.logit_softcap,
+        "num_nextn_predict_layers": model.predicted,
+        **(_list_latent_fields(model.mla) if model.mla else {}),
+        **(_list_expert_fields(model.moe) if model.moe else {}),
+    }
+
+
+def _list_latent_fields(mla: MLA) -> dict[str, Any]:
+    return {
+        "kv_lora_rank": mla.kv_rank,
+        "qk_nope_head_dim": mla.nope_dim,
+        "qk_rope_head_dim": mla.rope_dim,
+        "v_head_dim": mla.v_dim,
+        "rope_interleave": True,
+    }
+
+
+def _list_expert_fields(moe: MoE) -> dict[str, Any]:
+    return {
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.topk,
+        "moe_intermediate_size": moe.ffn,
+        "n_shared_experts": moe.shared_experts,
+        "first_k_dense_replace": moe.dense_layers,
+        "mlp_only_layers": list(range(moe.dense_layers)),
+        "router_aux_loss_coef": moe.aux_coefficient,
+        "aux_loss_alpha": moe.aux_coefficient,
+        "norm_topk_prob": moe.normalized,
+        "routed_scaling_factor": moe.scaling,
+        "scoring_func": moe.score,
+        "n_group": moe.groups,
+        "topk_group": moe.topk_groups,
     }
 
 
@@ -90,8 +199,8 @@ def _whole(value: float) -> float:
     return round(value) if isclose(value, round(value), rel_tol=1e-12) else value
 
 
-def scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """The keys of ``rope_scaling``."""
+def write_scaling(scaling: RopeScaling) -> dict[str, Any]:
+    """Return the keys of ``rope_scaling``."""
     values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.original_positions:
         values["original_max_position_embeddings"] = scaling.original_positions

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.export import to_config
-from fivefold.model.huggingface.names import Part, parts
+from fivefold.model.huggingface.tensors import Part, parts
+from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import layer_of, weights
 from fivefold.record import Fault, Mistake, Record

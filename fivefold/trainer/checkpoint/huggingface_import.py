@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fivefold.model.huggingface.export import differs
-from fivefold.model.huggingface.families import from_config, interleaves, text_of
-from fivefold.model.huggingface.names import COPIES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.huggingface.read import from_config, interleaves, text_of
+from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, read_file
 from fivefold.trainer.build import Built
@@ -59,7 +59,7 @@ class Folder:
         there = from_config(config, name=path.resolve().name, source=str(path))
         text = text_of(config, name=str(path))
         tensors = dict(_tensors(path))
-        tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, family=text.family)
+        tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, prefix=text.family.base_prefix)
         if there.mtp and not any(_layer(name) == there.layers for name in tensors):
             there = there.replace(mtp=None)  # transformers writes the key, and none of the tensors
         if model is not None:
@@ -68,14 +68,14 @@ class Folder:
             if found := differs(there, model):
                 raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
         wanted = list(parts(
-            there, family=text.family, stacked=any(STACKED_SIGN in name for name in tensors),
+            there, family=text.family.model_type, stacked=any(STACKED_SIGN in name for name in tensors),
             interleaved=interleaves(config, name=str(path)),
         ))  # fmt: skip
         ignored = _check(path, tensors, wanted, model=there, wrapped=text.wrapped)
         ours: dict[str, list[Part]] = {}
         for part in wanted:
             ours.setdefault(part.ours, []).append(part)
-        return cls(path, text.family, there, ours, tensors, ignored)
+        return cls(path, text.family.model_type, there, ours, tensors, ignored)
 
     def dtypes(self) -> dict[str, int]:
         """Number of elements stored in each dtype."""
@@ -171,10 +171,10 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
             yield name, opened.get_slice(name)
 
 
-def _prefixed(tensors: dict[str, Any], *, family: str) -> dict[str, Any]:
-    """``tensors`` by the whole model's names, if they are those of a GPT-2 without its head (``h.0.ln_1.weight``)."""
-    bare = family == "gpt2" and not any(name.startswith("transformer.") for name in tensors)
-    return {f"transformer.{name}": tensor for name, tensor in tensors.items()} if bare else tensors
+def _prefixed(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:
+    """Return ``tensors`` by the full model's names, if they are those of one without its head (``h.0.ln_1.weight``)."""
+    bare = prefix and not any(name.startswith(prefix) for name in tensors)
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()} if bare else tensors
 
 
 def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:

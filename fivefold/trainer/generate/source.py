@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.names import bias_name
+from fivefold.model.huggingface.tensors import bias_name
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_name, weights
 from fivefold.record import Fault, Mistake, read_file

@@ -14,7 +14,7 @@ from typing import Any
 
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
-from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.trainer.supported import check_supported

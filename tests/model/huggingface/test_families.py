@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fivefold.model.catalog import CATALOG, named
-from fivefold.model.huggingface.families import FAMILIES, WRAPPERS, from_config
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
 from fivefold.record import Mistake

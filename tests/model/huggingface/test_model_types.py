@@ -12,10 +12,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fivefold.model.catalog import from_values
-from fivefold.model.huggingface.config import read_config
-from fivefold.model.huggingface.families import FAMILIES, WRAPPERS, from_config, remark
-from fivefold.model.huggingface.keys import KEYS
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.model_types import MODEL_TYPES
+from fivefold.model.huggingface.read import from_config, read_config, remark
 from fivefold.model.huggingface.remote_code import SHAPE_FIELDS
 from fivefold.record import Mistake, Remark
 from tests.model.mutations import FAMILIES as SMALL
@@ -34,14 +33,14 @@ def count_reference(config: dict[str, Any]) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def explicit(family: str) -> dict[str, Any]:
+def explicit(kind: str) -> dict[str, Any]:
     """Return a small config that gives every key of a family, one for each meaning."""
-    config = read_config(CONFIGS[family], family=family, name="x")
-    keys = {field: key for key, field in reversed(KEYS[family].items())}
-    given = {key: value for key, value in CONFIGS[family].items() if key in KEYS[family]}
-    fields = {KEYS[family][key] for key in given}
+    family = FAMILIES[kind]
+    config = read_config(CONFIGS[kind], family=family, name="x")
+    given = {key: value for key, value in CONFIGS[kind].items() if key in family.keys}
+    fields = {family.keys[key] for key in given}
     return given | {
-        key: getattr(config, field) for field, key in keys.items()
+        key: getattr(config, field) for field, key in {field: key for key, field in family.keys.items()}.items()
         if field not in fields and (field in SHAPE_FIELDS or getattr(config, field) is not None)
     }  # fmt: skip
 
@@ -56,7 +55,7 @@ def test_the_list_of_types_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(("kind", "parameters"), [("internlm3", 8_804_241_408), ("iquestcoder", 39_794_283_520)])
 def test_a_type_with_the_class_of_another_has_its_own_defaults(kind: str, parameters: int) -> None:
     bare = {"model_type": kind}
-    published = {"architectures": [FAMILIES[kind].published], **bare}
+    published = {"architectures": [FAMILIES[kind].published_architecture], **bare}
     for config in (bare, published, {"architectures": ["LlamaForCausalLM"], **bare}):
         assert from_config(config, name="x").parameters == parameters == count_reference(bare)
 
@@ -100,7 +99,7 @@ def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str)
     )
     assert str(remark(config, name="x")).startswith("x: model_type 'made-up' is not known: read as ")
     for key in whole:
-        if KEYS[family][key] in SHAPE_FIELDS:
+        if FAMILIES[family].keys[key] in SHAPE_FIELDS:
             with pytest.raises(Mistake, match=f"'made-up' is not known, nor .* give .*; or give model_type '{kind}'"):
                 from_config({name: value for name, value in config.items() if name != key}, name="x")
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fivefold.model.huggingface.export import differs, to_config
-from fivefold.model.huggingface.families import from_config
-from fivefold.model.huggingface.names import parts
+from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.tensors import parts
+from fivefold.model.huggingface.write import differs, to_config
 from fivefold.trainer.checkpoint.huggingface_export import _together
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from tests.model.judged import quiet, reference

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake

@@ -19,8 +19,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, named
-from fivefold.model.huggingface.families import from_config
-from fivefold.model.huggingface.names import Part, bias_name, parts
+from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.tensors import Part, bias_name, parts
 from fivefold.model.weights import weights
 from fivefold.record import Mistake
 from fivefold.trainer.build import build

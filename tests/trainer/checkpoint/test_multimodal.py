@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from fivefold.model.huggingface.export import differs, to_config
-from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.write import differs, to_config
 from fivefold.record import Mistake
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from tests.model.judged import quiet

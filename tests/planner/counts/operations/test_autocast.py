@@ -21,7 +21,7 @@ from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model import catalog as models
-from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MTP
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import kept_bytes

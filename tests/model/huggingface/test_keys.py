@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from fivefold.model.catalog import resolve
-from fivefold.model.huggingface.families import from_config, remark
+from fivefold.model.huggingface.families import FAMILIES as REGISTRY
+from fivefold.model.huggingface.keys import EVERY_FAMILY
+from fivefold.model.huggingface.read import from_config, remark
 from fivefold.record import Mistake, Remark
 from tests.model.judged import built, further, judge, quiet
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
@@ -187,7 +189,5 @@ def test_a_quantized_checkpoint_is_said_to_be_one(method: str) -> None:
 
 
 def test_the_mutations_hold_every_key_that_is_read() -> None:
-    from fivefold.model.huggingface.keys import KEYS, REFUSED
-
-    known = {key for keys in (*KEYS.values(), *REFUSED.values()) for key in keys}
-    assert known <= MUTATIONS.keys()
+    known = {key for family in REGISTRY.values() for key in (*family.keys, *family.supported)}
+    assert known | EVERY_FAMILY.keys() <= MUTATIONS.keys()

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-from fivefold.model.huggingface.tables import DECODER, DENSE, INTERLEAVED, VARIANTS, Fused, Names
+from fivefold.model.huggingface.families import FAMILIES
+from fivefold.model.huggingface.family import Fused, Names
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_name, layer_of, weights
 from fivefold.record import nearest
@@ -60,86 +61,8 @@ class Part(NamedTuple):
         return [self.first + row // self.run * self.stride + row % self.run for row in range(rows)]
 
 
-EXPERTS = DECODER | {
-    "moe.router": "mlp.gate",
-    "moe.experts.gate": "mlp.experts.{}.gate_proj.weight",
-    "moe.experts.up": "mlp.experts.{}.up_proj.weight",
-    "moe.experts.down": "mlp.experts.{}.down_proj.weight",
-}
-MIXTRAL = DECODER | {
-    "moe.router": "block_sparse_moe.gate",
-    "moe.experts.gate": "block_sparse_moe.experts.{}.w1.weight",
-    "moe.experts.up": "block_sparse_moe.experts.{}.w3.weight",
-    "moe.experts.down": "block_sparse_moe.experts.{}.w2.weight",
-}
-SHARED = {f"moe.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
-DEEPSEEK = (
-    EXPERTS
-    | SHARED
-    | {
-        "attention.q_down": "self_attn.q_a_proj",
-        "attention.q_norm": "self_attn.q_a_layernorm",
-        "attention.q_up": "self_attn.q_b_proj",
-        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
-        "attention.kv_norm": "self_attn.kv_a_layernorm",
-        "attention.kv_up": "self_attn.kv_b_proj",
-    }
-)
-GLM = EXPERTS | SHARED | {"moe.bias": "mlp.gate.e_score_correction_bias"}
-MINIMAX = MIXTRAL | {"moe.bias": "block_sparse_moe.e_score_correction_bias"}
-FREE = DEEPSEEK | {"moe.bias": "mlp.gate.e_score_correction_bias"}
-HALVES = ("moe.experts.gate", "moe.experts.up")
-
-
-def _stacked(place: str, *, router: str) -> dict[str, str | Fused]:
-    return {
-        "moe.router": f"{place}.{router}",
-        **dict.fromkeys(HALVES, Fused(f"{place}.experts.gate_up_proj", HALVES)),
-        "moe.experts.down": f"{place}.experts.down_proj",
-    }
-
-
-# All experts of a layer in one tensor, as transformers 5 has them in memory, for any family's names on disk.
-STACKED = _stacked("mlp", router="gate")
-STACKED_GRANITE = _stacked("block_sparse_moe", router="router")
-GRANITE_MOE = DECODER | {
-    "moe.router": "block_sparse_moe.router.layer",
-    **dict.fromkeys(HALVES, Fused("block_sparse_moe.input_linear.weight", HALVES)),
-    "moe.experts.down": "block_sparse_moe.output_linear.weight",
-}
-LLAMA4 = DECODER | {
-    **{f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-    **{f"moe.shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
-    "moe.router": "feed_forward.router",
-    **dict.fromkeys(HALVES, Fused("feed_forward.experts.gate_up_proj", HALVES, transposed=True)),
-    "moe.experts.down": Fused("feed_forward.experts.down_proj", ("moe.experts.down",), transposed=True),
-}
-BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
-GPT_OSS = DECODER | {
-    "attention": "self_attn",  # its sinks
-    "moe.router": "mlp.router",
-    **dict.fromkeys(HALVES, Fused("mlp.experts.gate_up_proj", HALVES, groups=0, transposed=True)),
-    **dict.fromkeys(BIASES, Fused("mlp.experts.gate_up_proj_bias", BIASES, groups=0)),
-    "moe.experts.down": Fused("mlp.experts.down_proj", ("moe.experts.down",), transposed=True),
-    "moe.experts.down_bias": "mlp.experts.down_proj_bias",
-}
 COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight": "head.out.weight"}
 STACKED_SIGN = ".experts.gate_up_proj"
-
-NAMES: dict[str, Names] = {
-    **DENSE,
-    "qwen2_5_vl_text": DECODER,
-    "mixtral": MIXTRAL,
-    "qwen3_moe": EXPERTS,
-    "deepseek_v2": DEEPSEEK,
-    "deepseek_v3": FREE,
-    "kimi_k2": FREE,
-    "glm4_moe": GLM,
-    "minimax_m2": MINIMAX,
-    "gpt_oss": GPT_OSS,
-    "llama4_text": LLAMA4,
-    "granitemoe": GRANITE_MOE,
-}
 
 
 def parts(
@@ -151,17 +74,16 @@ def parts(
     in every published file (``rope_interleave``). ``copies``: also those of embedding and head in modules of
     multi-token prediction, which share them. Raises ``Mistake`` for a family whose names are unknown.
     """
-    if family not in NAMES:
-        raise nearest(family, list(NAMES), kind="family of weights")
-    variant = VARIANTS.get((family, model.block), NAMES[family])
-    names = dict(variant)
-    if stacked and family == "granitemoe":
-        names |= STACKED_GRANITE
-    elif stacked and "{}" in str(names.get("moe.experts.down")):
-        renamed = {key: name.replace("block_sparse_moe", "mlp") for key, name in names.items() if isinstance(name, str)}
-        names |= {**renamed, **STACKED}
+    if family not in FAMILIES:
+        raise nearest(family, list(FAMILIES), kind="family of weights")
+    record = FAMILIES[family]
+    names = {
+        **record.tensors,
+        **record.block_tensors.get(model.block, {}),
+        **(record.stacked_tensors if stacked else {}),
+    }
     every = {weight.name: weight for weight in weights(model)}
-    turned = interleaved if model.mla else family in INTERLEAVED
+    turned = interleaved if model.mla else record.interleaved_rotary
     for weight in every.values():
         yield from _parts_of(weight, model, names, every, interleaved=turned)
     for layer in range(model.layers, model.layers + model.predicted) if copies else ():

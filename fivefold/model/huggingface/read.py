@@ -1,31 +1,20 @@
-"""Hugging Face ``config.json`` -> ``Model``: one small mapping per family; defaults of missing keys are data.
+"""Read a Hugging Face ``config.json`` as a ``Model``: find its family, and let that family's record read it.
 
 A config with a feature that ``Model`` cannot represent raises ``Mistake``; nothing is guessed.
-Source: configuration and modelling code of transformers 5.23, against which the tests check every family.
 """
 
 from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
-from fivefold.model.huggingface import dense
-from fivefold.model.huggingface.config import Config, read_config
-from fivefold.model.huggingface.experts import (
-    deepseek_v2,
-    deepseek_v3,
-    glm4_moe,
-    gpt_oss,
-    granitemoe,
-    llama4,
-    minimax_m2,
-    mixtral,
-    qwen3_moe,
-)
-from fivefold.model.huggingface.keys import describe_quantization, unread
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.keys import describe_quantization, list_unread, read_fields
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
 from fivefold.model.spec import Model
@@ -43,8 +32,16 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     Raises ``Mistake`` for an unknown architecture or an unsupported feature.
     """
     read = text_of(config, name=name)
-    found = FAMILIES[read.family].mapping(read_config(read.values, family=read.family, name=name))
-    return found.replace(source=source or f"Hugging Face config.json, {read.architecture}")
+    model = read.family.to_model(read_config(read.values, family=read.family, name=name))
+    return model.replace(source=source or f"Hugging Face config.json, {read.architecture}")
+
+
+def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
+    """Read the keys of ``family`` over its defaults; a ``Mistake`` names a key that is not supported."""
+    given = read_fields(values, family=family, name=name)
+    if given.get("rope_parameters", {}) is None:  # null: use the family's default
+        del given["rope_parameters"]
+    return Config.read({**family.defaults, **given, "name": name}, origin=name)
 
 
 def remark(config: dict[str, Any], *, name: str) -> str | None:
@@ -54,8 +51,8 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
     read = text_of(config, name=name)
     remarks = []
     if read.remote:
-        remarks.append(describe_assumed(read.values, family=read.family, architecture=read.architecture))
-    elif keys := list(unread(read.values, family=read.family)):
+        remarks.append(describe_assumed(read.values, family=read.family))
+    elif keys := list(list_unread(read.values, family=read.family)):
         said = ", ".join(f"{key}={reprlib.repr(read.values[key])}" for key in keys)
         remarks.append(f"not read, nor by transformers' {read.architecture}: {said}")
     if quantized := describe_quantization(config | read.values):
@@ -72,7 +69,7 @@ def interleaves(config: dict[str, Any], *, name: str) -> bool:
 class Text(NamedTuple):
     """The text model of a config: its family and keys; ``architecture``: the class of the whole."""
 
-    family: str
+    family: Family
     values: dict[str, Any]
     architecture: str
     wrapped: bool = False  # in a multimodal model
@@ -83,11 +80,11 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     """The text model of ``config``, which a multimodal one has under ``text_config``; ``Mistake`` if it is not read."""
     kind = _model_type(config, name=name)
     if kind in FAMILIES:
-        architecture, said = FAMILIES[kind].architecture, config.get("model_type")
+        family, said = FAMILIES[kind], config.get("model_type")
         remote = said is not None and str(said) not in FAMILIES
         if remote:
-            require_shape(config, family=kind, architecture=architecture, name=name)
-        return Text(kind, config, architecture, remote=remote)
+            require_shape(config, family=family, name=name)
+        return Text(family, config, family.architecture, remote=remote)
     wrapper = WRAPPERS[kind]
     values = config.get("text_config", config if wrapper.flat else None)
     if not isinstance(values, dict):
@@ -100,7 +97,7 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     tied = config.get("tie_word_embeddings", wrapper.tied)  # only the outer key is read, but for old files
     if wrapper.flat:
         tied = tied or values.get("tie_word_embeddings", False)
-    return Text(wrapper.text, {**values, "tie_word_embeddings": tied}, wrapper.architecture, wrapped=True)
+    return Text(FAMILIES[wrapper.text], {**values, "tie_word_embeddings": tied}, wrapper.architecture, wrapped=True)
 
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:
@@ -109,13 +106,12 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
     transformers builds the class of ``model_type``. One that it does not know is of remote code, which may be one of
     our architectures by another name.
     """
-    classes = {kind: read.architecture for kind, read in FAMILIES.items()}
-    classes |= {kind: wrapper.architecture for kind, wrapper in WRAPPERS.items()}
+    classes = {kind: read.architecture for kind, read in (FAMILIES | WRAPPERS).items()}
     said = config.get("model_type")
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
         wanted, known = str(architectures[0]), {architecture: kind for kind, architecture in reversed(classes.items())}
-        known |= {read.published: kind for kind, read in FAMILIES.items() if read.published}
+        known |= {read.published_architecture: kind for kind, read in FAMILIES.items() if read.published_architecture}
     else:
         wanted, known = str(config.get("model_type")), {kind: kind for kind in classes}
     if wanted in LACKS:
@@ -141,63 +137,3 @@ def _nearest(wanted: str, known: Iterable[str]) -> str:
     told = {re.sub("For[A-Z].*|LMHead.*", "", name).lower(): name for name in known}
     word = re.sub("For[A-Z].*|LMHead.*", "", wanted).lower()
     return told[max(told, key=lambda name: SequenceMatcher(None, word, name).ratio())]
-
-
-class Family(NamedTuple):
-    """One ``model_type``: its class in transformers and our mapping; ``published``: its class in published files."""
-
-    architecture: str
-    mapping: Callable[[Config], Model]
-    published: str = ""
-
-
-class Wrapper(NamedTuple):
-    """A multimodal ``model_type``, of which only the text model is read: its class and the family of that model."""
-
-    architecture: str
-    text: str
-    tied: bool  # a missing ``tie_word_embeddings``
-    flat: bool = False  # published with the keys of the text model beside the others
-
-
-FAMILIES = {
-    "llama": Family("LlamaForCausalLM", dense.llama),
-    "mistral": Family("MistralForCausalLM", dense.mistral),
-    "mixtral": Family("MixtralForCausalLM", mixtral),
-    "qwen2": Family("Qwen2ForCausalLM", dense.qwen2),
-    "qwen2_5_vl_text": Family("Qwen2_5_VLTextModel", dense.qwen2_5_vl),
-    "qwen3": Family("Qwen3ForCausalLM", dense.qwen3),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", qwen3_moe),
-    "gemma2": Family("Gemma2ForCausalLM", dense.gemma2),
-    "gemma3_text": Family("Gemma3ForCausalLM", dense.gemma3),
-    "phi3": Family("Phi3ForCausalLM", dense.phi3),
-    "gpt2": Family("GPT2LMHeadModel", dense.gpt2),
-    "gpt_neox": Family("GPTNeoXForCausalLM", dense.gpt_neox),
-    "nemotron": Family("NemotronForCausalLM", dense.nemotron),
-    "granite": Family("GraniteForCausalLM", dense.granite),
-    "granitemoe": Family("GraniteMoeForCausalLM", granitemoe),
-    "starcoder2": Family("Starcoder2ForCausalLM", dense.starcoder2),
-    "glm": Family("GlmForCausalLM", dense.glm),
-    "glm4": Family("Glm4ForCausalLM", dense.glm4),
-    "smollm3": Family("SmolLM3ForCausalLM", dense.smollm3),
-    "cohere": Family("CohereForCausalLM", dense.cohere),
-    "cohere2": Family("Cohere2ForCausalLM", dense.cohere2),
-    "falcon": Family("FalconForCausalLM", dense.falcon),
-    "deepseek_v2": Family("DeepseekV2ForCausalLM", deepseek_v2),
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", deepseek_v3),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", deepseek_v3),
-    "olmo2": Family("Olmo2ForCausalLM", dense.olmo2),
-    "glm4_moe": Family("Glm4MoeForCausalLM", glm4_moe),
-    "llama4_text": Family("Llama4ForCausalLM", llama4),
-    "minimax_m2": Family("MiniMaxM2ForCausalLM", minimax_m2),
-    "gpt_oss": Family("GptOssForCausalLM", gpt_oss),
-    "internlm3": Family("LlamaForCausalLM", dense.internlm3, published="InternLM3ForCausalLM"),
-    "iquestcoder": Family("LlamaForCausalLM", dense.llama, published="IQuestCoderForCausalLM"),
-}
-
-WRAPPERS = {
-    "gemma3": Wrapper("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
-    "llama4": Wrapper("Llama4ForConditionalGeneration", "llama4_text", tied=False),
-    "mistral3": Wrapper("Mistral3ForConditionalGeneration", "mistral", tied=True),
-    "qwen2_5_vl": Wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", tied=False, flat=True),
-}

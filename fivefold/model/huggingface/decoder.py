@@ -1,0 +1,99 @@
+"""Keys, defaults and tensor names that many families share.
+
+Source: configuration and modelling code of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface.family import Fused
+
+
+def same(keys: str) -> dict[str, str]:
+    """Return keys that are called as the fields of ``Config`` that they give."""
+    return {key: key for key in keys.split()}
+
+
+def without(keys: dict[str, str], *left_out: str) -> dict[str, str]:
+    """Return ``keys`` without some of them."""
+    return {key: field for key, field in keys.items() if key not in left_out}
+
+
+SIZES = same(
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings "
+    "tie_word_embeddings attention_dropout"
+)
+ROTARY = same("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+# Stored with the rotary parameters of every family, but applied only by those that rotate a part of the head.
+UNREAD_ROTARY_FACTOR = {"partial_rotary_factor": "unread_rotary_factor"}
+GROUPED = (
+    SIZES | ROTARY | UNREAD_ROTARY_FACTOR | same("num_key_value_heads head_dim") | {"rms_norm_eps": "norm_epsilon"}
+)
+KEYS = GROUPED | same("hidden_act")
+LAYER_NORM_KEYS = without(KEYS, "rms_norm_eps")
+EXPERT_KEYS = same("num_experts num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
+MTP_KEYS = dict.fromkeys(("num_mtp_layers", "num_nextn_predict_layers"), "num_nextn_predict_layers")
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "norm_epsilon": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+TENSORS: dict[str, str | Fused] = {
+    "blocks": "model.layers.{}",
+    "embed.tokens": "model.embed_tokens",
+    "head.norm": "model.norm",
+    "head.out": "lm_head",
+    "norm1": "input_layernorm",
+    "norm2": "post_attention_layernorm",
+    "mtp.embed_norm": "enorm",
+    "mtp.hidden_norm": "hnorm",
+    "mtp.project": "eh_proj",
+    "mtp.norm": "shared_head.norm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "attention.out": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+QKV = ("attention.q", "attention.k", "attention.v")
+GATE_UP = ("mlp.gate", "mlp.up")
+FUSED_GATE_UP = dict.fromkeys(GATE_UP, Fused("mlp.gate_up_proj", GATE_UP))
+PLAIN_MLP = {"mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h"}
+
+EXPERT_TENSORS = TENSORS | {
+    "moe.router": "mlp.gate",
+    "moe.experts.gate": "mlp.experts.{}.gate_proj.weight",
+    "moe.experts.up": "mlp.experts.{}.up_proj.weight",
+    "moe.experts.down": "mlp.experts.{}.down_proj.weight",
+}
+MIXTRAL_TENSORS = TENSORS | {
+    "moe.router": "block_sparse_moe.gate",
+    "moe.experts.gate": "block_sparse_moe.experts.{}.w1.weight",
+    "moe.experts.up": "block_sparse_moe.experts.{}.w3.weight",
+    "moe.experts.down": "block_sparse_moe.experts.{}.w2.weight",
+}
+SHARED_EXPERT_TENSORS = {f"moe.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+EXPERT_GATE_UP = ("moe.experts.gate", "moe.experts.up")
+
+
+def stack_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str | Fused]:
+    """Return the names of a layer's experts in one tensor each for gate and up and for down, as transformers 5 has
+    them in memory.
+    """
+    return {
+        "moe.router": f"{place}.{router}",
+        **dict.fromkeys(EXPERT_GATE_UP, Fused(f"{place}.experts.gate_up_proj", EXPERT_GATE_UP)),
+        "moe.experts.down": f"{place}.experts.down_proj",
+    }

@@ -1,0 +1,190 @@
+"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts that are chosen in groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mtp
+from fivefold.model.huggingface.rope import read_rope, yarn_mscale
+from fivefold.model.spec import Model
+
+KEYS = decoder.KEYS | same(
+    "attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim num_experts_per_tok "
+    "moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor n_group topk_group "
+    "topk_method scoring_func norm_topk_prob aux_loss_alpha rope_interleave"
+)
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+LAYER_FREQUENCY = Supported((1,), "experts in every n-th layer only")  # read by the family's published code
+TENSORS = (
+    decoder.EXPERT_TENSORS
+    | decoder.SHARED_EXPERT_TENSORS
+    | {
+        "attention.q_down": "self_attn.q_a_proj",
+        "attention.q_norm": "self_attn.q_a_layernorm",
+        "attention.q_up": "self_attn.q_b_proj",
+        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+        "attention.kv_norm": "self_attn.kv_a_layernorm",
+        "attention.kv_up": "self_attn.kv_b_proj",
+    }
+)
+
+
+def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe: dict[str, Any]) -> Model:
+    if config.scoring_func not in (None, score):
+        raise config.mistake(f"scoring_func={config.scoring_func!r} is not supported in this family; only {score!r}")
+    if config.topk_method not in (None, *methods):
+        raise config.mistake(f"topk_method={config.topk_method!r} is not supported; supported: {', '.join(methods)}")
+    experts = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
+        "dense_layers": config.first_k_dense_replace,
+        "score": score,
+        "scaling": config.routed_scaling_factor,
+    }
+    mla = {
+        "q_rank": config.q_lora_rank,
+        "kv_rank": config.kv_lora_rank,
+        "nope_dim": config.qk_nope_head_dim,
+        "rope_dim": config.qk_rope_head_dim,
+        "v_dim": config.v_head_dim,
+    }
+    qk_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    rotary = read_rope(config)
+    scaling = rotary["rope_scaling"] or {"mscale_all_dims": None}
+    weight = scaling["mscale_all_dims"]
+    sharper = yarn_mscale(scaling["factor"], weight=weight) if weight else 1.0
+    return build_model(
+        config,
+        **rotary,
+        **read_attention_bias(config),
+        mlp_bias=config.mlp_bias,
+        kv_heads=config.num_attention_heads,
+        head_dim=qk_dim,
+        attention_scale=sharper**2 / qk_dim**0.5,
+        mla=mla,
+        moe=experts | moe,
+        mtp=read_mtp(config),
+    )
+
+
+def _build_v2(config: Config) -> Model:
+    """Softmax routing, optionally limited to groups of experts."""
+    if config.norm_topk_prob:
+        raise config.mistake("norm_topk_prob=true differs between codes of DeepSeek-V2 and is not supported")
+    grouped = config.topk_method == "group_limited_greedy"
+    moe = {
+        "aux_coefficient": config.aux_loss_alpha or 0.0,
+        "normalized": False,
+        "groups": config.n_group if grouped else 1,
+        "topk_groups": config.topk_group if grouped else 1,
+    }
+    return _build_deepseek(config, score="softmax", methods=("greedy", "group_limited_greedy"), moe=moe)
+
+
+def _build_v3(config: Config) -> Model:
+    """Sigmoid routing with a balancing bias, limited to groups of experts.
+
+    The balancing bias e_score_correction_bias is not a weight: transformers 5.23 has it as a buffer, which is updated
+    from the load without gradients. It is not counted. Rotary pairs are neighbors in the file and half a rotary dim
+    apart here: a permutation of rows, not another operation.
+    """
+    if config.head_dim not in (None, config.qk_rope_head_dim):
+        raise config.mistake(
+            f"head_dim={config.head_dim} is not qk_rope_head_dim={config.qk_rope_head_dim}: the family's code would "
+            "make rotary angles for the one and fail on the other; remove it"
+        )
+    moe = {
+        "balance": "free",
+        "aux_coefficient": config.aux_loss_alpha or 0.0,
+        "normalized": config.norm_topk_prob,
+        "groups": config.n_group or 1,
+        "topk_groups": config.topk_group or 1,
+    }
+    return _build_deepseek(config, score="sigmoid", methods=("noaux_tc",), moe=moe)
+
+
+def _write_latent(model: Model) -> dict[str, Any]:
+    """Return the rank of queries, null without one, and heads by transformers' convention; others ignore these."""
+    assert model.mla is not None
+    return {"q_lora_rank": model.mla.q_rank, "num_key_value_heads": model.heads, "head_dim": model.rope_dim}
+
+
+def _write_v2(model: Model) -> dict[str, Any]:
+    grouped = model.moe is not None and model.moe.groups > 1
+    return _write_latent(model) | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
+
+
+def _write_v3(model: Model) -> dict[str, Any]:
+    return _write_latent(model) | {"topk_method": "noaux_tc"}
+
+
+V2 = Family(
+    model_type="deepseek_v2",
+    architecture="DeepseekV2ForCausalLM",
+    keys=KEYS | {"num_experts": "num_experts", "n_routed_experts": "num_experts"} | same("mlp_bias"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 102_400,
+        "intermediate_size": 11_008,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "num_experts": 64,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "aux_loss_alpha": 0.001,
+    },
+    supported={
+        "moe_layer_freq": LAYER_FREQUENCY,
+        "rope_interleave": Supported((True,), "rotary pairs that lie half a head apart"),
+    },
+    to_model=_build_v2,
+    write=_write_v2,
+    tensors=TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+V3 = Family(
+    model_type="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    keys=KEYS | {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"} | decoder.MTP_KEYS,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 129_280,
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "n_shared_experts": 1,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 4096,
+    },
+    supported={"moe_layer_freq": LAYER_FREQUENCY},
+    to_model=_build_v3,
+    write=_write_v3,
+    tensors=TENSORS | {"moe.bias": "mlp.gate.e_score_correction_bias"},
+    stacked_tensors=decoder.stack_experts(),
+)
+KIMI_K2 = replace(V3, model_type="kimi_k2")
+
+FAMILIES = (V2, V3, KIMI_K2)

@@ -1,0 +1,104 @@
+"""Gemma 2 and 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.rope import read_rope, read_rope_by_layers
+from fivefold.model.spec import Model
+
+KEYS = (
+    decoder.GROUPED
+    | {"hidden_activation": "hidden_act"}
+    | same(
+        "attention_bias query_pre_attn_scalar sliding_window layer_types attn_logit_softcapping final_logit_softcapping"
+    )
+)
+SUPPORTED = {"use_bidirectional_attention": Supported((False, None), "attention that is not causal")}
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+TENSORS = decoder.TENSORS | {
+    "norm1_post": "post_attention_layernorm",
+    "norm2": "pre_feedforward_layernorm",
+    "norm2_post": "post_feedforward_layernorm",
+}
+
+
+def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) -> Model:
+    return build_model(
+        config,
+        **read_windows(config, default=slides),
+        **read_attention_bias(config),
+        norm_plus_one=True,
+        block="sandwich",
+        attention_scale=config.query_pre_attn_scalar**-0.5,
+        logit_softcap=config.final_logit_softcapping,
+        embedding_scale=config.hidden_size**0.5,
+        **of_family,
+    )
+
+
+def _build_gemma2(config: Config) -> Model:
+    """Every other layer slides; scores and logits are capped."""
+    fields = read_rope(config) | {"attention_softcap": config.attn_logit_softcapping}
+    return _build_gemma(config, slides=(True, False), **fields)
+
+
+def _build_gemma3(config: Config) -> Model:
+    """Five of six layers slide, with a rotary base of their own; norms of queries and keys, head by head."""
+    if config.attn_logit_softcapping is not None:
+        raise config.mistake("attn_logit_softcapping in Gemma 3, whose code does not apply it, is not supported")
+    slides = (*(True,) * (config.sliding_window_pattern - 1), False)
+    return _build_gemma(config, slides=slides, **read_rope_by_layers(config), qk_norm="head")
+
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    keys=KEYS,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 256_000,
+        "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    supported=SUPPORTED,
+    to_model=_build_gemma2,
+    tensors=TENSORS,
+)
+GEMMA3_TEXT = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    keys=KEYS | same("rope_local_base_freq sliding_window_pattern"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6,
+    },
+    supported=SUPPORTED,
+    to_model=_build_gemma3,
+    tensors=TENSORS,
+)
+
+FAMILIES = (GEMMA2, GEMMA3_TEXT)
+WRAPPERS = (Wrapper("gemma3", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=True),)

@@ -1,0 +1,85 @@
+"""GPT-2."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import QKV, SIZES, same, without
+from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.spec import Model
+
+
+def _build_gpt2(config: Config) -> Model:
+    """Learned positions, biases everywhere."""
+    return build_model(
+        config,
+        norm="layernorm",
+        mlp="plain",
+        mlp_bias=True,
+        ffn=config.intermediate_size or 4 * config.hidden_size,
+        kv_heads=config.num_attention_heads,
+        position="learned",
+        qkv_bias=True,
+        out_bias=True,
+        attention_scale=None if config.scale_attn_weights else 1.0,
+    )
+
+
+def _transpose(name: str, *weights: str) -> dict[str, Fused]:
+    """Return the place of weights that are stored as [in, out], one after another."""
+    return dict.fromkeys(weights, Fused(name, weights, transposed=True))
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    keys=without(SIZES, "intermediate_size", "attention_dropout")
+    | {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "norm_epsilon",
+        "attn_pdrop": "attention_dropout",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "embedding_dropout",
+    }
+    | same("scale_attn_weights"),
+    defaults={
+        "vocab_size": 50_257,
+        "hidden_size": 768,
+        "intermediate_size": None,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 1024,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.1,
+        "hidden_dropout": 0.1,
+        "embedding_dropout": 0.1,
+    },
+    supported={
+        "add_cross_attention": Supported((False,), "cross-attention"),
+        "scale_attn_by_inverse_layer_idx": Supported((False,), "an attention scale per layer"),
+    },
+    to_model=_build_gpt2,
+    tensors={
+        "blocks": "transformer.h.{}",
+        "embed.tokens": "transformer.wte",
+        "embed.positions": "transformer.wpe",
+        "head.norm": "transformer.ln_f",
+        "head.out": "lm_head",
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        **_transpose("attn.c_attn", *QKV),
+        **_transpose("attn.c_proj", "attention.out"),
+        **_transpose("mlp.c_fc", "mlp.up"),
+        **_transpose("mlp.c_proj", "mlp.down"),
+    },
+    base_prefix="transformer.",
+)
+
+FAMILIES = (GPT2,)

@@ -1,0 +1,63 @@
+"""GPT-NeoX and Pythia."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, same, without
+from fivefold.model.huggingface.family import Family, Fused
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_gpt_neox(config: Config) -> Model:
+    """Attention and MLP in parallel."""
+    head_dim = config.hidden_size // config.num_attention_heads
+    if config.head_dim not in (None, head_dim):
+        raise config.mistake(
+            f"head_dim={config.head_dim} is not hidden_size / num_attention_heads = {head_dim}: the family's code "
+            "would rotate by the one and attend by the other; remove it"
+        )
+    fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True, "kv_heads": config.num_attention_heads}
+    block = "parallel" if config.use_parallel_residual else "pre"
+    # one key for embedding and branches: embedding_dropout is left to that of the branches
+    fields |= {"block": block, "embedding_dropout": None}
+    return build_model(config, **read_rope(config, partly=True), **read_attention_bias(config), **fields)
+
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    keys=SIZES
+    | without(ROTARY, "rope_theta")
+    | {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor", "layer_norm_eps": "norm_epsilon"}
+    | same("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
+    defaults={
+        "vocab_size": 50_432,
+        "hidden_size": 6144,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "use_parallel_residual": True,
+        "partial_rotary_factor": 0.25,
+    },
+    to_model=_build_gpt_neox,
+    tensors={
+        "blocks": "gpt_neox.layers.{}",
+        "embed.tokens": "gpt_neox.embed_in",
+        "head.norm": "gpt_neox.final_layer_norm",
+        "head.out": "embed_out",
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+        **dict.fromkeys(QKV, Fused("attention.query_key_value", QKV, groups="kv_heads")),
+        "attention.out": "attention.dense",
+        **PLAIN_MLP,
+    },
+)
+
+FAMILIES = (GPT_NEOX,)

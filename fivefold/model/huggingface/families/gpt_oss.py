@@ -1,0 +1,86 @@
+"""gpt-oss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
+from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
+
+
+def _build_gpt_oss(config: Config) -> Model:
+    """Experts with biases, attention sinks, a sliding window in every other layer."""
+    fields = {
+        "activation": "clamped_swiglu",
+        "attention_sinks": True,
+        "moe": read_experts(config) | {"router_bias": True, "expert_bias": True},
+    }
+    slides = read_windows(config, default=(True, False))
+    return build_model(config, **read_rope(config), **slides, **read_attention_bias(config), **fields)
+
+
+def _write_gpt_oss(model: Model) -> dict[str, Any]:
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}  # a missing key means YaRN
+    return {
+        "hidden_act": "silu",  # which its class does not read
+        "layer_types": [kinds[model.slides(layer)] for layer in range(model.layers)],
+        **({} if model.rope_scaling else plain),
+    }
+
+
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    architecture="GptOssForCausalLM",
+    keys=decoder.GROUPED | decoder.EXPERT_KEYS | same("attention_bias sliding_window layer_types"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.001,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    supported={
+        "swiglu_alpha": Supported((1.702,), "another gain of the clamped SwiGLU"),
+        "swiglu_limit": Supported((7.0,), "another limit of the clamped SwiGLU"),
+    },
+    to_model=_build_gpt_oss,
+    write=_write_gpt_oss,
+    tensors=decoder.TENSORS
+    | {
+        "attention": "self_attn",  # its sinks
+        "moe.router": "mlp.router",
+        **dict.fromkeys(EXPERT_GATE_UP, Fused("mlp.experts.gate_up_proj", EXPERT_GATE_UP, groups=0, transposed=True)),
+        **dict.fromkeys(BIASES, Fused("mlp.experts.gate_up_proj_bias", BIASES, groups=0)),
+        "moe.experts.down": Fused("mlp.experts.down_proj", ("moe.experts.down",), transposed=True),
+        "moe.experts.down_bias": "mlp.experts.down_proj_bias",
+    },
+)
+
+FAMILIES = (GPT_OSS,)

@@ -1,0 +1,81 @@
+"""Llama, and families whose published code is Llama's under another name."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+KEYS = decoder.KEYS | same("attention_bias mlp_bias")
+
+
+def _build_llama(config: Config) -> Model:
+    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.mlp_bias)
+
+
+def _build_internlm3(config: Config) -> Model:
+    """Llama, with biases in all matrices or in none."""
+    if config.attention_bias != config.mlp_bias:
+        raise config.mistake(
+            f"qkv_bias={config.attention_bias} and bias={config.mlp_bias}, with which the family's code fails; "
+            "give both the same value"
+        )
+    return _build_llama(config)
+
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    keys=KEYS,
+    defaults={**decoder.DEFAULTS, "intermediate_size": 11_008},
+    to_model=_build_llama,
+    tensors=decoder.TENSORS,
+)
+INTERNLM3 = Family(
+    model_type="internlm3",
+    architecture="LlamaForCausalLM",
+    published_architecture="InternLM3ForCausalLM",
+    keys=KEYS | {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 128_512,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "norm_epsilon": 1e-5,
+    },
+    to_model=_build_internlm3,
+    tensors=decoder.TENSORS,
+)
+IQUESTCODER = Family(
+    model_type="iquestcoder",
+    architecture="LlamaForCausalLM",
+    published_architecture="IQuestCoderForCausalLM",
+    keys=KEYS,
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 76_800,
+        "hidden_size": 5120,
+        "intermediate_size": 27_648,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+    },
+    supported={
+        "clip_qkv": Supported((None,), "queries, keys and values that are clipped"),
+        "use_sliding_window": Supported((False, None), "a sliding window, which the family's code refuses"),
+    },
+    to_model=_build_llama,
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (LLAMA, INTERNLM3, IQUESTCODER)

@@ -1,0 +1,58 @@
+"""Mistral and Mixtral."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
+
+
+def _build_mistral(config: Config) -> Model:
+    """A sliding window in all layers, if any."""
+    return build_model(config, **read_rope(config), **read_windows(config))
+
+
+def _build_mixtral(config: Config) -> Model:
+    """Experts in every layer, as wide as intermediate_size."""
+    return build_model(config, **read_rope(config), **read_windows(config), moe=read_experts(config))
+
+
+MISTRAL = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    keys=decoder.KEYS | same("sliding_window"),
+    defaults={**DEFAULTS, "sliding_window": 4096},
+    to_model=_build_mistral,
+    tensors=decoder.TENSORS,
+)
+MIXTRAL = Family(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    keys=decoder.KEYS | decoder.EXPERT_KEYS | same("sliding_window"),
+    defaults={
+        **DEFAULTS,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+    supported={"router_jitter_noise": Supported((0,), "noise on the router's input")},
+    to_model=_build_mixtral,
+    tensors=decoder.MIXTRAL_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (MISTRAL, MIXTRAL)
+WRAPPERS = (Wrapper("mistral3", "Mistral3ForConditionalGeneration", text="mistral", tied=True),)

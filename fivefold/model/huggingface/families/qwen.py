@@ -1,0 +1,137 @@
+"""Qwen 2 and 3, with experts and without, and the text model of Qwen2.5-VL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+WINDOWS = same("use_sliding_window sliding_window max_window_layers layer_types")
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+
+def _read_late_windows(config: Config) -> dict[str, Any]:
+    """Return the fields of windows: if they are used, the layers from ``max_window_layers`` on have one."""
+    used = config.use_sliding_window and config.sliding_window is not None
+    layers = range(config.num_hidden_layers)
+    return read_windows(config, default=tuple(used and layer >= config.max_window_layers for layer in layers))
+
+
+def _build_qwen2(config: Config) -> Model:
+    """Biases of q, k and v."""
+    return build_model(config, **read_rope(config), **_read_late_windows(config), qkv_bias=True)
+
+
+def _build_qwen2_5_vl(config: Config) -> Model:
+    """Qwen2, as the three rotary positions of a token of text are one (mrope)."""
+    of_text = {
+        field: {**given, "rope_type": "default"}
+        for field in ("rope_scaling", "rope_parameters")
+        if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
+    }
+    return _build_qwen2(config.replace(**of_text))
+
+
+def _build_qwen3(config: Config) -> Model:
+    """Norms of queries and keys, head by head."""
+    fields = read_rope(config) | _read_late_windows(config) | read_attention_bias(config)
+    return build_model(config, **fields, qk_norm="head")
+
+
+def _build_qwen3_moe(config: Config) -> Model:
+    """Experts after the first dense layers; norms of queries and keys, head by head."""
+    dense = sorted(config.mlp_only_layers or ())
+    if dense != list(range(len(dense))):
+        raise config.mistake(f"mlp_only_layers={dense} needs dense layers after experts, which is not supported")
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "dense_layers": len(dense),
+        "aux_coefficient": config.router_aux_loss_coef,
+        "normalized": config.norm_topk_prob,
+    }
+    fields = read_rope(config) | read_windows(config) | read_attention_bias(config)
+    return build_model(config, **fields, qk_norm="head", moe=moe)
+
+
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    keys=decoder.KEYS | WINDOWS,
+    defaults=DEFAULTS,
+    to_model=_build_qwen2,
+    tensors=decoder.TENSORS,
+)
+QWEN2_5_VL_TEXT = Family(
+    model_type="qwen2_5_vl_text",
+    architecture="Qwen2_5_VLTextModel",
+    keys=without(decoder.KEYS, "head_dim") | WINDOWS,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "max_window_layers": 80,
+    },
+    to_model=_build_qwen2_5_vl,
+    tensors=decoder.TENSORS,
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    keys=decoder.KEYS | WINDOWS | same("attention_bias"),
+    defaults={**DEFAULTS, "head_dim": 128},
+    to_model=_build_qwen3,
+    tensors=decoder.TENSORS,
+)
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    keys=decoder.KEYS
+    | {"num_local_experts": "num_experts", "num_experts": "num_experts"}
+    | same(
+        "num_experts_per_tok router_aux_loss_coef attention_bias use_sliding_window sliding_window "
+        "moe_intermediate_size norm_topk_prob mlp_only_layers"
+    ),
+    defaults={
+        **DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+    },
+    supported={"decoder_sparse_step": Supported((1,), "experts in every n-th layer only")},
+    to_model=_build_qwen3_moe,
+    write=lambda model: {"decoder_sparse_step": 1},
+    tensors=decoder.EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (QWEN2, QWEN2_5_VL_TEXT, QWEN3, QWEN3_MOE)
+WRAPPERS = (Wrapper("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", text="qwen2_5_vl_text", tied=False, flat=True),)

@@ -1,0 +1,53 @@
+"""SmolLM3."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    find_period,
+    list_rotating_layers,
+    read_attention_bias,
+    read_windows,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_smollm3(config: Config) -> Model:
+    """Every fourth layer without positions, or those that are listed."""
+    rotate = list_rotating_layers(config, listed=config.no_rope_layers)
+    slide = config.use_sliding_window and config.sliding_window is not None
+    slides = read_windows(config, default=tuple(slide and not rotates for rotates in rotate))
+    fields = {"rope_pattern": () if all(rotate) else find_period(rotate), "mlp_bias": config.mlp_bias}
+    return build_model(config, **read_rope(config), **slides, **read_attention_bias(config), **fields)
+
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    keys=decoder.KEYS
+    | same(
+        "attention_bias mlp_bias use_sliding_window sliding_window layer_types no_rope_layers no_rope_layer_interval"
+    ),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 128_256,
+        "hidden_size": 2048,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 2_000_000.0,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+    },
+    to_model=_build_smollm3,
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (SMOLLM3,)

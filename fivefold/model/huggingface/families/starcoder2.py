@@ -1,0 +1,45 @@
+"""StarCoder2."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_starcoder2(config: Config) -> Model:
+    """LayerNorm, a plain MLP, biases everywhere, a sliding window in all layers, if any."""
+    fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": config.attention_bias}
+    return build_model(config, **read_rope(config), **read_windows(config), **read_attention_bias(config), **fields)
+
+
+STARCODER2 = Family(
+    model_type="starcoder2",
+    architecture="Starcoder2ForCausalLM",
+    keys=decoder.LAYER_NORM_KEYS
+    | {"norm_epsilon": "norm_epsilon", "use_bias": "attention_bias", "residual_dropout": "hidden_dropout"}
+    | same("sliding_window embedding_dropout"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 49_152,
+        "hidden_size": 3072,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-5,
+        "attention_bias": True,
+        "embedding_dropout": 0.0,
+        "tie_word_embeddings": True,
+    },
+    to_model=_build_starcoder2,
+    tensors=decoder.TENSORS | {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+)
+
+FAMILIES = (STARCODER2,)

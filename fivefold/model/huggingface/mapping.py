@@ -1,0 +1,155 @@
+"""Fields of ``Model`` from a ``Config``, as several families read them; ``build_model`` joins what all of them share.
+
+Source: configuration and modelling code of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface.config import Config
+from fivefold.model.spec import Model
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_fast",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
+
+
+def read_activation(config: Config) -> str:
+    """The activation function under our name."""
+    if config.hidden_act not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise config.mistake(f"activation {config.hidden_act!r} is not supported; supported: {known}")
+    return ACTIVATIONS[config.hidden_act]
+
+
+def read_head_dim(config: Config) -> int:
+    """The head dim as given, else hidden_size / num_attention_heads."""
+    if config.head_dim is not None:
+        return config.head_dim
+    if config.hidden_size % config.num_attention_heads:
+        raise config.mistake(
+            f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads} "
+            "and no head_dim is given"
+        )
+    return config.hidden_size // config.num_attention_heads
+
+
+def read_dropout(config: Config) -> dict[str, float]:
+    """The fields of dropout: the rate of the branches, and those that differ from it."""
+    others = {"attention_dropout": config.attention_dropout, "embedding_dropout": config.embedding_dropout}
+    differing = {field: rate for field, rate in others.items() if rate != config.hidden_dropout}
+    return {"dropout": config.hidden_dropout, **differing}
+
+
+def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
+    """Fields ``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
+    slides = default if config.layer_types is None else _read_layer_types(config.layer_types, config)
+    if config.sliding_window is None or not config.use_sliding_window:
+        if any(slides):
+            raise config.mistake(
+                "layers slide, but there is no sliding_window; give one, or layer_types of full_attention alone"
+            )
+        return {}
+    if slides and not any(slides):
+        return {}
+    return {"window": config.sliding_window, "window_pattern": () if all(slides) else find_period(slides)}
+
+
+def read_chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
+    """Fields of attention in chunks, of the layers that ``layer_types`` names or of the ``default``."""
+    kind = {"chunked_attention": True, "full_attention": False}
+    apart = default if config.layer_types is None else _read_layer_types(config.layer_types, config, kinds=kind)
+    if config.attention_chunk_size is None:
+        raise config.mistake("attention_chunk_size=None, with which the family's code fails; give a number of tokens")
+    if not any(apart):
+        return {}
+    return {
+        "window": config.attention_chunk_size, "window_kind": "chunks",
+        "window_pattern": () if all(apart) else find_period(apart),
+    }  # fmt: skip
+
+
+SLIDING = {"sliding_attention": True, "full_attention": False, "attention": False}  # "attention" is an old name
+
+
+def _read_layer_types(
+    layer_types: tuple[str, ...], config: Config, *, kinds: dict[str, bool] = SLIDING
+) -> tuple[bool, ...]:  # fmt: skip
+    if unknown := sorted(set(layer_types) - set(kinds)):
+        known = " and ".join(kind.removesuffix("_attention") for kind in kinds if kind != "attention")
+        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {known} attention")
+    if len(layer_types) != config.num_hidden_layers:
+        raise config.mistake(
+            f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
+        )
+    return tuple(kinds[kind] for kind in layer_types)
+
+
+def find_period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The shortest pattern that, repeated, gives ``slides``."""
+    size = next(n for n in range(1, len(slides) + 1) if all(s == slides[i % n] for i, s in enumerate(slides)))
+    return slides[:size]
+
+
+def read_attention_bias(config: Config) -> dict[str, bool]:
+    """Fields ``qkv_bias`` and ``out_bias``, which one key sets."""
+    return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
+
+
+def build_model(config: Config, **of_family: Any) -> Model:
+    """Build the ``Model`` from the fields that all families share, overridden by ``of_family``."""
+    shared: dict[str, Any] = {
+        "name": config.name,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "ffn": config.intermediate_size,
+        "vocab": config.vocab_size,
+        "positions": config.max_position_embeddings,
+        "norm_epsilon": config.norm_epsilon,
+        "activation": read_activation(config),
+        **read_dropout(config),
+        "tied_embeddings": config.tie_word_embeddings,
+    }
+    if "head_dim" not in of_family:
+        shared["head_dim"] = read_head_dim(config)
+    return Model.read({**shared, **of_family}, origin=config.name)
+
+
+def list_rotating_layers(config: Config, *, listed: tuple[int, ...] | None) -> tuple[bool, ...]:
+    """Which layers rotate: all but every ``no_rope_layer_interval``-th, or as ``listed``."""
+    layers = config.num_hidden_layers
+    if listed is None:
+        return tuple((layer + 1) % config.no_rope_layer_interval != 0 for layer in range(layers))
+    if len(listed) < layers:
+        raise config.mistake(f"no_rope_layers names {len(listed)} layers, num_hidden_layers is {layers}")
+    return tuple(map(bool, listed[:layers]))
+
+
+def read_experts(config: Config) -> dict[str, Any]:
+    """Return the fields of experts in every layer, each as wide as ``intermediate_size``.
+
+    A softmax over the logits of the chosen experts is that over all logits, rescaled to sum to one.
+    """
+    return {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.intermediate_size,
+        "aux_coefficient": config.router_aux_loss_coef,
+    }
+
+
+def read_mtp(config: Config) -> dict[str, Any] | None:
+    """Return the fields of multi-token prediction, which transformers builds for generation only.
+
+    The family's class takes 1 for a missing key; here a missing key means none.
+    """
+    return {"depth": config.num_nextn_predict_layers} if config.num_nextn_predict_layers else None

@@ -1,0 +1,70 @@
+"""Models written as configs, which read back as the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.model.catalog import named, names
+from fivefold.model.huggingface.families import FAMILIES
+from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.write import differs, to_config
+from fivefold.model.shape import MoE, RopeScaling
+from fivefold.record import Mistake
+from tests.model.mutations import FAMILIES as SMALL
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_config_reads_back_as_the_model(name: str) -> None:
+    model = named(name)
+    config = to_config(model)
+    assert config["model_type"] in FAMILIES
+    assert from_config(config, name=name).replace(source="") == model.replace(source="")
+
+
+def test_scaled_rope_reads_back() -> None:
+    plain = named("qwen3-0.6b")
+    for scaling in (
+        RopeScaling(kind="linear", factor=3.0),
+        RopeScaling(kind="llama3", factor=8.0, original_positions=64, high_frequency_factor=3.0),
+        RopeScaling(kind="yarn", factor=4.0, original_positions=64, attention_factor=1.25, truncate=False),
+    ):
+        model = plain.replace(rope_scaling=scaling)
+        assert from_config(to_config(model), name=model.name).replace(source="") == model.replace(source="")
+
+
+def test_what_only_training_knows_is_no_difference() -> None:
+    model = named("qwen3-30b-a3b")
+    assert model.moe is not None
+    moe = model.moe.replace(aux_coefficient=0.5, capacity=1.5, balance="none")
+    assert differs(model, model.replace(name="mine", positions=64, dropout=0.1, moe=moe)) is None
+    free = model.replace(moe=model.moe.replace(balance="free"))  # its file would have no place for the biases
+    assert differs(model, free) == "moe.balance='aux' instead of 'free'"
+    assert differs(model, model.replace(layers=47)) == "layers=48 instead of 47"
+    with pytest.raises(Mistake, match=r"the nearest, qwen3_moe, has moe.balance='aux' instead of 'free'"):
+        to_config(free)
+
+
+def test_shared_experts_belong_to_no_mixtral() -> None:
+    model = named("llama3.2-1b").replace(moe=MoE(experts=4, topk=2, ffn=8192, shared_experts=1))
+    with pytest.raises(Mistake, match=r"the nearest, mixtral, has moe.shared_experts=0 instead of 1"):
+        to_config(model)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_small_model_of_every_family_is_written(kind: str) -> None:
+    model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
+    assert differs(from_config(to_config(model), name="x"), model) is None
+
+
+def test_experts_of_other_activations_and_queries_without_rank_are_written() -> None:
+    for kind, changed in (("mixtral", {"hidden_act": "gelu"}), ("deepseek_v2", {"q_lora_rank": None})):
+        model = from_config({"model_type": kind, **SMALL[kind], **changed}, name="x")
+        config = to_config(model)
+        assert config["model_type"] == kind
+        assert differs(from_config(config, name="x"), model) is None
+
+
+def test_the_nearest_family_is_the_one_with_the_fewest_differences() -> None:
+    model = from_config({"model_type": "cohere", **SMALL["cohere"]}, name="x").replace(embedding_scale=2.0)
+    with pytest.raises(Mistake, match=r"the nearest, cohere, has embedding_scale=1.0 instead of 2.0"):
+        to_config(model)
