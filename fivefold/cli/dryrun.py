@@ -115,15 +115,16 @@ def _save(
 
 def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
     """The same as pictures and as pages."""
-    from fivefold.rendering import charts, memory, pipeline
+    from fivefold.rendering import charts
+    from fivefold.rendering.drawing import memory, pipeline
 
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"--charts {folder}: is a file; name a folder")
     assert found.step is not None
     rows, lives, rank = _pictured(found)
     pictures = {
-        "pipeline": pipeline.chart(rows, step=found.step, drawn="priced, not measured"),
-        "memory": memory.chart(lives, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
+        "pipeline": pipeline.draw_file(rows, step=found.step, drawn="priced, not measured"),
+        "memory": memory.draw_file(lives, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():

@@ -36,13 +36,13 @@ def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
     """The pipeline and the fullest rank's memory as charts."""
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import spans
-    from fivefold.rendering import memory, pipeline
+    from fivefold.rendering.drawing import memory, pipeline
 
     rank, limit = _fullest(step), IN_CHART // layout.v
     lives, drawn = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
     return {
-        "pipeline": pipeline.chart(spans(planner, layout, limit=limit), step=step, drawn=drawn),
-        "memory": memory.chart(
+        "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=drawn),
+        "memory": memory.draw_file(
             lives, step=step, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes, drawn=drawn
         ),
     }

@@ -82,12 +82,13 @@ def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tup
 
 def draw(folder: Path, step: Step) -> None:
     """The lanes of a traced run as a picture, with the last traced step of its first ranks; nothing if not traced."""
-    from fivefold.rendering import charts, pipeline
+    from fivefold.rendering import charts
+    from fivefold.rendering.drawing import pipeline
     from fivefold.results import run_folder
 
     kinds = run_folder.lanes(folder)
     if not kinds:
         return
-    charts.save(pipeline.lanes(kinds, step=step, drawn="messages at the end of the action they belong to"),
+    charts.save(pipeline.draw_lanes(kinds, step=step, drawn="messages at the end of the action they belong to"),
                 folder / "lanes.svg")  # fmt: skip
     say(f"drew {folder / 'lanes.svg'}")

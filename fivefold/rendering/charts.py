@@ -5,12 +5,15 @@ Altair and vl-convert (the extra ``show``) are imported only when a chart is dra
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from fivefold.record import Fault, Mistake
+from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, ORANGE, RED, break_lines, colour, heading
 from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.results.step_comparison import Row
@@ -92,26 +95,54 @@ def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
     return _finish(chart, title=_compare_finding(rows), subtitle=subtitle, height=24 * len(rows))
 
 
-def save(chart: Chart, path: Path) -> None:
-    """Write a chart as ``.svg``, ``.png`` (two pixels per point), ``.pdf`` or ``.html`` that needs no network."""
-    _altair()
-    import vl_convert
+def data(values: Sequence[Mapping[str, Any]]) -> Chart:
+    """Return rows as inline CSV data: as objects Altair would validate each value, a second per thousand."""
+    text = StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(values[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(values)
+    alt = _altair()
+    kinds = {name: "string" if isinstance(value, str) else "number" for name, value in values[0].items()}
+    return alt.Data(values=text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=kinds))
 
-    spec = chart.to_dict()
-    if path.suffix == ".svg":
-        content = vl_convert.vegalite_to_svg(spec).encode()
-    elif path.suffix == ".png":
-        content = vl_convert.vegalite_to_png(spec, scale=2)
-    elif path.suffix == ".pdf":
-        content = vl_convert.vegalite_to_pdf(spec)
-    elif path.suffix == ".html":
-        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
-    else:
+
+def save(chart: Chart | PictureFile, path: Path) -> None:
+    """Write a chart as ``.svg``, ``.png`` (two pixels per point), ``.pdf`` or ``.html`` that needs no network."""
+    if path.suffix not in (".svg", ".png", ".pdf", ".html"):
         raise Mistake(f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {path.suffix or 'without a suffix'}")
+    content = (
+        _convert_file(chart, path.suffix) if isinstance(chart, PictureFile) else _convert_chart(chart, path.suffix)
+    )
     try:
         path.write_bytes(content)
     except OSError as error:
         raise Fault(f"{path}: the chart cannot be written: {error.strerror}") from None
+
+
+def _convert_file(picture: PictureFile, suffix: str) -> bytes:
+    if suffix == ".html":
+        return picture.to_html().encode()
+    svg = picture.to_svg()
+    if suffix == ".svg":
+        return svg.encode()
+    _altair()
+    import vl_convert
+
+    return vl_convert.svg_to_png(svg, scale=2) if suffix == ".png" else vl_convert.svg_to_pdf(svg)
+
+
+def _convert_chart(chart: Chart, suffix: str) -> bytes:
+    _altair()
+    import vl_convert
+
+    spec = chart.to_dict()
+    if suffix == ".svg":
+        return vl_convert.vegalite_to_svg(spec).encode()
+    if suffix == ".png":
+        return vl_convert.vegalite_to_png(spec, scale=2)
+    if suffix == ".pdf":
+        return vl_convert.vegalite_to_pdf(spec)
+    return vl_convert.vegalite_to_html(spec, bundle=True).encode()
 
 
 def _altair() -> Any:

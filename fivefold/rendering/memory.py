@@ -4,7 +4,7 @@
     40 GiB    ▂▅█▇▅▃  ▂▅█▇▅▃     activations
      0 GiB ██████████████████    states
 
-As an Altair chart, and as text for a terminal of any width.
+As text for a terminal of any width; ``drawing/memory`` draws it as SVG.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from itertools import accumulate, pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fivefold.record import Mistake
-from fivefold.rendering import charts
-from fivefold.rendering.palette import INK, LIMIT, colour
-from fivefold.rendering.pipeline import WIDTH, data, legend, titled
+from fivefold.rendering.palette import colour
+from fivefold.rendering.pipeline import legend
 from fivefold.results.spans import Level
-from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
 # part of a level, from the bottom up → its colour, and its character for terminals without colours
@@ -30,7 +27,6 @@ LOOKS = {
         "states": "█", "gradients": "▓", "activations": "▒", "gathers": "=", "logits": "%", "temporary": "·",
     }.items()
 }  # fmt: skip
-HEIGHT = 320  # pixels
 LINES = 12  # height of the text picture
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -53,60 +49,8 @@ def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
     return f"Rank {rank} peaks at {show_bytes(top.live_bytes)}, which {left} of {show_bytes(capacity_bytes)}"
 
 
-def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> charts.Chart:
-    """Return a chart of stacked areas, with the peak and its cause, and the capacity as a line if it is near."""
-    alt = charts._altair()
-    if not levels:
-        raise Mistake("no memory over time; there is nothing to draw")
-    top = peak(levels)
-    size, unit = byte_unit(top.live_bytes)
-    last = levels[-1].seconds
-    time_unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
-    values = [
-        {"at": level.seconds * per_second, "part": part, "top": sum(lives[: i + 1]) / size,
-         "bottom": sum(lives[:i]) / size}
-        for level in levels for lives in (parts(level),) for i, part in enumerate(LOOKS)
-    ]  # fmt: skip
-    used = {part: colour for (part, (colour, _)) in LOOKS.items() if any(getattr(x, f"{part}_bytes") for x in levels)}
-    values = [value for value in values if value["part"] in used]
-    near = capacity_bytes <= 4 * top.live_bytes  # drawn only then: a line far above would flatten the areas
-    ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if near else 0) / size
-    x = alt.X("at:Q", title=f"time, {time_unit}", scale=alt.Scale(domain=[0, last * per_second], nice=False),
-              axis=alt.Axis(grid=False, tickCount=10))  # fmt: skip
-    y = alt.Y("top:Q", title=f"memory, {unit}", scale=alt.Scale(domain=[0, ceiling], nice=False), stack=None)
-    areas = (
-        alt.Chart(data(values))
-        .mark_area(opacity=1, line={"strokeWidth": 0.8})  # the line shows levels of no duration
-        .encode(x=x, y=y, y2="bottom:Q", color=charts._colour("part", used))
-    )
-    picture = areas + _peak_mark(alt, top, size=size, per_second=per_second, last=last)
-    if near:
-        limit = {"size": capacity_bytes / size, "text": f"chip {show_bytes(capacity_bytes)}"}
-        line = alt.Chart(alt.Data(values=[limit]))
-        picture += line.mark_rule(color=LIMIT, strokeWidth=1.5, strokeDash=[6, 4]).encode(y="size:Q")
-        picture += line.mark_text(color=LIMIT, align="right", baseline="bottom", dy=-3).encode(
-            x=alt.value(WIDTH), y="size:Q", text="text:N"
-        )
-    title = finding(levels, rank=rank, capacity_bytes=capacity_bytes)
-    below = (f"{step.model} on {step.machine}, {step.world} ranks · {step.layout}", drawn)
-    return titled(picture, title, below=below, height=HEIGHT)
-
-
-def _peak_mark(alt: charts.Chart, top: Level, *, size: int, per_second: float, last: float) -> charts.Chart:
-    """Return a dot at the peak, labelled with its size and cause on the side that has room."""
-    value = {
-        "at": top.seconds * per_second, "size": top.live_bytes / size,
-        "text": f"{show_bytes(top.live_bytes)} in {top.cause}" if top.cause else show_bytes(top.live_bytes),
-    }  # fmt: skip
-    base = alt.Chart(alt.Data(values=[value])).encode(x="at:Q", y="size:Q")
-    right = top.seconds < last / 2
-    return base.mark_point(filled=True, color=INK, size=40, opacity=1) + base.mark_text(
-        align="left" if right else "right", dx=6 if right else -6, dy=-9, color=INK
-    ).encode(text="text:N")
-
-
 class Picture:
-    """The same for a terminal: each column shows the fullest level of its time interval, in eighths of a line."""
+    """Memory over time for a terminal: a column shows the fullest level of its time interval, in eighths of a line."""
 
     def __init__(self, levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> None:
         self.levels, self.rank, self.capacity_bytes = levels, rank, capacity_bytes

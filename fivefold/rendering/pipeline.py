@@ -3,26 +3,22 @@
     rank 0 │0 1 2 3     0───1───2───3───│
     rank 1 │  0 1 2 0───3 1───2───  3───│
 
-As an Altair chart, and as text for a terminal of any width. A span's exposed messages are drawn at its end. An
-overlapped pair (FB) takes two halves of a row: the forward above, the backward below.
+As text for a terminal of any width; ``drawing/pipeline`` draws it as SVG. A span's exposed messages are drawn at its
+end. An overlapped pair (FB) takes two halves of a row: the forward above, the backward below.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fivefold.record import Mistake
-from fivefold.rendering import charts
-from fivefold.rendering.palette import DARK_INK, RULE, colour, heading, ink
+from fivefold.rendering.palette import colour, ink
 from fivefold.results.spans import Span
-from fivefold.step import Step, Time
+from fivefold.step import Time
 from fivefold.units import show_seconds
 
 Rows = Sequence[Sequence[Span]]
@@ -36,9 +32,7 @@ LOOKS = {
         ("data", "data", "d"),
     )
 }  # fmt: skip
-WIDTH = 920  # pixels
 SAME = 0.99  # share of the step's time from which a drawing is of the whole step
-LIGHTER = 0.62  # opacity of a rank's later chunks
 
 
 class Block(NamedTuple):
@@ -98,121 +92,8 @@ def finding(time: Time, rows: Rows = ()) -> str:
     return f"{said}.\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
 
 
-def lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> charts.Chart:
-    """Return one chart of several timelines of a step, one above the other, each named by its kind."""
-    rows = [row for each in kinds.values() for row in each]
-    names = [f"{kind} {rank}" for kind, each in kinds.items() for rank in range(len(each))]
-    return chart(rows, step=step, drawn=drawn, names=names, pp=min(len(each) for each in kinds.values()))
-
-
-def chart(
-    rows: Rows, *, step: Step, drawn: str = "", names: Sequence[str] = (), pp: int | None = None
-) -> charts.Chart:  # fmt: skip
-    """Return the schedule as an Altair chart; ``drawn``: which part of the step it shows, as ``remark`` says.
-
-    ``names``: of the rows, else ranks; ``pp``: pipeline ranks, else the number of rows.
-    """
-    alt = charts._altair()
-    if not rows or not all(rows):
-        raise Mistake("no rank does anything; there is nothing to draw")
-    last = max(row[-1].end for row in rows)
-    unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
-    high = 30 if len(rows) <= 16 else max(8, 480 // len(rows))
-    values = [value for rank, row in enumerate(rows) for value in _values(row, rank, pp=pp or len(rows))]
-    for value in values:
-        room = (value["end"] - value["start"]) / last * WIDTH
-        value["wide"] = int(bool(value["text"]) and room > 6.5 * len(value["text"]) + 2)
-        value |= {"start": value["start"] * per_second, "end": value["end"] * per_second}
-    names = names or [f"rank {rank}" for rank in range(len(rows))]
-    places = _Axes(alt, names=names, last=last * per_second, unit=unit, every=1 if high >= 14 else 4)
-    kinds = {value["kind"] for value in values}
-    colours = {name: colour for name, colour, _ in LOOKS.values() if name in kinds}
-    whole = [{"start": 0, "end": last * per_second, "top": rank - 0.44, "bottom": rank + 0.44}
-             for rank in range(len(rows))]  # fmt: skip
-    base = alt.Chart(data(values))
-    picture = alt.Chart(data(whole)).mark_rect(color=RULE).encode(**places.rectangle) + base.mark_rect(
-        stroke="white", strokeWidth=0.6 if high >= 14 else 0.2
-    ).encode(
-        **places.rectangle,
-        color=charts._colour("kind", colours),
-        opacity=alt.Opacity("opacity:Q", scale=None),
-    )
-    if high >= 14:
-        middle = {"x": "(datum.start + datum.end) / 2", "y": "(datum.top + datum.bottom) / 2"}
-        wide = base.transform_filter("datum.wide == 1").transform_calculate(**middle)
-        picture += wide.mark_text(baseline="middle").encode(
-            x=places.x("x:Q"), y=places.y("y:Q"), text="text:N",
-            size=alt.Size("size:Q", scale=None), color=alt.Color("ink:N", scale=None),
-        )  # fmt: skip
-    paler = "paler: a rank's later stages" if any(value["opacity"] < 1 for value in values) else ""
-    below = [
-        f"{step.model} on {step.machine}, {step.world} ranks · {step.layout}",
-        " · ".join(filter(None, (drawn, paler))),
-    ]
-    return titled(picture, finding(step.time, rows).splitlines(), below=below, height=high * len(rows))
-
-
-def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
-    """Return rows as inline CSV data: as objects Altair would validate each value, a second per thousand."""
-    text = StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(values[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(values)
-    alt = charts._altair()
-    kinds = {name: "string" if isinstance(value, str) else "number" for name, value in values[0].items()}
-    return alt.Data(values=text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=kinds))
-
-
-def titled(picture: charts.Chart, title: str | Sequence[str], *, below: Sequence[str], height: int) -> charts.Chart:
-    """Finish a chart in the common style, wide, with the lines of ``below`` under the title."""
-    finished = charts._finish(picture, title="", subtitle="", height=height)
-    return finished.properties(
-        width=WIDTH, title=heading("") | {"text": title, "subtitle": [line for line in below if line]}
-    )
-
-
-class _Axes:
-    """The chart's time and rank axes, shared by its layers."""
-
-    def __init__(self, alt: charts.Chart, *, names: Sequence[str], last: float, unit: str, every: int) -> None:
-        self.alt, ranks = alt, len(names)
-        self.time = alt.Axis(grid=False, tickCount=10), alt.Scale(domain=[0, last], nice=False), f"time, {unit}"
-        self.labels = alt.Axis(
-            values=list(range(0, ranks, every)), labelExpr=f"{list(names)}[datum.value]", labelOverlap=False,
-            grid=False, ticks=False, domain=False, labelPadding=8,
-        )  # fmt: skip
-        self.lines = alt.Scale(domain=[ranks - 0.5, -0.5], nice=False)
-
-    def x(self, field: str) -> charts.Chart:
-        """Return the time axis for a field."""
-        axis, scale, title = self.time
-        return self.alt.X(field, title=title, scale=scale, axis=axis)
-
-    def y(self, field: str) -> charts.Chart:
-        """Return the axis of ranks for a field, rank 0 on top."""
-        return self.alt.Y(field, title=None, scale=self.lines, axis=self.labels)
-
-    @property
-    def rectangle(self) -> dict[str, charts.Chart]:
-        """The encodings of a rectangle: start to end, top to bottom."""
-        return {"x": self.x("start:Q"), "x2": "end:Q", "y": self.y("top:Q"), "y2": "bottom:Q"}
-
-
-def _values(row: Sequence[Span], rank: int, *, pp: int) -> Iterator[dict[str, Any]]:
-    for span in row:
-        for block in blocks(span, pp=pp):
-            if block.end > block.start:
-                yield {
-                    "kind": LOOKS[block.kind][0], "start": block.start, "end": block.end, "text": block.text,
-                    "top": rank + block.top, "bottom": rank + block.bottom,
-                    "opacity": LIGHTER if block.chunk else 1.0,
-                    "ink": DARK_INK if block.chunk else ink(LOOKS[block.kind][1]),
-                    "size": 11 if block.bottom - block.top > 0.5 else 9,
-                }  # fmt: skip
-
-
 class Picture:
-    """The same for a terminal: a line per rank, in colours if there are any, else in characters."""
+    """The schedule for a terminal: a line per rank, in colours if there are any, else in characters."""
 
     def __init__(self, rows: Rows, *, drawn: str = "") -> None:
         self.rows, self.drawn = rows, drawn

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import csv
+import re
 from pathlib import Path
-from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -16,6 +16,7 @@ from fivefold.planner.time.spans import spans
 from fivefold.record import Mistake
 from fivefold.rendering import pipeline
 from fivefold.rendering.compare import to_text
+from fivefold.rendering.drawing import pipeline as drawing
 from fivefold.rendering.pipeline import finding
 from fivefold.results.spans import Span
 from fivefold.step import Step, Time
@@ -70,45 +71,51 @@ def test_what_is_narrower_than_a_column_is_not_lost() -> None:
     assert set(picture.removeprefix("rank 0 │").removesuffix("│")) == {"·"}
 
 
-def values(chart: Any) -> list[list[str]]:
-    layers = chart.to_dict()["layer"]
-    return list(csv.reader(layers[1]["data"]["values"].splitlines()))
+def find_rectangles(svg: str) -> list[tuple[str, float, float]]:
+    """Return (class, begin, width) of each block, in thousandths of the width."""
+    found = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)" y="[\d.]+" height="[\d.]+" class="(k-[^"]+)"', svg)
+    return [(look, float(x), float(width)) for x, width, look in found]
 
 
-def test_the_chart_has_a_rectangle_per_block(large: Step) -> None:
-    pytest.importorskip("altair")
-    chart = pipeline.chart(ROWS, step=large, drawn="2 micro-batches")
-    rows = values(chart)
-    assert len(rows) == 1 + 6 + 4  # compute and messages of two forwards, two; one, a pair and a reduction
-    assert rows[0][:4] == ["kind", "start", "end", "text"]
-    assert rows[1][:4] == ["forward", "0.0", "1.5", "0"]
-    assert [row[5] for row in rows if row[:3] in (["forward", "4.0", "8.0"], ["backward", "4.0", "8.0"])] == [
-        "1.0",
-        "1.44",
+def test_the_file_has_a_rectangle_per_block(large: Step) -> None:
+    file = drawing.draw_file(ROWS, step=large, drawn="2 micro-batches")
+    rectangles = find_rectangles(file.to_svg())
+    last = max(row[-1].end for row in ROWS)
+    assert len(rectangles) == 6 + 4  # compute and messages of two forwards, two; one, a pair and a reduction
+    assert rectangles[0] == ("k-F", 0.0, pytest.approx(1000 * 1.5 / last, abs=0.01))
+    assert [look for look, x, width in rectangles if x == pytest.approx(1000 * 4 / last, abs=0.01)] == [
+        "k-F paler",
+        "k-BW",
     ]
-    assert [row[3] for row in rows[1:] if row[-1] == "1"] == ["0", "1", "0", "0", "1", "0"]  # the numbers that it shows
-    spec = chart.to_dict()
-    assert spec["title"]["text"] == ["On the slowest rank compute fills 62% of the 3.40 s, tp messages take 17.6%"]
-    assert spec["title"]["subtitle"][1] == "2 micro-batches · paler: a rank's later stages"
+    assert file.title == "On the slowest rank compute fills 62% of the 3.40 s, tp messages take 17.6%"
+    assert file.lines[1] == "2 micro-batches · paler: a rank's later stages"
+    assert {name for _, name in file.looks} >= {"forward", "backward", "messages, exposed"}
+
+
+def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:
+    svg = drawing.draw_file(ROWS, step=large).to_svg()
+    ElementTree.fromstring(svg)
+    assert all(word not in svg for word in ("var(", "light-dark", "calc("))
+    assert "rank 0" in svg
+    page = drawing.draw_file(ROWS, step=large).to_html()
+    assert "light-dark" in page
+    assert "<title>F0.0" in page  # what the mouse tells
 
 
 def test_lanes_lie_one_above_the_other(large: Step) -> None:
-    pytest.importorskip("altair")
     update = Span("update", "update", 8.0, 10.0, 0.5, ("world",))
     measured = ((*ROWS[0][:3], update, Span("data", "data", 10.0, 10.5)),)
-    chart = pipeline.lanes({"predicted": ROWS[:1], "rehearsed": ROWS[:1], "measured": measured}, step=large)
-    rows = values(chart)
-    assert len(rows) == 1 + 6 + 6 + 8
-    found = [(row[0], float(row[1]), float(row[2])) for row in rows[1:] if float(row[4]) >= 1.5]
-    assert found[-3:] == [("update", 8.0, 9.5), ("messages, exposed", 9.5, 10.0), ("data", 10.0, 10.5)]
-    spec = str(chart.to_dict())
-    assert "['predicted 0', 'rehearsed 0', 'measured 0'][datum.value]" in spec
+    file = drawing.draw_lanes({"predicted": ROWS[:1], "rehearsed": ROWS[:1], "measured": measured}, step=large)
+    rectangles = find_rectangles(file.to_svg())
+    assert len(rectangles) == 6 + 6 + 8
+    found = [(look, round(x * 10.5 / 1000, 2), round((x + width) * 10.5 / 1000, 2)) for look, x, width in rectangles]
+    assert found[-3:] == [("k-update", 8.0, 9.5), ("k-messages", 9.5, 10.0), ("k-data", 10.0, 10.5)]
+    assert all(f">{name} 0</text>" in file.chart for name in ("predicted", "rehearsed", "measured"))
 
 
 def test_nothing_to_draw(large: Step) -> None:
-    pytest.importorskip("altair")
     with pytest.raises(Mistake, match="nothing to draw"):
-        pipeline.chart([], step=large)
+        drawing.draw_file([], step=large)
 
 
 def test_the_finding_names_the_largest_loss() -> None:
@@ -138,5 +145,4 @@ def test_the_title_says_when_a_shorter_step_is_drawn() -> None:
     assert idle > 2 * time.bubble_seconds / time.step_seconds
     said = f".\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
     assert finding(time, short) == finding(time) + said
-    drawn = pipeline.chart(short, step=using.step(layout)).to_dict()
-    assert drawn["title"]["text"] == finding(time, short).splitlines()
+    assert drawing.draw_file(short, step=using.step(layout)).title == finding(time, short)

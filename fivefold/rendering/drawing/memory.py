@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
+from fivefold.record import Mistake
+from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, ticks, time_unit
 from fivefold.rendering.drawing.svg import element, joined, percent
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.memory import LOOKS, finding, parts, peak
+from fivefold.rendering.question import count_ranks
 from fivefold.results.spans import Level
+from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
 HEIGHT = 250
@@ -34,6 +38,19 @@ def picture(
         x_title=f"time, {time_name}", y_title=unit,
         over=joined(_over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if near else None)),
     )  # fmt: skip
+
+
+def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> PictureFile:
+    """Return the chart of a rank of a step as a file; ``drawn``: which part of the step it shows."""
+    if not levels:
+        raise Mistake("no memory over time; there is nothing to draw")
+    return PictureFile(
+        title=finding(levels, rank=rank, capacity_bytes=capacity_bytes),
+        lines=(f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}", drawn),
+        chart=picture(levels, rank=rank, capacity_bytes=capacity_bytes),
+        height=HEIGHT,
+        looks=[(name, name) for name in looks(levels)],
+    )
 
 
 def looks(levels: Sequence[Level]) -> list[str]:
@@ -81,7 +98,7 @@ def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None
                       class_="limit-text")  # fmt: skip
     x, y = percent(top.seconds / last), percent(1 - top.live_bytes / ceiling)
     left = top.seconds < last / 2
-    cause = element("tspan", f" in {top.cause}", class_="wide") if top.cause else ""  # where there is room for it
+    cause = element("tspan", f"\u00a0in {top.cause}", class_="wide") if top.cause else ""  # where there is room for it
     yield element("circle", cx=x, cy=y, r=4, class_="peak")
     yield element("text", show_bytes(top.live_bytes), cause, x=x, y=y, dx=8 if left else -8, dy=-7,
                   text_anchor="start" if left else "end", class_="peak-text")  # fmt: skip

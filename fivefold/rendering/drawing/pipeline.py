@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from fivefold.record import Mistake
+from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
 from fivefold.rendering.drawing.svg import element, joined, percent
 from fivefold.rendering.elements import Raw
-from fivefold.rendering.pipeline import LOOKS, Block, Rows, blocks
+from fivefold.rendering.pipeline import LOOKS, Block, Rows, blocks, finding
+from fivefold.rendering.question import count_ranks
 from fivefold.results.spans import Span
+from fivefold.step import Step
 from fivefold.units import show_seconds
 
 WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
@@ -30,7 +34,7 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
     """The chart; ``names`` of the rows, else ranks; ``pp``: pipeline ranks, else as many as rows."""
     last = max(row[-1].end for row in rows)
     per_second, unit = time_unit(last)
-    high = max(9, min(30, HIGHEST // len(rows)))
+    high = find_row_height(rows)
     every = 1 if high >= 13 else 4
     beside = names or [f"rank {rank}" for rank in range(len(rows))]
     few = sum(map(len, rows)) <= TOLD
@@ -45,6 +49,40 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
         x_title=f"time, {unit}",
         over=joined(_digits(drawn)) if high >= 13 else "",
     )  # fmt: skip
+
+
+def find_row_height(rows: Rows) -> int:
+    """Return the pixels of a row."""
+    return max(9, min(30, HIGHEST // len(rows)))
+
+
+def draw_file(
+    rows: Rows, *, step: Step, drawn: str = "", names: Sequence[str] = (), pp: int | None = None
+) -> PictureFile:
+    """Return the chart of a step as a file; ``drawn``: which part of the step it shows, as ``pipeline.remark`` says."""
+    if not rows or not all(rows):
+        raise Mistake("no rank does anything; there is nothing to draw")
+    stages = pp or len(rows)
+    paler = any(block.chunk for row in rows for span in row for block in blocks(span, pp=stages))
+    title = finding(step.time, rows)
+    return PictureFile(
+        title=title,
+        lines=(
+            f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}",
+            " · ".join(filter(None, (drawn, "paler: a rank's later stages" if paler else ""))),
+        ),
+        chart=picture(rows, label=title, names=names, pp=pp),
+        height=find_row_height(rows) * len(rows),
+        looks=looks(rows),
+        left=max(62, round(7 * max(map(len, names), default=0))),
+    )
+
+
+def draw_lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> PictureFile:
+    """Return several timelines of a step as a file, one above the other, each named by its kind."""
+    rows = [row for each in kinds.values() for row in each]
+    names = [f"{kind} {rank}" for kind, each in kinds.items() for rank in range(len(each))]
+    return draw_file(rows, step=step, drawn=drawn, names=names, pp=min(len(each) for each in kinds.values()))
 
 
 def looks(rows: Rows) -> list[tuple[str, str]]:

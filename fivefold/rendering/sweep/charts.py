@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
-from fivefold.rendering.charts import Chart, _altair, styled
+from fivefold.rendering.charts import Chart, _altair, data, styled
 from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
-from fivefold.rendering.pipeline import data
 from fivefold.rendering.sweep.measured import measured
 from fivefold.rendering.sweep.panels import Panel, stacked
 from fivefold.rendering.sweep.sequence import memory, sequence

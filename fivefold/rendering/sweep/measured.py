@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fivefold.rendering.charts import Chart, _altair, styled
+from fivefold.rendering.charts import Chart, _altair, data, styled
 from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
-from fivefold.rendering.pipeline import data
 from fivefold.rendering.sweep.settings import fixed, setting, varied
 from fivefold.results.sweep_row import Row
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fivefold.rendering.charts import COLOURS, Chart, _altair
+from fivefold.rendering.charts import COLOURS, Chart, _altair, data
 from fivefold.rendering.palette import LIMIT, SERIES
-from fivefold.rendering.pipeline import data
 from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.rendering.sweep.panels import Panel, stacked
 from fivefold.rendering.sweep.settings import fixed, memory_unit, mfu, sized, values, varied

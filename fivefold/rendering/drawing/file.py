@@ -1,0 +1,73 @@
+"""A picture as a file of its own, to paste into other documents: SVG and HTML of it, PNG and PDF by vl-convert.
+
+An SVG says its colours in plain CSS, so that LaTeX, Inkscape and office programs read it; an HTML page follows light
+and dark, and says what lies under the mouse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fivefold.rendering.drawing.style import css, file_css
+from fivefold.rendering.drawing.svg import element, joined, legend, titled
+from fivefold.rendering.elements import Raw, words
+from fivefold.rendering.palette import break_lines
+
+WIDTH, MARGIN = 1000, 16  # pixels
+PAGE = """
+body { color-scheme: light dark; font: 14px/1.5 system-ui, sans-serif; background: var(--card); color: var(--text); }
+body { max-width: 70rem; margin: 1rem auto; padding: 0 1rem; }
+h1 { font-size: 1.2rem; } p { margin: .2rem 0; color: var(--dim); }
+"""
+LETTER = 6.6  # pixels of a letter of a legend
+
+
+class PictureFile(NamedTuple):
+    """A chart under its title, which says the finding. ``looks``: (class, name) of what its colours mean."""
+
+    title: str
+    lines: Sequence[str]
+    chart: Raw
+    height: int
+    looks: Sequence[tuple[str, str]]
+    left: int = 62  # pixels that the names of its rows need
+
+    def to_svg(self) -> str:
+        """Return the picture as an SVG file."""
+        top = 2 * MARGIN
+        parts = []
+        for size, look, text in self._texts():
+            parts.append(element("text", text, x=MARGIN, y=top, class_=look, style=f"font-size:{size}px"))
+            top += size + 6
+        parts.append(joined(_lay_out_legend(self.looks, y=top)))
+        width = WIDTH - self.left - 2 * MARGIN
+        parts.append(element("svg", self.chart, x=MARGIN + self.left, y=top + 22, width=width, height=self.height,
+                             overflow="visible"))  # fmt: skip
+        height = top + 22 + self.height + 40 + MARGIN
+        ground = element("rect", width=WIDTH, height=height, class_="ground")
+        return element("svg", Raw(f"<style>{file_css()}</style>"), ground, *parts, xmlns="http://www.w3.org/2000/svg",
+                       width=WIDTH, height=height, viewBox=f"0 0 {WIDTH} {height}")  # fmt: skip
+
+    def to_html(self) -> str:
+        """Return the picture as a page that fetches nothing."""
+        lines = "".join(f"<p>{words(line)}</p>" for line in self.lines if line)
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{words(self.title)}</title><style>'
+            f"{css()}{PAGE}</style></head><body><h1>{words(self.title)}</h1>{lines}{titled(self.chart)}"
+            f"{legend(self.looks)}</body></html>\n"
+        )
+
+    def _texts(self) -> Iterator[tuple[int, str, str]]:
+        for size, look, text in ((17, "heading", self.title), *((12, "remark", line) for line in self.lines if line)):
+            for part in text.splitlines():
+                broken = break_lines(part, width=WIDTH - 2 * MARGIN, size=size)
+                yield from ((size, look, line) for line in ([broken] if isinstance(broken, str) else broken))
+
+
+def _lay_out_legend(looks: Sequence[tuple[str, str]], *, y: float) -> Iterator[Raw]:
+    x = float(MARGIN)
+    for look, name in looks:
+        yield element("rect", x=x, y=y - 6, width=12, height=12, rx=3, class_=f"k-{look}")
+        yield element("text", name, x=x + 18, y=y, dy="0.35em", class_="remark")
+        x += 18 + LETTER * len(name) + 22
