@@ -17,11 +17,13 @@ from fivefold.api.job_fields import JobWords, job_of
 from fivefold.record import Mistake, Remark
 from fivefold.requests.commands import (
     AskOptions,
+    CompareOptions,
     DryrunOptions,
     PlanOptions,
     PredictRequest,
     SearchOptions,
     SearchRequest,
+    SweepOptions,
 )
 from fivefold.requests.extras import told
 from fivefold.step import FITS_RISK
@@ -162,7 +164,11 @@ def ask(
     return Rows(found)
 
 
-def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[JobWords]) -> Comparison:
+@documented(CompareOptions)
+def compare(
+    *what: str, stacks: str | Sequence[str] = (), precisions: str | Sequence[str] = (), risk: float = FITS_RISK,
+    **job: Unpack[JobWords],
+) -> Comparison:  # fmt: skip
     """Predicted steps side by side: a model, machines and layouts, every layout on every machine; or run files.
 
     ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
@@ -170,7 +176,11 @@ def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[Jo
     from fivefold.planner.compare import compare as run
     from fivefold.requests.cases import cases
 
-    found = run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions, machine=_machine))
+    chosen = cases(
+        what, job_of(job), stacks=_names(stacks, option="stacks="), precisions=_names(precisions, option="precisions="),
+        machine=_machine, risk=risk,
+    )  # fmt: skip
+    found = run(chosen, risk=risk)
     _warn([line for each in found.variants if each.step is not None for line in each.step.remarks])
     return found
 
@@ -201,10 +211,11 @@ def dryrun(
     return found
 
 
+@documented(SweepOptions)
 @told
 def sweep(
     what: Where | Mapping[str, Any], *, out: Where | None = None, measure: bool = False, steps: int = 8,
-    timeout: float = 300.0,
+    timeout: float = 300.0, risk: float = FITS_RISK,
 ) -> Rows[Row]:  # fmt: skip
     """Every combination of models, machines, ranks, layouts and jobs: a row each, predicted and with ``measure`` run.
 
@@ -225,7 +236,7 @@ def sweep(
         rows_file.check(path)
     with _journal(path) as journal:
         todo = trials(journal.path.with_suffix(""), steps=steps, timeout=timeout) if measure else None
-        rows = run(plan, journal, trials=todo, report=lambda *_: None)
+        rows = run(plan, journal, trials=todo, report=lambda *_: None, risk=risk)
         if path is not None:
             rows_file.write(rows, path)
         journal.drop("predicted")
@@ -281,6 +292,12 @@ def _warn(remarks: Sequence[str]) -> None:
 
     for line in dict.fromkeys(remarks):
         warnings.warn(line, Remark, stacklevel=3)
+
+
+def _names(given: str | Sequence[str], *, option: str) -> Sequence[str]:
+    from fivefold.requests.words import split_list
+
+    return split_list(given, option=option) if isinstance(given, str) else given
 
 
 def _model(what: str | Model) -> Model:

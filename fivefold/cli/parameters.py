@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from fivefold.cli import completion
 from fivefold.requests.commands import ConfigOptions
 from fivefold.requests.schema import Argument, Option, Request
+from fivefold.requests.words import split_list
 
 RECORDS = ("model", "machine", "layout")  # arguments that a config may say instead
 Asked = TypeVar("Asked", bound=Request)
@@ -35,11 +36,13 @@ def parameters_of(schema: type[Request]) -> Iterator[inspect.Parameter]:
 def parameter_of(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
     """Return the parameter of one field; ``optional``: an argument that a config may say instead."""
     kind, default = _plain(field.annotation), field.default
-    if _is_list(field.annotation):
+    argument, option = _find(field, Argument), _find(field, Option) or Option()
+    if option.separator:
+        kind, default = str, ""
+    elif _is_list(field.annotation):
         kind, default = list[kind.__args__[0]] | None, None  # type: ignore[name-defined]
     elif optional:
         kind, default = kind | None, None
-    argument, option = _find(field, Argument), _find(field, Option) or Option()
     said: dict[str, Any] = {"help": field.description}
     for bound in field.metadata:
         said |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
@@ -90,6 +93,13 @@ def _plain(annotation: Any) -> Any:
 
 def build_request(schema: type[Asked], values: dict[str, Any]) -> Asked:
     """Return the request of what typer has validated."""
-    lists = {name for name, field in schema.model_fields.items() if _is_list(field.annotation)}
-    given: dict[str, Any] = {name: tuple(value or ()) if name in lists else value for name, value in values.items()}
+    given = {name: _value(schema.model_fields[name], value, name=name) for name, value in values.items()}
     return cast("Asked", schema.model_construct(None, **given))
+
+
+def _value(field: FieldInfo, value: Any, *, name: str) -> Any:
+    """Return a value as the field has it: lists as tuples, of entries or of one text."""
+    option = _find(field, Option)
+    if option is not None and option.separator:
+        return split_list(value, option=f"--{name}")
+    return tuple(value or ()) if _is_list(field.annotation) else value

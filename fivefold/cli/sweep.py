@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import SweepOptions
 from fivefold.requests.machines import local_file
 from fivefold.requests.sweep import default_path, trials
 
@@ -20,21 +20,8 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 
-def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep file (.toml).")],
-    out: Annotated[
-        Path | None, typer.Option(help="Where rows go: .parquet, .csv or .jsonl. Without it runs/sweeps/NAME.jsonl.")
-    ] = None,
-    charts: Annotated[Path | None, typer.Option(help="Draw what the sweep varies, as .svg, into this folder.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Also run each row that fits for a few steps.")] = False,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Measure by Slurm jobs: submit them, or collect what is done.")
-    ] = False,
-    steps: Annotated[int, typer.Option(help="Steps of each measured run.")] = 8,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a measured run is ended.")] = 300.0,
-    dry: Annotated[bool, typer.Option("--dry", help="Only say how many rows there would be.")] = False,
-    json: AsJson = False,
-) -> None:
+@takes_request(SweepOptions)
+def sweep(request: SweepOptions) -> None:
     """Every combination of models, machines, ranks, layouts and jobs: a row each, predicted and measured."""
     from fivefold.rendering.progress import bar
     from fivefold.rendering.sweep import table
@@ -43,26 +30,26 @@ def sweep(
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import Plan, run
 
-    plan = Plan.of(Sweep.load(file), local=local_file())
-    if dry:
+    plan, charts = Plan.of(Sweep.load(request.file), local=local_file()), request.charts
+    if request.dry:
         size = {"rows": plan.rows, "settings": len(plan.parts)}
-        show(json_module.dumps(size) if json else _size(**size))
+        show(json_module.dumps(size) if request.as_json else _size(**size))
         return
-    path = out or default_path(file)
+    path = request.out or default_path(request.file)
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
         raise Mistake(f"--charts {charts}: is a file; name a folder")
     with opened(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
-        how = (
-            trials(path, steps=steps, timeout=timeout, submit=_submit if slurm else None) if measure or slurm else None
-        )
-        rows = run(plan, journal, trials=how, report=progress)
+        submit = _submit if request.slurm else None
+        measures = request.measure or request.slurm
+        how = trials(path, steps=request.steps, timeout=request.timeout, submit=submit) if measures else None
+        rows = run(plan, journal, trials=how, report=progress, risk=request.risk)
         rows_file.write(rows, path)
         journal.drop("predicted")
     say(f"wrote {len(rows):,} rows to {path}")
     if charts is not None:
         _draw(rows, charts)
-    show(json_module.dumps([row.model_dump() for row in rows], indent=2) if json else table.page(rows))
+    show(json_module.dumps([row.model_dump() for row in rows], indent=2) if request.as_json else table.page(rows))
 
 
 def _size(*, rows: int, settings: int) -> str:

@@ -16,7 +16,7 @@ from fivefold.record import Mistake
 from fivefold.results.comparison import Comparison, Quantity, Unit, Variant
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import FACTS
-from fivefold.step import Step
+from fivefold.step import FITS_RISK, Step
 
 MOST = 12  # variants: more cannot be read side by side
 STATES = {
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     job: Job
 
 
-def compare(cases: Sequence[Case]) -> Comparison:
+def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
     """Predict every case. A case that cannot run is kept with its reason; a ``Mistake`` if none can, or one is left."""
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MOST:
@@ -49,7 +49,7 @@ def compare(cases: Sequence[Case]) -> Comparison:
     common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
     own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
     rows = tuple(row for row in _rows(told) if any(value not in (None, 0.0) for value in row.values))
-    return Comparison(common=common, variants=tuple(own), rows=rows)
+    return Comparison(common=common, variants=tuple(own), rows=rows, risk=risk)
 
 
 def run_by(job: Job, stack: str) -> Job:

@@ -18,7 +18,7 @@ from fivefold.rendering.table import heading
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.results.difference import taken_apart
 from fivefold.step import Step
-from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_count, show_risk, show_seconds
 
 ALIKE = 0.02  # share of a step's time by which predictions that differ are not told apart
 BESIDE = 4  # variants that are columns
@@ -68,27 +68,29 @@ def finding(found: Comparison) -> str:
     """Which step is the fastest that fits, and by how much over the next; whether a prediction can tell them apart."""
     steps = [(variant.name, variant.step) for variant in found.predicted if variant.step is not None]
     # per token, since variants may differ in their batch
-    fitting = sorted((_per_token(step), name) for name, step in steps if step.memory.verdict in ("fits", None))
+    fitting = sorted((_per_token(step), name) for name, step in steps if found.fits(step))
     if not fitting:
-        return "none fits" + "".join(f"; {line}" for line in _unfit(steps))
+        return "none fits" + "".join(f"; {line}" for line in _describe_unfit(found, steps))
     (best, name), *others = fitting
     if not others:
-        tight = "".join(f"; {line}" for line in _unfit(steps) if "tight" in line)
+        tight = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
         return f"{name} alone fits{tight}" if len(steps) > 1 else f"{name} alone can run"
     by = others[0][0] / best - 1
     apart = "" if by > ALIKE else "; a prediction does not tell them apart"
-    short = "".join(f"; {line}" for line in _unfit(steps))
+    short = "".join(f"; {line}" for line in _describe_unfit(found, steps))
     return f"{name} trains most tokens per second, {by:.1%} more than {others[0][1]}{apart}{short}"
 
 
-def _unfit(steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
-    """Yield which of the steps are tight, and which do not fit."""
-    tight = [name for name, step in steps if step.memory.verdict == "tight"]
-    large = [name for name, step in steps if step.memory.verdict == "does not fit"]
-    if tight:
-        yield f"{', '.join(tight)} {'is' if len(tight) == 1 else 'are'} tight"
-    if large:
-        yield f"{', '.join(large)} {'does' if len(large) == 1 else 'do'} not fit"
+def _describe_unfit(found: Comparison, steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
+    """Yield which of the steps have a higher risk than was asked for: by how much they are above it in words."""
+    over = [(name, step.memory.verdict) for name, step in steps if not found.fits(step)]
+    for verdict, one, several in (
+        ("fits", f"has a risk above {show_risk(found.risk)}", f"have a risk above {show_risk(found.risk)}"),
+        ("tight", "is tight", "are tight"),
+        ("does not fit", "does not fit", "do not fit"),
+    ):
+        if names := [name for name, each in over if each == verdict]:
+            yield f"{', '.join(names)} {one if len(names) == 1 else several}"
 
 
 def why(found: Comparison) -> list[str]:

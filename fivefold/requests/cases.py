@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.record import Mistake
 from fivefold.requests.answers import fastest
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -19,14 +20,20 @@ FILES = (".toml", ".json")
 
 
 def cases(
-    words: Sequence[str], job: Job, *, stacks: str, precisions: str, machine: Callable[[str], Machine]
-) -> list[Case]:
-    """What is compared: run files, or every combination of what the words name; ``machine``: the one of a name."""
-    return _run_files(words, job, stacks + precisions, machine) or _cases(words, job, stacks, precisions, machine)
+    words: Sequence[str], job: Job, *, stacks: Sequence[str], precisions: Sequence[str],
+    machine: Callable[[str], Machine], risk: float = FITS_RISK,
+) -> list[Case]:  # fmt: skip
+    """What is compared: run files, or every combination of what the words name; ``machine``: the one of a name.
+
+    ``risk``: the probability of running out of memory up to which a run file's ``layout = "auto"`` is chosen.
+    """
+    return _run_files(words, job, bool(stacks or precisions), machine, risk) or _cases(
+        words, job, stacks, precisions, machine
+    )
 
 
 def _cases(
-    words: Sequence[str], job: Job, stacks: str, precisions: str, machine: Callable[[str], Machine]
+    words: Sequence[str], job: Job, stacks: Sequence[str], precisions: Sequence[str], machine: Callable[[str], Machine]
 ) -> list[Case]:
     """Every combination of the machines, layouts, softwares and precisions."""
     from fivefold.layout.spec import Layout
@@ -47,15 +54,17 @@ def _cases(
     return [Case(model, ranks, layout, each) for each, ranks, layout in product(jobs, machines, layouts)]
 
 
-def jobs_of(job: Job, stacks: str, precisions: str) -> list[Job]:
+def jobs_of(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> list[Job]:
     """The job by every software, in every precision, of two lists."""
     from fivefold.planner.compare import in_precision, run_by
 
-    jobs = [run_by(job, stack) for stack in _list(stacks, "--stacks")] or [job]
-    return [in_precision(each, name) for each in jobs for name in _list(precisions, "--precisions")] or jobs
+    jobs = [run_by(job, stack) for stack in stacks] or [job]
+    return [in_precision(each, name) for each in jobs for name in precisions] or jobs
 
 
-def _run_files(words: Sequence[str], job: Job, others: str, machine: Callable[[str], Machine]) -> list[Case]:
+def _run_files(
+    words: Sequence[str], job: Job, others: bool, machine: Callable[[str], Machine], risk: float
+) -> list[Case]:
     """What run files say, if all words are such files: with ``layout = "auto"`` the fastest that fits."""
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
@@ -70,12 +79,6 @@ def _run_files(words: Sequence[str], job: Job, others: str, machine: Callable[[s
     found = []
     for run in (Run.load(Path(word)) for word in words):
         model, ranks = resolve(run.model), machine(run.machine)
-        layout = fastest(model, ranks, run.job) if run.layout == "auto" else Layout.parse(run.layout)
+        layout = fastest(model, ranks, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
         found.append(Case(model, ranks, layout, run.job))
     return found
-
-
-def _list(text: str, option: str) -> list[str]:
-    if text and not all(word.strip() for word in text.split(",")):
-        raise Mistake(f"{option} {text!r} is not a list; write such as a,b")
-    return [word.strip() for word in text.split(",") if word.strip()]

@@ -13,6 +13,7 @@ from pydantic import Field
 from fivefold.requests.fields import (
     Assumptions,
     AttentionKernel,
+    ConfigFile,
     ConfigMachine,
     FrontLevels,
     GlobalBatch,
@@ -24,6 +25,7 @@ from fivefold.requests.fields import (
     MachineName,
     ModelName,
     PrecisionName,
+    PrecisionNames,
     Prices,
     PrintsJson,
     Risk,
@@ -31,6 +33,7 @@ from fivefold.requests.fields import (
     Settings,
     ShownLayouts,
     StackName,
+    StackNames,
     TokenCount,
     Where,
 )
@@ -70,11 +73,7 @@ class JsonOption(Request):
 class ConfigOptions(JobOptions):
     """Model, layout and job of a config of any software, in the place of the arguments."""
 
-    from_file: Annotated[
-        Path | None,
-        Field(description="Model, layout and job of a config of any software, instead of words."),
-        Option(("--from",)),
-    ] = None
+    from_file: ConfigFile = None
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
 
@@ -229,6 +228,54 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
     """``fivefold plan``."""
 
     write: Annotated[Path | None, Field(description="Write the run file, which `train` takes.")] = None
+
+
+class CompareRequest(JobRequest):
+    """What ``compare`` is asked, besides a model, machines and layouts."""
+
+    stacks: StackNames = ()
+    precisions: PrecisionNames = ()
+    risk: Risk = FITS_RISK
+
+
+class CompareOptions(CompareRequest, JobOptions, JsonOption):
+    """``fivefold compare``."""
+
+    words: Annotated[
+        tuple[str, ...],
+        Field(description="One model, machines, layouts; or run files."),
+        Argument(metavar="MODEL MACHINE… LAYOUT… | RUN.toml…"),
+    ] = ()
+    from_files: Annotated[
+        tuple[Path, ...],
+        Field(description="Configs of any software; beside them other layouts, and machines."),
+        Option(("--from",)),
+    ] = ()
+    gpus: ConfigMachine = None
+    ignore: IgnoredKeys = ()
+    charts: Annotated[Path | None, Field(description="Write time.svg and memory.svg there.")] = None
+
+
+class SweepRequest(Request):
+    """What ``sweep`` is asked, besides its file."""
+
+    measure: Annotated[bool, Field(description="Also run each row that fits for a few steps.")] = False
+    steps: Annotated[int, Field(description="Steps of each measured run.")] = 8
+    timeout: Annotated[float, Field(description="Seconds after which a measured run is ended.")] = 300.0
+    risk: Risk = FITS_RISK
+
+
+class SweepOptions(SweepRequest, JsonOption):
+    """``fivefold sweep``."""
+
+    file: Annotated[Path, Field(description="The sweep file (.toml)."), Argument()]
+    out: Annotated[
+        Path | None,
+        Field(description="Where rows go: .parquet, .csv or .jsonl. Without it runs/sweeps/NAME.jsonl."),
+    ] = None
+    charts: Annotated[Path | None, Field(description="Draw what the sweep varies, as .svg, into this folder.")] = None
+    slurm: Annotated[bool, Field(description="Measure by Slurm jobs: submit them, or collect what is done.")] = False
+    dry: Annotated[bool, Field(description="Only say how many rows there would be.")] = False
 
 
 class DryrunRequest(LayoutRequest):

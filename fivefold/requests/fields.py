@@ -71,6 +71,9 @@ FrontLevels = Annotated[
     int, Field(ge=1, le=MOST_SHOWN, description="Memory limits for the front of memory against time.")
 ]
 
+StackNames = Annotated[Lines, Field(description="Several softwares: fivefold,megatron-core."), Option(separator=",")]
+PrecisionNames = Annotated[Lines, Field(description="Several precisions: bf16,fp8."), Option(separator=",")]
+
 # What a terminal has: files and forms of printing.
 IgnoredKeys = Annotated[
     tuple[str, ...],
@@ -78,6 +81,11 @@ IgnoredKeys = Annotated[
         description="With --from: leave these keys out, though they may change memory, FLOPs, messages or time.",
     ),
     Option(metavar="KEY[,KEY]"),
+]
+ConfigFile = Annotated[
+    Path | None,
+    Field(description="Model, layout and job of a config of any software, instead of words."),
+    Option(("--from",)),
 ]
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
 PrintsJson = Annotated[bool, Field(description="Print data as JSON."), Option(("--json",))]

@@ -28,6 +28,7 @@ class Option:
     completion: str | None = None  # a function of ``cli/completion.py``
     parser: Callable[[str], Any] | None = None
     shown_default: str | None = None
+    separator: str = ""  # of a list that is written as one text
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,13 @@ def tokens_of(text: str | float) -> float:
         raise ValueError("must be a number, such as 2e12 or 2T") from None
 
 
+def split_list(text: str, *, option: str) -> tuple[str, ...]:
+    """Return the entries of ``a,b``; raise a ``Mistake`` that names ``option`` if one is empty."""
+    if text and not all(word.strip() for word in text.split(",")):
+        raise Mistake(f"{option} {text!r} is not a list; write such as a,b")
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 def parse_bytes(text: str, *, option: str = "--budget") -> int:
     """``24GiB`` as bytes."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat
 
 from fivefold.display import Shown, flat
 from fivefold.record import Record
-from fivefold.step import Step
+from fivefold.step import FITS_RISK, Step
 
 EQUAL = 5e-4  # share by which two values differ that print alike
 Unit = Literal["seconds", "bytes", "share", "per second", "count", "dollars", "words"]
@@ -71,6 +71,12 @@ class Comparison(Shown):
     common: tuple[str, ...]
     variants: tuple[Variant, ...]
     rows: tuple[Quantity, ...]
+    risk: float = FITS_RISK  # probability of running out of memory up to which a variant fits
+
+    def fits(self, step: Step) -> bool:
+        """Whether a step runs out of memory with at most the risk that was asked for."""
+        memory = step.memory
+        return memory.verdict in ("fits", None) if memory.risk is None else memory.risk <= self.risk
 
     def line(self) -> str:
         """How many, and what they share."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fivefold.record import Mistake
 from fivefold.results.sweep_row import Row
+from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal
 from fivefold.sweeps.measure import Case, Submit, check_here, collected, here, measured, submitted
 from fivefold.sweeps.predict import Predictor, digest
@@ -52,20 +53,23 @@ class Plan(NamedTuple):
         return sum((best_of(request) or (1,))[0] for _, requests in self.parts for request in requests)
 
 
-def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report) -> list[Row]:
-    """All rows, in the order of the sweep; what the journal has is not done again."""
+def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK) -> list[Row]:
+    """All rows, in the order of the sweep; what the journal has is not done again.
+
+    ``risk``: the probability of running out of memory up to which a row fits.
+    """
     if trials and trials.submit is None:
         check_here([setting for setting, _ in plan.parts])
-    cases = list(_predicted(plan, journal, report))
+    cases = list(_predicted(plan, journal, report, risk=risk))
     if trials is None:
         return [row for _, row in cases]
     return list(_measured(cases, journal, trials, report))
 
 
-def _predicted(plan: Plan, journal: Journal, report: Report) -> Iterator[Case]:
-    predictor, done, total = Predictor(), 0, sum(len(requests) for _, requests in plan.parts)
+def _predicted(plan: Plan, journal: Journal, report: Report, *, risk: float) -> Iterator[Case]:
+    predictor, done, total = Predictor(risk), 0, sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
-        known, seen = digest(setting), set()
+        known, seen = digest(setting, risk=risk), set()
         for request in requests:
             key = f"{known} {request}"
             values = journal.get("predicted", key)

@@ -76,7 +76,9 @@ def _short(api: APIRouter, site: Site) -> None:
     @api.get("/compare")
     async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
         """Predicted steps side by side: ``fivefold compare --json``."""
-        return await site.work.soon(lambda: side_by_side(list(asked.cases(folder=site.folder, local=site.local))))
+        return await site.work.soon(
+            lambda: side_by_side(list(asked.cases(folder=site.folder, local=site.local)), risk=asked.risk)
+        )
 
 
 def _others(api: APIRouter, site: Site) -> None:

@@ -25,6 +25,7 @@ from fivefold.planner.compare import Case, in_precision, run_by
 from fivefold.record import Mistake, Remark
 from fivefold.requests.commands import (
     AskRequest,
+    CompareRequest,
     LayoutRequest,
     MachineRequest,
     PlanRequest,
@@ -135,13 +136,11 @@ class RatiosQuestion(About, RatiosRequest, defer_build=False):
     """What ``ratios`` is asked."""
 
 
-class CompareQuestion(About):
+class CompareQuestion(About, CompareRequest, defer_build=False):
     """... and what is laid beside each other: every layout on every machine, by every software, in every precision."""
 
     layout: Lines = Field((), description="Layouts.")
     machines: Lines = Field((), description="Machines, besides the first.")
-    stacks: Lines = Field((), description="Several softwares.")
-    precisions: Lines = Field((), description="Several precisions.")
 
     def cases(self, *, folder: Folder, local: Path) -> dict[Case, str]:
         """Every combination, and the address of its plan."""

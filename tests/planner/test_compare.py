@@ -12,6 +12,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.compare import Case, compare, run_by
 from fivefold.record import Mistake
+from fivefold.rendering.comparison import finding
 from fivefold.stack.catalog import STACKS
 
 LLAMA, NODE = named("llama3-8b"), resolve("h100:8 price=2", local=Path("/nowhere"))
@@ -79,3 +80,14 @@ def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> 
 def test_what_a_job_changes_of_its_software_it_changes_of_another() -> None:
     job = Job.read({"loss": "chunked"}, origin="test")
     assert run_by(job, "torchtitan").stack == STACKS["torchtitan"].replace(loss="chunked")
+
+
+def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
+    node = resolve("h100:8 memory=45GiB", local=Path("/nowhere"))
+    job = Job(sequence=4096, global_batch=64)
+    cases = [Case(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
+    assert finding(compare(cases)) == "B alone fits; A is tight"
+    assert finding(compare(cases, risk=0.3)).startswith("A trains most tokens per second, 14.4% more than B")
+    larger = [each._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for each in cases]
+    assert finding(compare(larger)).startswith("A trains most")
+    assert finding(compare(larger, risk=0.01)) == "B alone fits; A has a risk above 1 %"

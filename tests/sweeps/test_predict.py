@@ -16,9 +16,10 @@ from fivefold.planner.search import search
 from fivefold.record import Mistake
 from fivefold.results.sweep_row import Row
 from fivefold.step import Step
+from fivefold.sweeps.journal import opened
 from fivefold.sweeps.predict import Predictor, digest
 from fivefold.sweeps.spec import Setting, Sweep
-from fivefold.sweeps.sweep import Plan
+from fivefold.sweeps.sweep import Plan, run
 
 WIDE = Sweep.read(
     {
@@ -124,3 +125,18 @@ def test_what_a_row_depends_on_is_in_its_key() -> None:
     assert digest(setting, calibrated=False) == digest(other, calibrated=False)
     ((longer, _),) = plan_of(sequences=[128])
     assert len({digest(each, calibrated=False) for each in (setting, longer, setting)}) == 2
+
+
+def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
+    """A row that a journal has kept answers for no other risk; a measurement does not depend on it."""
+    tight = {"models": ["llama3-8b"], "machines": ["h100:8 memory=45GiB"], "layouts": ["dp8 zero3 mbs1"]}
+    plan = Plan.of(Sweep.read(tight | {"sequences": [4096], "batches": [64]}, origin="test"), local=Path("nowhere"))
+    ((setting, _),) = plan.parts
+    found = []
+    with opened(tmp_path / "journal") as journal:
+        for risk in (0.05, 0.5, 0.05):
+            (row,) = run(plan, journal, trials=None, report=lambda *_: None, risk=risk)
+            found.append((row.status, row.why))
+    assert [status for status, _ in found] == ["memory", "fits", "memory"]
+    assert "20 % risk of running out" in found[0][1]
+    assert len({digest(setting), digest(setting, risk=0.05), digest(setting, risk=0.5)}) == 3

@@ -43,7 +43,7 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     cases = asked.cases(folder=site.folder, local=site.local)
     if len(cases) > MOST:
         raise Mistake(f"{len(cases)} variants are more than the {MOST} that can be read beside each other; drop some")
-    found = run(list(cases))
+    found = run(list(cases), risk=asked.risk)
     known = [variant.step for variant in found.variants if variant.step]
     slowest = max(step.time.step_seconds for step in known)
     fullest = max(step.memory.peak_bytes for step in known)
