@@ -24,6 +24,7 @@ from fivefold.requests.commands import (
     SearchOptions,
     SearchRequest,
     SweepOptions,
+    TraceOptions,
 )
 from fivefold.requests.extras import told
 from fivefold.step import FITS_RISK
@@ -258,6 +259,7 @@ def _journal(path: Path | None) -> Iterator[Journal]:
         yield journal
 
 
+@documented(TraceOptions)
 @told
 def trace(
     files: Where | Sequence[Where], *, step: int | None = None, top: int = 10, machine: str | Machine | None = None,

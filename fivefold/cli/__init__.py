@@ -1,7 +1,7 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 parameters · request_options   a command's arguments and options, of its request schema
-options · job_options · arguments · completion · errors   what commands share; records of words or a file; exit codes
+options · arguments · completion · errors   what commands share; records of words or a file; exit codes
 plan · playbook · search · across · compare · dryrun · run · closing · slurm   predict ask ratios; …; train data show
 calibrate · sweep · trace               this computer; many layouts; traces of any trainer
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, say, show, whole_numbers
+from fivefold.cli.options import say, show, whole_numbers
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import CalibrateOptions
 from fivefold.requests.machines import local_file
 
 if TYPE_CHECKING:
@@ -22,20 +21,8 @@ BUSY = 0.5  # spread between rounds from which a calibration is not to be believ
 PICKS = 4  # most layouts that are measured to find the fastest by what was measured
 
 
-@takes_job
-def calibrate(
-    layout: Annotated[str | None, typer.Argument(help="With --for MODEL: the layout to measure.")] = None,
-    of: Annotated[
-        str | None,
-        typer.Option("--for", help="Measure what one run computes and sends: a run file, or a model with LAYOUT."),
-    ] = None,
-    *,
-    ranks: Annotated[str, typer.Option(help="Process counts to measure, such as 1,2.")] = "1,2",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Machine file to write; without it, what 'local' means.")] = None,
-    job: Job,
-    json: AsJson = False,
-) -> None:
+@takes_request(CalibrateOptions)
+def calibrate(request: CalibrateOptions, job: Job) -> None:
     """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'.
 
     Under torchrun on several hosts, the links between them too. With --for, the units and messages of one run, in the
@@ -45,12 +32,13 @@ def calibrate(
     from fivefold.rendering import table
     from fivefold.trainer.process import Process
 
-    path, process = out or local_file(), Process.of(os.environ)
-    counts = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2")
+    path, process = request.out or local_file(), Process.of(os.environ)
+    of, layout = request.run, request.layout
+    counts = whole_numbers(request.ranks, option="--ranks", of="process counts", such="1,2")
     if of is None and layout is not None:
         raise Mistake(f"calibrate {layout!r}: a layout is measured for a model; add --for MODEL")
     known = next((each for each in (path, local_file()) if of is not None and each.exists()), None)
-    machine = read(known) if known is not None else _measure(counts, process, quick=quick)
+    machine = read(known) if known is not None else _measure(counts, process, quick=request.quick)
     if machine is None:
         return
     if of is not None:
@@ -60,7 +48,7 @@ def calibrate(
     spread = machine.calibration.spread if machine.calibration else None
     if spread is not None and spread > BUSY:
         say(f"the computer was busy: a tenth of the points differ by {spread:.0%} or more; repeat when it is idle")
-    show(machine.model_dump_json(indent=2) if json else table.machine(machine))
+    show(machine.model_dump_json(indent=2) if request.as_json else table.machine(machine))
 
 
 def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machine | None:

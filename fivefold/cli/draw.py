@@ -2,57 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import say, whole_numbers
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import DrawOptions, Picture
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
 
-Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
 OF_STEPS = ("pipeline", "memory", "parts", "roofline")
 SIZES = tuple(2**power for power in range(12, 35))  # bytes of a buffer
 
 
-@takes_job
-def draw(
-    picture: Annotated[Picture, typer.Argument(help="What to draw.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]",
-            help="Of a step (the first four); of a machine (topology, bandwidth); ranks; names of formats.",
-        ),
-    ] = None,
-    *,
-    job: Job,
-    collective: Annotated[
-        Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"], typer.Option(help="For bandwidth.")
-    ] = "all_reduce",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help=".svg, .png, .pdf or .html. Without it PICTURE.svg.")
-    ] = None,
-) -> None:
+@takes_request(DrawOptions)
+def draw(request: DrawOptions, job: Job) -> None:
     """One picture: a step's pipeline, memory or roofline, a machine, collectives, masks of a ring, number formats."""
     from fivefold.job import Job as Default
     from fivefold.rendering import charts
 
+    picture, words = request.picture, request.words
     if picture not in OF_STEPS and job != Default():
         raise Mistake(f"{picture} is of no job; drop its options")
-    path, said = out or Path(f"{picture}.svg"), words or []
-    chart = _of_step(picture, said, job) if picture in OF_STEPS else _other(picture, said, collective)
+    path = request.out or Path(f"{picture}.svg")
+    chart = _of_step(picture, words, job) if picture in OF_STEPS else _other(picture, words, request.collective)
     charts.save(chart, path)
     say(f"drew {path}")
 
 
-def _of_step(picture: Picture, words: list[str], job: Job) -> Any:
+def _of_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     from fivefold.cli.pictures import charts_of
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -72,7 +55,7 @@ def _of_step(picture: Picture, words: list[str], job: Job) -> Any:
     return charts_of(plans, layout, step)[picture]
 
 
-def _other(picture: Picture, words: list[str], collective: str) -> Any:
+def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:
     from fivefold.rendering.figures import collectives, formats, masks
     from fivefold.rendering.figures.machine import bandwidth, topology
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json as json_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, show
+from fivefold.cli.options import show
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import ExplainOptions
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
@@ -19,34 +17,20 @@ if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.results.explanation import AgainstPrediction, Explanation
 
-Files = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE…", help="Logs, memory snapshots, flight recorders, stacks; or their folder."),
-]
-Against = Annotated[
-    tuple[str, str, str] | None,
-    typer.Option("--against", metavar="MODEL MACHINE LAYOUT", help="What should be there, and what fits; takes a job."),
-]
 
-
-@takes_job
-def explain(
-    files: Files,
-    job: Job,
-    against: Against = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many lines of code to list.")] = 12,
-    json: AsJson = False,
-) -> None:
+@takes_request(ExplainOptions)
+def explain(request: ExplainOptions, job: Job) -> None:
     """Why a run failed or hung: logs, memory snapshots, flight recorders, stacks; and the least change that fits."""
     from fivefold.diagnosis.explain import explain as read
     from fivefold.job import Job
     from fivefold.rendering.explanation import page
 
+    against = request.against
     if against is None and job != Job():
         raise Mistake("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
-    found = read(files, top=top)
+    found = read(request.files, top=request.top)
     beside = _beside(found, against, job) if against else None
-    if json:
+    if request.as_json:
         data = {"found": [each.model_dump(mode="json") for each in found],
                 "against": beside.model_dump(mode="json") if beside else None}  # fmt: skip
         show(json_module.dumps(data, indent=2))

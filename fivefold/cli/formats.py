@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli import completion
-from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, Ignore, say, show
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import ReadOptions, WriteOptions
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
 from fivefold.requests.machines import load_machine
 
@@ -21,51 +19,25 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
-Gpus = Annotated[str | None, typer.Option("--gpus", help="What it runs on, such as h100:64.")]
-Named = Annotated[str | None, typer.Option("--model", help="The model, where a config names none.")]
-Words = Annotated[int | None, typer.Option("--vocab", min=1, help="The vocabulary, where a config names none.")]
 
-
-def read(
-    words: Annotated[list[str], typer.Argument(metavar="FILE|ARGS…", help="A config, a script, or a launch line.")],
-    gpus: Gpus = None,
-    model: Named = None,
-    vocab: Words = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(ReadOptions)
+def read(request: ReadOptions) -> None:
     """A config of Megatron, torchtitan, DeepSpeed, … as model, layout and job; each key understood, or named."""
     from fivefold.interop.read import read as run
     from fivefold.rendering import reading
 
-    found = run(words, build_request(gpus, model, vocab))
-    show(found.model_dump_json(indent=2) if json else reading.page(found))
+    found = run(request.words, build_request(request.gpus, request.model, request.vocab))
+    show(found.model_dump_json(indent=2) if request.as_json else reading.page(found))
 
 
-@takes_job
-def write(
-    what: Annotated[
-        str, typer.Argument(metavar="LAYOUT|FILE", help="A layout, a run file, or any config to translate.")
-    ],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            help="Format to write, such as torchtitan or megatron; shell completion lists all of them.",
-            autocompletion=completion.formats,
-        ),
-    ],
-    job: Job,
-    model: Named = None,
-    gpus: Gpus = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File or folder to write to.")] = None,
-    ignore: Ignore = None,
-) -> None:
+@takes_request(WriteOptions)
+def write(request: WriteOptions, job: Job) -> None:
     """The config with which another software runs a layout; refused by name where it cannot."""
     from fivefold.interop.write import write as run
 
-    plan = _plan(what, job, model=model, gpus=gpus, ignore=ignore)
-    put(run(plan, to=to), output)
-    say_defaults(what, plan)
+    plan = _plan(request, job)
+    put(run(plan, to=request.to), request.output)
+    say_defaults(request.what, plan)
 
 
 def say_defaults(what: str, plan: Plan) -> None:
@@ -93,18 +65,19 @@ def put(written: Written, output: Path | None) -> None:
         say(f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else ""))
 
 
-def _plan(what: str, job: Job, *, model: str | None, gpus: str | None, ignore: list[str] | None) -> Plan:
+def _plan(request: WriteOptions, job: Job) -> Plan:
     """Model, layout and job of a layout's text with --model, of our run file, or of another software's config."""
     from fivefold.interop.format import Plan
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
+    what, model, gpus = request.what, request.model, request.gpus
     nodes = load_machine(gpus).ranks_per_node if gpus else 8
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
             raise Mistake(f"layout {what!r} is of what model? say --model NAME")
         return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
-    config = load_config([what], build_request(gpus, model), ignore=ignore or ())
+    config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):
         say(f"fivefold: {line}")
     return Plan(config.model, config.layout, config.job, nodes, gpus or _machine_of(Path(what)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fivefold.cli.parameters import option_of
 from fivefold.record import Mistake
-from fivefold.requests.commands import ConfigOptions, JobRequest, JsonOption
+from fivefold.requests.commands import JobRequest, JsonOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Precision = Annotated[str | None, option_of("precision", JobRequest)]
 AsJson = Annotated[bool, option_of("as_json", JsonOption)]
-Ignore = Annotated[list[str] | None, option_of("ignore", ConfigOptions)]
-Gpus = Annotated[str | None, option_of("gpus", ConfigOptions)]
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:

@@ -40,7 +40,8 @@ def parameter_of(name: str, field: FieldInfo, *, optional: bool = False) -> insp
     if option.separator:
         kind, default = str, ""
     elif _is_list(field.annotation):
-        kind, default = list[kind.__args__[0]] | None, None  # type: ignore[name-defined]
+        entries: Any = list[get_args(kind)[0]]  # type: ignore[misc]
+        kind, default = (entries, default) if field.is_required() else (entries | None, None)
     elif optional:
         kind, default = kind | None, None
     said: dict[str, Any] = {"help": field.description}
@@ -55,10 +56,9 @@ def parameter_of(name: str, field: FieldInfo, *, optional: bool = False) -> insp
         info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **said)
     else:
         info = typer.Argument(**said)
-    required = argument is not None and default is PydanticUndefined
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info],
-        default=inspect.Parameter.empty if required else default,
+        default=inspect.Parameter.empty if default is PydanticUndefined else default,
     )  # fmt: skip
 
 

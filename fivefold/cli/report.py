@@ -6,22 +6,19 @@ import json
 import os
 import platform
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import Gpus, Ignore, say
-from fivefold.cli.parameters import option_of
+from fivefold.cli.options import say
 from fivefold.cli.reproduce import command, job_said
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Fault, Mistake
-from fivefold.requests.commands import SearchRequest
+from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.machines import load_machine
-from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -32,40 +29,25 @@ if TYPE_CHECKING:
     from fivefold.step import Step
     from fivefold.trainer.run import Run
 
-FromFile = Annotated[Path | None, typer.Option("--from", help="A config of any software, instead of words.")]
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 NAME = "report.html"
 LEVELS = 6  # memory limits for the front: more take longer than the search itself
 
 
-@takes_job
-def report(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]",
-            help="A run's folder; what --json printed; rows of a sweep; or a question, with a job.",
-        ),
-    ] = None,
-    *,
-    job: Job,
-    from_file: FromFile = None,
-    gpus: Gpus = None,
-    ignore: Ignore = None,
-    risk: Annotated[float, option_of("risk", SearchRequest)] = FITS_RISK,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The .html file. Without it report.html, of a run in its folder.")
-    ] = None,
-) -> None:
+@takes_request(ReportOptions)
+def report(request: ReportOptions, job: Job) -> None:
     """One self-contained HTML file: what was asked, proposed and why, memory, time, predicted beside measured."""
     from fivefold.job import Job as Default
 
+    what, out, gpus, ignore = request.what, request.out, request.gpus, request.ignore
     if out is not None and out.suffix not in (".html", ".htm"):
         raise Mistake(f"--out {out}: a report is .html; print it to PDF from a browser")
-    if from_file is not None:
+    if request.from_file is not None:
         if what or job != Default() or gpus is None:
-            raise Mistake(f"--from {from_file} says model, layout and job: give the machine alone, as --gpus h100:64")
-        title, parts, commands = _of_config(from_file, gpus, ignore or [])
+            raise Mistake(
+                f"--from {request.from_file} says model, layout and job: give the machine alone, as --gpus h100:64"
+            )
+        title, parts, commands = _of_config(request.from_file, gpus, ignore)
         folder = Path()
     elif ignore:
         raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
@@ -80,8 +62,8 @@ def report(
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
     else:
-        title, parts, commands = _of_question(what, job, risk)
-        commands.append(command("report", what, job))
+        title, parts, commands = _of_question(what, job, request.risk)
+        commands.append(command("report", what, job, risk=request.risk))
         folder = Path()
     path = out or folder / NAME
     _write(path, title, parts, commands)
@@ -134,7 +116,7 @@ def _asked(commands: list[str]) -> Asked:
     return Asked(commands, versions)
 
 
-def _of_config(file: Path, gpus: str, ignore: list[str]) -> tuple[str, list[str], list[str]]:
+def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """A config of any software, on the machine of ``--gpus``."""
     from fivefold.cli.arguments import machine_of
     from fivefold.planner.predict import planner, predict
@@ -156,7 +138,7 @@ def _of_config(file: Path, gpus: str, ignore: list[str]) -> tuple[str, list[str]
     return _title(model.name, machine.name, machine.ranks), parts, again
 
 
-def _of_question(what: list[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
+def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
     """A model, a machine and perhaps a layout: the predicted step, or what a search proposes."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -190,7 +172,7 @@ def _of_question(what: list[str], job: Job, risk: float) -> tuple[str, list[str]
     if choice is not None:
         asked = job_said(choice.step)
         drawn = drawing(planner(model, machine, asked), Layout.parse(choice.step.layout), choice.step)
-    again = [command("search", what, job)]
+    again = [command("search", what, job, risk=risk)]
     again += [command("predict", [*what, choice.step.layout], job_said(choice.step))] if choice else []
     parts = [] if found.best else [paragraph(describe_question(model, machine, job))]
     return _title(model.name, machine.name, machine.ranks), [*parts, *page.of_search(found, drawn)], again

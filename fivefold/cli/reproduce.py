@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import Mistake
 from fivefold.requests.job import load_job
+from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -20,8 +22,9 @@ def job_said(step: Step) -> Job:
     return Job.read(dict(step.job), origin="job")
 
 
-def command(verb: str, words: list[str], job: Job) -> str:
+def command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RISK) -> str:
     """The command line that asks the same; where options cannot say the job, it names a file of it."""
+    words = words if risk == FITS_RISK else [*words, "--risk", f"{risk:g}"]
     options = _options(job)
     said = ["fivefold", verb, *words, *(text for option in options for text in option)]
     plain: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}

@@ -15,6 +15,8 @@ from fivefold.requests.fields import (
     AttentionKernel,
     ConfigFile,
     ConfigMachine,
+    ConfigModel,
+    ConfigTarget,
     FrontLevels,
     GlobalBatch,
     IgnoredKeys,
@@ -45,6 +47,8 @@ from fivefold.step import FITS_RISK
 ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 Batch = Literal["advised", "job"]
+Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 class JobRequest(Request):
@@ -292,3 +296,126 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
     snapshot: Annotated[
         Path | None, Field(description="Write the memory for https://pytorch.org/memory_viz (.pickle).")
     ] = None
+
+
+class ReportOptions(JobOptions):
+    """``fivefold report``."""
+
+    what: Annotated[
+        tuple[str, ...],
+        Field(description="A run's folder; what --json printed; rows of a sweep; or a question, with a job."),
+        Argument(metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]"),
+    ] = ()
+    from_file: ConfigFile = None
+    gpus: ConfigMachine = None
+    ignore: IgnoredKeys = ()
+    risk: Risk = FITS_RISK
+    out: Annotated[
+        Path | None,
+        Field(description="The .html file. Without it report.html, of a run in its folder."),
+        Option(("--out", "-o")),
+    ] = None
+
+
+class ReadOptions(JsonOption):
+    """``fivefold read``."""
+
+    words: Annotated[
+        tuple[str, ...], Field(description="A config, a script, or a launch line."), Argument(metavar="FILE|ARGS…")
+    ]
+    gpus: ConfigTarget = None
+    model: ConfigModel = None
+    vocab: Annotated[int | None, Field(ge=1, description="The vocabulary, where a config names none.")] = None
+
+
+class WriteOptions(JobOptions):
+    """``fivefold write``."""
+
+    what: Annotated[
+        str,
+        Field(description="A layout, a run file, or any config to translate."),
+        Argument(metavar="LAYOUT|FILE"),
+    ]
+    to: Annotated[
+        str,
+        Field(description="Format to write, such as torchtitan or megatron; shell completion lists all of them."),
+        Option(completion="formats"),
+    ]
+    model: ConfigModel = None
+    gpus: ConfigTarget = None
+    output: Annotated[Path | None, Field(description="File or folder to write to."), Option(("-o", "--output"))] = None
+    ignore: IgnoredKeys = ()
+
+
+class DrawOptions(JobOptions):
+    """``fivefold draw``."""
+
+    picture: Annotated[Picture, Field(description="What to draw."), Argument()]
+    words: Annotated[
+        tuple[str, ...],
+        Field(description="Of a step (the first four); of a machine (topology, bandwidth); ranks; names of formats."),
+        Argument(metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]"),
+    ] = ()
+    collective: Annotated[Collective, Field(description="For bandwidth.")] = "all_reduce"
+    out: Annotated[
+        Path | None,
+        Field(description=".svg, .png, .pdf or .html. Without it PICTURE.svg."),
+        Option(("--out", "-o")),
+    ] = None
+
+
+class CalibrateOptions(JobOptions, JsonOption):
+    """``fivefold calibrate``."""
+
+    layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
+    run: Annotated[
+        str | None,
+        Field(description="Measure what one run computes and sends: a run file, or a model with LAYOUT."),
+        Option(("--for",)),
+    ] = None
+    ranks: Annotated[str, Field(description="Process counts to measure, such as 1,2.")] = "1,2"
+    quick: Annotated[bool, Field(description="Fewer points.")] = False
+    out: Annotated[Path | None, Field(description="Machine file to write; without it, what 'local' means.")] = None
+
+
+class TraceRequest(JobRequest):
+    """What ``trace`` is asked of its files."""
+
+    step: Annotated[int | None, Field(ge=0, description="Only the ProfilerStep of this number.")] = None
+    top: Annotated[int, Field(ge=1, description="How many kernels to list.")] = 10
+    machine: Annotated[str | None, Field(description="Whose links the messages use: h100:8, …")] = None
+    against: Annotated[
+        tuple[str, str, str] | None,
+        Field(description="Lay the predicted step beside it; takes a job."),
+        Option(metavar="MODEL MACHINE LAYOUT"),
+    ] = None
+
+
+class TraceOptions(TraceRequest, JobOptions, JsonOption):
+    """``fivefold trace``."""
+
+    files: Annotated[
+        tuple[Path, ...],
+        Field(description="Traces (.json, .json.gz), one of each rank, or their folder."),
+        Argument(metavar="FILE…"),
+    ]
+    charts: Annotated[
+        Path | None,
+        Field(description="Write breakdown and critical-path as .svg and .html into this folder."),
+    ] = None
+
+
+class ExplainOptions(JobOptions, JsonOption):
+    """``fivefold explain``."""
+
+    files: Annotated[
+        tuple[Path, ...],
+        Field(description="Logs, memory snapshots, flight recorders, stacks; or their folder."),
+        Argument(metavar="FILE…"),
+    ]
+    against: Annotated[
+        tuple[str, str, str] | None,
+        Field(description="What should be there, and what fits; takes a job."),
+        Option(metavar="MODEL MACHINE LAYOUT"),
+    ] = None
+    top: Annotated[int, Field(ge=1, description="How many lines of code to list.")] = 12

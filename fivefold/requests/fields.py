@@ -88,4 +88,6 @@ ConfigFile = Annotated[
     Option(("--from",)),
 ]
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
+ConfigTarget = Annotated[str | None, Field(description="What it runs on, such as h100:64.")]
+ConfigModel = Annotated[str | None, Field(description="The model, where a config names none.")]
 PrintsJson = Annotated[bool, Field(description="Print data as JSON."), Option(("--json",))]

@@ -17,6 +17,7 @@ import fivefold as ff
 from fivefold.cli import app, reproduce
 from fivefold.cli.closing import write_report
 from fivefold.cli.report import NAME
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve as model_of
@@ -217,3 +218,9 @@ def test_names_of_lanes_are_not_cut() -> None:
         margin = re.search(rf"svg.{look[1]} \{{ margin-left: (\d+)px", css())
         assert margin
         assert float(margin[1]) - 8 - 6.6 * len(name) > 0
+
+
+def test_a_command_asks_for_the_risk_again() -> None:
+    words = ["nano", "h100:8"]
+    assert "--risk" not in reproduce.command("search", words, Job())
+    assert reproduce.command("search", words, Job(), risk=0.2).startswith("fivefold search nano h100:8 --risk 0.2 ")

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any]
     "ask": (commands.AskRequest, commands.AskOptions, (ff.ask,)),
     "compare": (commands.CompareRequest, commands.CompareOptions, (ff.compare,)),
     "sweep": (commands.SweepRequest, commands.SweepOptions, (ff.sweep,)),
+    "trace": (commands.TraceRequest, commands.TraceOptions, (ff.trace,)),
     "plan": (commands.PlanRequest, commands.PlanOptions, (ff.plan,)),
 }
 # Parameters under a name of their own: a walk begins at its layout; across takes all machines in one list.
