@@ -175,6 +175,7 @@ def show_run(
     from fivefold.rendering import charts as draw
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
+    from fivefold.rendering.losses import draw_losses
     from fivefold.results.step_comparison import assumed, compare, read_pair
 
     if (alone := _measured_alone(folder / "step.json")) is not None:
@@ -197,7 +198,7 @@ def show_run(
     if charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
         for name, chart in (
-            ("loss", draw.loss_curve(lines, subtitle=title)),
+            ("loss", draw_losses(lines, subtitle=title)),
             ("memory", draw.memory_bars([predicted, measured])),
             ("compare", draw.compare_bars(rows)),
         ):

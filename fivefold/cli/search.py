@@ -103,8 +103,8 @@ def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, 
 
 def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
     """The front of memory against time, as a picture."""
-    from fivefold.rendering import search as page
     from fivefold.rendering.charts import save
+    from fivefold.rendering.drawn import draw_front_file
 
-    save(page.front_chart(found, subtitle=of), path)
+    save(draw_front_file(found, subtitle=of), path)
     say(f"drew {path}")

@@ -1,4 +1,4 @@
-"""Altair charts titled with their finding: the loss of a run, the memory of steps, predicted against measured.
+"""Altair charts titled with their finding: the memory of steps, predicted against measured; files of all pictures.
 
 Altair and vl-convert (the extra ``show``) are imported only when a chart is drawn; nothing is fetched from a network.
 """
@@ -6,15 +6,14 @@ Altair and vl-convert (the extra ``show``) are imported only when a chart is dra
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from fivefold.record import Fault, Mistake
 from fivefold.rendering.drawing.file import PictureFile
-from fivefold.rendering.palette import BLUE, CONFIG, GREEN, ORANGE, RED, break_lines, colour, heading
+from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, colour, heading
 from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.results.step_comparison import Row
 from fivefold.step import StageMemory, Step
@@ -23,30 +22,7 @@ from fivefold.units import byte_unit, show_bytes
 Chart = Any  # an Altair chart; naming its class would import Altair
 
 WIDTH = 640
-MOST_POINTS = 1000  # of one curve: more cannot be seen, and Altair refuses more than 5000 rows
-CURVES = {"loss": "training", "heldout_loss": "held-out"}  # key of a logged point → its name in the chart
 COLOURS = tuple(map(colour, MEMORY_PARTS))
-
-
-def loss_curve(points: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Chart:
-    """Chart the loss in nats per token over steps; a point has ``step`` and ``loss`` or ``heldout_loss`` or both."""
-    alt = _altair()
-    logged = list(points)
-    curves = {name: _curve(logged, key) for key, name in CURVES.items() if _curve(logged, key)}
-    if not curves:
-        raise Mistake(f"none of {len(logged)} logged points has a step and a finite loss; log one or more")
-    values = [{"step": x, "loss": y, "curve": name} for name, curve in curves.items() for x, y in _thin(curve)]
-    steps = alt.Axis(grid=False, tickMinStep=1, tickCount=10, format=",d")
-    chart = (
-        alt.Chart(alt.Data(values=values))
-        .mark_line(point=len(values) <= 40, strokeWidth=2)
-        .encode(
-            x=alt.X("step:Q", title="optimizer step", scale=alt.Scale(nice=False), axis=steps),
-            y=alt.Y("loss:Q", title="loss, nats per token", scale=alt.Scale(zero=False)),
-            color=_colour("curve", dict(zip(CURVES.values(), (BLUE, ORANGE), strict=True))),
-        )
-    )
-    return _finish(chart, title=_loss_finding(curves), subtitle=subtitle, height=320)
 
 
 def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
@@ -152,28 +128,6 @@ def _altair() -> Any:
     except ImportError:
         raise Mistake("charts need the extra show: pip install 'fivefold[show]'") from None
     return altair
-
-
-def _curve(points: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
-    pairs = ((point.get("step"), point.get(key)) for point in points)
-    return sorted((int(x), float(y)) for x, y in pairs if x is not None and y is not None and isfinite(y))
-
-
-def _thin(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Reduce a curve to at most ``MOST_POINTS``: the mean of each run of neighbours, at the run's last step."""
-    stride = -(-len(curve) // MOST_POINTS)
-    runs = (curve[i : i + stride] for i in range(0, len(curve), stride))
-    return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
-
-
-def _loss_finding(curves: Mapping[str, list[tuple[int, float]]]) -> str:
-    name, curve = list(curves.items())[-1]  # the held-out loss if there is one
-    (_, first), (step, last) = curve[0], curve[-1]
-    if len(curve) == 1:
-        return f"{name.capitalize()} loss is {last:.2f} at step {step:,}"
-    return (
-        f"{name.capitalize()} loss {'fell' if last < first else 'rose'} from {first:.2f} to {last:.2f} by step {step:,}"
-    )
 
 
 def _stages_by_name(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:

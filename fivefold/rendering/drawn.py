@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from fivefold.record import Mistake
+from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.drawing.scatter import HEIGHT, Point, picture
 from fivefold.rendering.drawing.svg import image, titled
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 Page = Literal["report", "notebook"]
 MOST_POINTS = 1500
+MOST_NAMES = 8  # points that a file names
 MEMORY = "memory of the fullest rank"
 
 
@@ -24,17 +27,45 @@ def front(found: SearchResult, *, within: Page) -> list[str]:
     """Memory against time of a search that was asked for several memory limits; nothing of one that was not."""
     if len(found.front) < 2:
         return []
-    size, unit = byte_unit(max(each.memory_bytes for each in found.front))
-    per_second, time = time_unit(max(each.step_seconds for each in found.front))
-    dots = [
-        Point(each.memory_bytes / size, each.step_seconds * per_second,
-              f"{each.layout}: {show_seconds(each.step_seconds)}, {show_bytes(each.memory_bytes)}")
-        for each in found.front
-    ]  # fmt: skip
-    label = "memory against time"
-    drawn = picture(dots, label=label, stairs=True, y_title=time, x_title=f"{MEMORY}, {unit}")
     said = "no layout is both smaller and faster than one of these"
-    return [heading("Memory against time", said), _placed(drawn, label, within)]
+    drawn = draw_front(list_front(found))
+    return [heading("Memory against time", said), _placed(drawn, "memory against time", within)]
+
+
+def list_front(found: SearchResult, *, named: bool = False) -> list[Point]:
+    """Return the points of the front, in bytes and seconds; ``named``: with their layouts if these are few."""
+    few = named and len(found.front) <= MOST_NAMES
+    return [
+        Point(
+            point.memory_bytes,
+            point.step_seconds,
+            f"{point.layout}: {show_seconds(point.step_seconds)}, {show_bytes(point.memory_bytes)}",
+            text=point.layout if few else "",
+        )
+        for point in found.front
+    ]
+
+
+def draw_front(points: Sequence[Point]) -> Raw:
+    """Return the chart of memory against time of points in bytes and seconds, those of the front joined."""
+    size, unit = byte_unit(max(point.x for point in points))
+    per_second, time = time_unit(max(point.y for point in points))
+    scaled = [point._replace(x=point.x / size, y=point.y * per_second) for point in points]
+    label = "memory against time of the layouts that are the fastest for their memory"
+    return picture(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time)
+
+
+def draw_front_file(found: SearchResult, *, subtitle: str = "") -> PictureFile:
+    """Return the front as a file; its title says what less memory costs."""
+    if not found.front:
+        raise Mistake("no layout fits; there is no front to draw")
+    points = sorted(found.front, key=lambda point: point.memory_bytes)
+    small, fast = points[0], points[-1]
+    slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
+    title = f"{less:.0%} less memory costs {slower:.0%} more time"
+    if len(points) == 1:
+        title = f"{fast.layout} is both the fastest and the smallest"
+    return PictureFile(title, (subtitle,), draw_front(list_front(found, named=True)), HEIGHT, ())
 
 
 def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:

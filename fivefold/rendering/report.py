@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any, NamedTuple
 
 from fivefold.rendering import html, memory, pipeline
-from fivefold.rendering.charts import CURVES
-from fivefold.rendering.drawing import lines
 from fivefold.rendering.drawing import memory as areas
 from fivefold.rendering.drawing import pipeline as timeline
 from fivefold.rendering.drawing.style import css
 from fivefold.rendering.drawing.svg import legend, titled
 from fivefold.rendering.drawn import cloud, front
 from fivefold.rendering.elements import STYLE, figures, folded, grid, heading, paragraph, table, words
+from fivefold.rendering.losses import draw_losses, list_loss_curves
 from fivefold.rendering.question import describe_step
 from fivefold.rendering.step_view import list_key_figures, view_operations, view_step
 from fivefold.rendering.sweep.settings import describe_rows
@@ -154,20 +152,15 @@ def of_run(
 
 def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
     """The curve of the loss, and what happened on the way."""
-    curves = {
-        name: [(float(line["step"]), float(line[key])) for line in log
-               if key in line and "step" in line and isfinite(line[key])]
-        for key, name in CURVES.items()
-    }  # fmt: skip
-    curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
-    parts = [heading("Loss", level=2)] if curves else []
-    if curves:
-        name, curve = list(curves.items())[-1]
-        said = f"{name} loss from {curve[0][1]:.2f} to {curve[-1][1]:.2f} by step {curve[-1][0]:,.0f}"
-        looks = {name: look for name, look in zip(CURVES.values(), ("F", "BW"), strict=True) if name in curves}
-        drawn = [lines.Curve(name, looks[name], curve) for name, curve in curves.items()]
-        picture = lines.picture(drawn, label=said, x_title="optimizer step", y_title="nats")
-        parts += [paragraph(said, kind="soft"), titled(picture), legend((look, name) for name, look in looks.items())]
+    parts = []
+    if any(len(curve.points) > 1 for curve in list_loss_curves(log)):
+        drawn = draw_losses(log)
+        parts = [
+            heading("Loss", level=2),
+            paragraph(drawn.title, kind="soft"),
+            titled(drawn.chart),
+            legend(drawn.looks),
+        ]
     events = [(f"{line.get('step', 0):,}", line["event"]) for line in log if "event" in line][-40:]
     return [*parts, *([heading("Events"), table(("step", "event"), events, left=("event",))] if events else [])]
 

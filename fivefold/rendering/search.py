@@ -8,11 +8,8 @@ from operator import attrgetter, itemgetter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.record import Mistake
-from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import expectation
-from fivefold.rendering.palette import BLUE, ORANGE
 from fivefold.rendering.robust import regrets, robust, scenarios
 from fivefold.results.search_result import (
     Answer,
@@ -28,10 +25,9 @@ from fivefold.results.search_result import (
     Why,
 )
 from fivefold.stack.catalog import STACKS
-from fivefold.units import byte_unit, show_bytes, show_count, show_risk, show_seconds
+from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
-NAMED = 8  # the chart labels its points if they are no more than this
 
 
 def page(found: SearchResult) -> RenderableType:
@@ -113,36 +109,6 @@ def choose_changes(found: Sequence[Change], top: int) -> list[Change]:
 def batches(found: Sequence[Batch]) -> RenderableType:
     """Return a table of global batches: tokens, micro-batches and steps of each."""
     return make_grid(BATCHES, found)
-
-
-def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:
-    """Return a chart of the Pareto front: seconds per step over memory of the fullest rank."""
-    alt = _altair()
-    if not found.front:
-        raise Mistake("no layout fits; there is no front to draw")
-    points = sorted(found.front, key=lambda point: point.memory_bytes)
-    size, unit = byte_unit(points[-1].memory_bytes)
-    values = [
-        {"memory": point.memory_bytes / size, "seconds": point.step_seconds, "layout": point.layout,
-         "text": point.layout if len(points) <= NAMED else "", "best": point is points[-1]}
-        for point in points
-    ]  # fmt: skip
-    x = alt.X("memory:Q", title=f"memory of the fullest rank, {unit}", scale=alt.Scale(zero=False, padding=20))
-    y = alt.Y("seconds:Q", title="seconds per step", scale=alt.Scale(zero=False, padding=20))
-    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
-    colour = alt.condition("datum.best", alt.value(ORANGE), alt.value(BLUE))
-    marks = base.mark_point(filled=True, size=70).encode(color=colour, tooltip="layout:N")
-    names = base.mark_text(align="left", dx=8, dy=-8, fontSize=11).encode(text="text:N")
-    line = base.mark_line(interpolate="step-after", strokeWidth=1.5, color=BLUE)
-    return _finish(line + marks + names, title=_finding(points), subtitle=subtitle, height=360)
-
-
-def _finding(points: Sequence[Point]) -> str:
-    small, fast = points[0], points[-1]
-    if len(points) == 1:
-        return f"{fast.layout} is both the fastest and the smallest"
-    slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
-    return f"{less:.0%} less memory costs {slower:.0%} more time"
 
 
 def _proposal(found: Proposal) -> RenderableType:

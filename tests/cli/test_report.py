@@ -102,7 +102,7 @@ def folder() -> Path:
 
 def test_a_run() -> None:
     text = report(str(folder()), at="runs/a/report.html")
-    for word in ("-20.0%", "exact", "held-out loss from 5.00 to 4.20", "rolled back &lt;to&gt; 40", "&lt;core&gt;",
+    for word in ("-20.0%", "exact", "Held-out loss fell from 5.00 to 4.20", "rolled back &lt;to&gt; 40", "&lt;core&gt;",
                  "slow link: &lt;b&gt;", "What makes up the error", "measured"):  # fmt: skip
         assert word in text
     assert text.count('<svg class="chart') == 3

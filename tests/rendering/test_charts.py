@@ -14,10 +14,6 @@ from fivefold.step import Memory, Step
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
-POINTS = [
-    {"step": i, "loss": 5.5 - i / 100, **({"heldout_loss": 5.6 - i / 100} if i % 100 == 0 else {})} for i in range(301)
-]
-
 
 def title(chart: Any) -> str:
     return str(chart.to_dict()["title"]["text"])
@@ -27,29 +23,6 @@ def values(chart: Any) -> list[dict[str, Any]]:
     spec = chart.to_dict()
     layers = spec.get("layer", [spec])
     return list(next(layer["data"]["values"] for layer in [spec, *layers] if "data" in layer))
-
-
-def test_the_loss_title_is_the_finding() -> None:
-    assert title(charts.loss_curve(POINTS)) == "Held-out loss fell from 5.60 to 2.60 by step 300"
-    training = [{"step": p["step"], "loss": p["loss"]} for p in POINTS]
-    assert title(charts.loss_curve(training)) == "Training loss fell from 5.50 to 2.50 by step 300"
-    assert title(charts.loss_curve(POINTS[:1])) == "Held-out loss is 5.60 at step 0"
-    assert "rose from 2.00 to 3.00" in title(charts.loss_curve([{"step": 1, "loss": 2}, {"step": 2, "loss": 3}]))
-
-
-def test_points_without_a_finite_loss_are_left_out() -> None:
-    points = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": None}, {"tokens": 5}]
-    with pytest.raises(Mistake, match="none of 3 logged points has a step and a finite loss"):
-        charts.loss_curve(points)
-    assert len(values(charts.loss_curve([*points, {"step": 3, "loss": 1.0}]))) == 1
-
-
-def test_a_long_run_is_thinned_to_means() -> None:
-    long = [{"step": i, "loss": float(i % 2)} for i in range(1, 10_001)]
-    drawn = values(charts.loss_curve(long))
-    assert len(drawn) == charts.MOST_POINTS
-    assert drawn[-1]["step"] == 10_000
-    assert {point["loss"] for point in drawn} == {0.5}
 
 
 def test_memory_bars_by_stage_and_by_step(small: Step, measured: Step, large: Step) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fivefold.record import Mistake
 from fivefold.rendering import search
+from fivefold.rendering.drawn import draw_front_file
 from fivefold.results.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
 from fivefold.step import Step
 
@@ -84,14 +85,13 @@ def test_changes_and_batches_are_rows() -> None:
     assert "4.19 M" in printed(search.batches([Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)]))
 
 
-def test_the_chart_draws_the_front_and_says_its_price(found: SearchResult) -> None:
-    pytest.importorskip("altair")
-    spec = search.front_chart(found).to_dict()
-    assert spec["title"]["text"] == "50% less memory costs 50% more time"
-    values = spec["layer"][0]["data"]["values"] if "data" in spec["layer"][0] else spec["data"]["values"]
-    assert [(value["memory"], value["seconds"]) for value in values] == [(30.0, 1.5), (60.0, 1.0)]
+def test_the_picture_draws_the_front_and_says_its_price(found: SearchResult) -> None:
+    file = draw_front_file(found, subtitle="tiny on h100:2")
+    assert file.title == "50% less memory costs 50% more time"
+    assert file.chart.count("<circle") == 2
+    assert all(f">{point.layout}</text>" in file.to_svg() for point in found.front)
     with pytest.raises(Mistake, match="no front to draw"):
-        search.front_chart(nothing(found))
+        draw_front_file(nothing(found))
 
 
 def a_change(words: str, *, faster: float, fits: bool = True) -> Change:

@@ -14,13 +14,14 @@ MARGIN = 0.07  # of the span, left free around the points
 
 
 class Point(NamedTuple):
-    """One point. ``tip``: what is told of it; ``look``: its class."""
+    """One point. ``tip``: what is told of it; ``look``: its class; ``text``: written next to it."""
 
     x: float
     y: float
     tip: str
     href: str = ""
     look: str = "dot"
+    text: str = ""
 
 
 def picture(
@@ -49,6 +50,9 @@ def picture(
 
 def _dot(point: Point, x: float, y: float) -> Raw:
     dot = element("circle", cx=percent(x), cy=percent(y), r=5, class_=point.look, data_tip=point.tip)
+    if point.text:
+        left = {"dx": 9} if x < 0.6 else {"dx": -9, "text_anchor": "end"}
+        dot = joined((dot, element("text", point.text, x=percent(x), y=percent(y), dy=-9, **left)))
     return element("a", dot, href=point.href, aria_label=point.tip) if point.href else dot
 
 

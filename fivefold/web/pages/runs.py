@@ -14,6 +14,7 @@ from fivefold.rendering.budget import make_budget_grid
 from fivefold.rendering.compare import table
 from fivefold.rendering.drawing import lines, pipeline
 from fivefold.rendering.drawing.lines import Curve
+from fivefold.rendering.losses import draw_losses, list_loss_curves, list_points
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.step_comparison import Row, compare, so_far
@@ -62,7 +63,8 @@ def look(site: Site, name: str) -> dict[str, Any]:
     return {
         "name": name, "poll": 0 if ended else LIVE if live else QUIET,
         "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended, "predicted": predicted,
-        "loss": loss(found), "speed": speed(training, predicted), "memory": memory(training),
+        "loss": draw_losses(found).chart if list_loss_curves(found) else "",
+        "speed": speed(training, predicted), "memory": memory(training),
         "compared": table(rows) if (rows := compared(predicted, ended, training)) else None,
         "budget": make_budget_grid(ended.predicted.time, ended.measured.time)
         if ended and ended.measured.time.parts else None,
@@ -76,13 +78,6 @@ def compared(predicted: Step | None, ended: RunFolder | None, training: list[dic
     if ended is not None:
         return compare(ended.predicted, ended.measured)
     return so_far(predicted, training) if predicted is not None else []
-
-
-def loss(found: list[dict[str, Any]]) -> Any:
-    """Training and held-out loss."""
-    named = (("training", "F", "loss"), ("held-out", "BW", "heldout_loss"))
-    return lines.picture([Curve(name, look, _points(found, key)) for name, look, key in named],
-                         label="loss over steps", y_title="nats")  # fmt: skip
 
 
 def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
@@ -103,7 +98,7 @@ def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
 
 def memory(training: list[dict[str, Any]]) -> Any:
     """What the process holds."""
-    sizes = _points(training, "resident_bytes")
+    sizes = list_points(training, "resident_bytes")
     size, unit = byte_unit(max((held for _, held in sizes), default=0))
     curve = Curve(
         "memory", "reduce", [(step, held / size) for step, held in sizes], lambda held: show_bytes(held * size)
@@ -125,7 +120,3 @@ def lanes(site: Site, name: str) -> dict[str, Any]:
     stages = min(len(each) for each in kinds.values())
     drawn = pipeline.picture(rows, label=f"the step over time, {whole}", names=names, pp=stages)
     return {"picture": drawn, "looks": pipeline.looks(rows)}
-
-
-def _points(found: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
-    return [(line["step"], line[key]) for line in found if isinstance(line.get(key), int | float)]

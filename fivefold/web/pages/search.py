@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from fivefold.machine.catalog import resolve
 from fivefold.rendering.drawing import scatter
-from fivefold.rendering.drawing.plot import time_unit
+from fivefold.rendering.drawn import draw_front
 from fivefold.rendering.grid import make_grid
 from fivefold.rendering.robust import make_scenario_grid, regrets, worded
 from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
@@ -18,7 +18,7 @@ from fivefold.rendering.step_view import list_key_figures
 from fivefold.rendering.whole_run import assumption, make_offer_grid, span
 from fivefold.results.search_result import Ranked, SearchResult, Walk
 from fivefold.results.whole_run import Offer, Offers
-from fivefold.units import byte_unit, show_bytes, show_seconds
+from fivefold.units import show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Stream
@@ -117,13 +117,7 @@ def front(asked: SearchQuestion, found: SearchResult) -> Any:
                look="dot other")
         for each in found.best if (each.step.layout, each.reduce) not in on_it
     ]  # fmt: skip
-    size, unit = byte_unit(max(each.x for each in points))
-    per_second, time = time_unit(max(each.y for each in points))
-    return scatter.picture(
-        [each._replace(x=each.x / size, y=each.y * per_second) for each in points], stairs=True,
-        label="memory against time of the layouts that are the fastest for their memory",
-        x_title=f"memory of the fullest rank, {unit}", y_title=time,
-    )  # fmt: skip
+    return draw_front(points)
 
 
 def _point(layout: str, seconds: float, size: int, precision: str, href: str, *, look: str = "dot") -> scatter.Point:
