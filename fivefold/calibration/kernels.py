@@ -67,7 +67,7 @@ def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """SwiGLU of a gate and an up tensor of the size of x."""
     gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
-    return kernels_on(x).swiglu(gate, up), (gate, up)
+    return kernels_on(x).gated(gate, up, "silu"), (gate, up)
 
 
 def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -24,6 +24,8 @@ from fivefold.bounded_types import (
     Vocab,
     Width,
 )
+from fivefold.model.activations import ActivationName
+from fivefold.model.norms import NormName
 from fivefold.record import Record
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -138,15 +140,14 @@ class ModelShape(Record):
     vocab: Vocab
     positions: Tokens = 4096  # longest supported sequence, in tokens
 
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm: NormName = "rmsnorm"
     norm_epsilon: Positive = 1e-5
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     norm_bias: bool = True  # of LayerNorm; an RMSNorm has none
     block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the stream
     mlp: Literal["gated", "plain"] = "gated"
-    # gelu_new, gelu_fast: gelu_tanh as transformers writes it out, in PyTorch's operations
-    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu2", "clamped_swiglu"] = "silu"
+    activation: ActivationName = "silu"
     mlp_bias: bool = False
 
     position: Literal["rope", "learned", "none"] = "rope"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
+from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 
 Kind = Literal["embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector"]
@@ -107,7 +108,7 @@ def norm_shape(model: ModelShape, heads: int) -> tuple[int, ...] | None:
 
 def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
     yield Weight(f"{name}.weight", shape, "norm")
-    if model.norm == "layernorm" and model.norm_bias:
+    if NORMS[model.norm].has_bias and model.norm_bias:
         yield Weight(f"{name}.bias", shape, "norm")
 
 

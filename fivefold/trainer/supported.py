@@ -7,7 +7,7 @@ from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
-from fivefold.trainer.model.kernels.activations import ACTIVATIONS
+from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
@@ -113,19 +113,19 @@ def _check_model(model: Model) -> None:
     """Raise a ``Mistake`` for a model with an operation that the trainer does not have."""
     moe = model.moe
     every = all(map(model.is_moe, range(model.layers + model.predicted)))
-    routed = moe is not None and every and not moe.shared_experts and model.activation == "clamped_swiglu"
-    free = FREE | {"activation"} if routed else FREE  # no layer has another MLP than the experts
+    routed = moe is not None and every and not moe.shared_experts  # no layer has another MLP than the experts
+    free = FREE | {"activation"} if routed else FREE
     for field, declared in type(model).model_fields.items():
         value = getattr(model, field)
-        computed = declared.is_required() or field in free or (field == "activation" and value in ACTIVATIONS)
+        computed = declared.is_required() or field in free or (field == "activation" and value in FUNCTIONS)
         if not computed and value != declared.default:
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
-    if routed and moe and moe.weighs == "inputs":
-        raise Mistake(f"model {model.name!r}: the trainer cannot weigh the inputs of clamped experts yet")
-    if moe and not routed and (model.mlp, model.activation) != ("gated", "silu"):
+    if moe and (model.mlp != "gated" or model.activation not in WEIGHTED):
         raise Mistake(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
         )
+    if moe and moe.weighs == "inputs" and model.activation not in INPUT_WEIGHTED:
+        raise Mistake(f"model {model.name!r}: the trainer cannot weigh the inputs of {model.activation} experts yet")
 
 
 def idle_window(model: Model, job: Job) -> str | None:

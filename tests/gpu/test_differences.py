@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "rms_norm backward": lambda new: norms._RmsNorm.backward(
         context(new(R, D), new(D), new(R, 1, dtype=torch.float32), plus_one=False), new(R, D)
     ),
-    "swiglu": lambda new: EAGER.swiglu(new(R, D), new(R, D)),
+    "swiglu": lambda new: EAGER.gated(new(R, D), new(R, D), "silu"),
     "rotate": lambda new: rotate(new(B, T, N, 8), cos_TH=new(T, 1, 8), sin_TH=new(T, 1, 8)),
     "softmax of the loss": lambda new: new(R, V).softmax(-1, dtype=torch.float32),
     "embedding backward": lambda new: torch.ops.aten.embedding_dense_backward(

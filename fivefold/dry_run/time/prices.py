@@ -22,7 +22,6 @@ from fivefold.units import Dtype
 CURVES = {
     "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
     "_LayerNorm.forward": "rms_norm", "_LayerNorm.backward": "rms_norm_backward",
-    "_Swiglu.forward": "swiglu", "_Swiglu.backward": "swiglu_backward",
     "_Gated.forward": "swiglu", "_Gated.backward": "swiglu_backward",
     "_Plain.forward": "swiglu", "_Plain.backward": "swiglu_backward",
     "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",

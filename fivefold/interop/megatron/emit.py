@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.interop.format import Plan, Written
 from fivefold.interop.keys import Table, written
-from fivefold.interop.megatron.keys import JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
+from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
 from fivefold.interop.megatron.to_job import FP8, MODULES
 from fivefold.interop.render import commented
 from fivefold.job import Job, Recipe, recipe
@@ -201,7 +201,7 @@ def convert_model(model: Model) -> dict[str, Any]:
     found: dict[str, Any] = {
         "ffn_hidden_size": model.ffn, "kv_channels": model.head_dim, "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None, "swiglu": gated,
-        "squared_relu": model.activation == "relu2", "openai_gelu": model.activation.startswith("gelu_"),
+        **{option: model.activation == name for option, name in ACTIVATIONS.items()},
         "disable_bias_linear": not biased,
         "add_qkv_bias": model.qkv_bias and not biased, "vocab_size": model.vocab,
         "attention_dropout": model.dropout_rates.attention, "tokenizer_type": "NullTokenizer",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from fivefold.interop.keys import Table, field, foreign, idle, near, part
 from fivefold.interop.megatron import effects, harmless
+from fivefold.model.activations import ActivationName
+from fivefold.model.norms import NormName
 
 VERSION = "core_v0.16.1"
 
@@ -39,7 +41,10 @@ NEGATED = {  # as an ``args`` of a checkpoint has them: what the flag turns off
 
 FFN = "model.ffn; without it 4·hidden, or with swiglu ⅔ of that"
 
-NORM = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
+NORM: dict[str, NormName] = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
+# Options that name the activation of a feed-forward without a gate, which is gelu without any of them. With a gate, by
+# --swiglu, the activation is silu.
+ACTIVATIONS: dict[str, ActivationName] = {"squared_relu": "relu2", "openai_gelu": "gelu_tanh"}
 
 PIPE = "layout.v and layout.stages"
 

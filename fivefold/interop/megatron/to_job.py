@@ -11,6 +11,7 @@ from typing import Any
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.keys import Values
+from fivefold.interop.megatron.keys import ACTIVATIONS
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import usual_schedule
 from fivefold.layout.spec import Layout
@@ -119,8 +120,7 @@ def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, .
         "name": f"megatron-{layers}x{width}", "vocab": vocab, "ffn": ffn, "kv_heads": groups,
         "head_dim": values["kv_channels"] or width // heads,
         "mlp": "gated" if gated else "plain",
-        "activation": "silu" if gated else "relu2" if values["squared_relu"] else "gelu_tanh" if values["openai_gelu"]
-        else "gelu",
+        "activation": "silu" if gated else next((name for key, name in ACTIVATIONS.items() if values[key]), "gelu"),
         "qkv_bias": biased or bool(values["add_qkv_bias"]), "out_bias": biased, "mlp_bias": biased,
         "mla": _latent(values), "moe": _experts(values, ffn, layers), "mtp": _further(values),
     }  # fmt: skip

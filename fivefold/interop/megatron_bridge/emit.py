@@ -7,11 +7,19 @@ from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.megatron.keys import TABLE
 from fivefold.interop.megatron_bridge.keys import BRIDGE, NAMES, NOT, PLACES
 from fivefold.interop.render import commented, literal
+from fivefold.model.activations import ActivationName
 
 SKIPPED = (
     "tokenizer_type", "swiglu", "squared_relu", "transformer_impl", "no_overlap_p2p_communication",
     "max_position_embeddings", "no_async_tensor_model_parallel_allreduce", "moe_enable_deepep",
 )  # fmt: skip
+
+FUNCTIONS: dict[ActivationName, str] = {
+    "silu": "torch.nn.functional.silu",
+    "gelu": "torch.nn.functional.gelu",
+    "gelu_tanh": "torch.nn.functional.gelu",  # with openai_gelu
+    "relu2": "megatron.core.activations.squared_relu",
+}
 
 TARGETS = {
     "train": "megatron.bridge.training.config.TrainingConfig",
@@ -42,10 +50,10 @@ def emit(plan: Plan) -> Written:
         means = TABLE[name].means if name in TABLE else ""
         sections.setdefault(section, []).append(commented(f"  {field}: {literal(said)}", means))
     gated, wide = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
-    functions = {"silu": "torch.nn.functional.silu", "relu2": "megatron.core.activations.squared_relu"}
-    kind = functions.get(model.activation, "torch.nn.functional.gelu")
     dtype = "torch.float32" if wide else "torch.float16" if given.get("fp16") else "torch.bfloat16"
-    sections["model"] += [f"  gated_linear_unit: {literal(gated)}", *_function("activation_func", kind)]
+    sections["model"].append(f"  gated_linear_unit: {literal(gated)}")
+    if model.activation in FUNCTIONS:  # without one, reading back names the difference
+        sections["model"] += _function("activation_func", FUNCTIONS[model.activation])
     sections["model"] += [*_function("params_dtype", dtype), *_function("pipeline_dtype", dtype)]
     sections["model"] += [f"  {name}: true" for name in ("bf16", "fp16") if given.get(name)]
     sections["optimizer"] += _function("params_dtype", dtype)

@@ -7,26 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_fast": "gelu_fast",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu2": "relu2",
-}
+NAMES = {theirs: activation.name for activation in ACTIVATIONS.values() for theirs in activation.huggingface}
 
 
 def read_activation(config: Config) -> str:
     """The activation function under our name."""
-    if config.hidden_act not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
+    if config.hidden_act not in NAMES:
+        known = ", ".join(NAMES)
         raise config.mistake(f"activation {config.hidden_act!r} is not supported; supported: {known}")
-    return ACTIVATIONS[config.hidden_act]
+    return NAMES[config.hidden_act]
 
 
 def read_head_dim(config: Config) -> int:

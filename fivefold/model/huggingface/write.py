@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from math import isclose
 from typing import Any
 
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import from_config
+from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA, MTP, ModelShape, MoE, RopeScaling
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, difference
@@ -20,7 +22,6 @@ from fivefold.record import Mistake, difference
 ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields of rotary layers alone
 # The families that most software reads are tried first, then the others in the order of the registry.
 COMMON = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "starcoder2", "mixtral", "qwen3_moe")
-ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def to_config(model: Model) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def _normalized(model: Model) -> Model:
         model = model.replace(position="none" if model.position == "rope" else model.position, **still)
     return model.replace(
         name="", source="", dropout=0.0, attention_dropout=None, embedding_dropout=None, moe=moe,
-        norm_bias=model.norm == "layernorm" and model.norm_bias,
+        norm_bias=NORMS[model.norm].has_bias and model.norm_bias,
         window_kind=model.window_kind if any(slides) else "sliding",
         temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
         positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
@@ -129,7 +130,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "vocab_size": model.vocab,
         "max_position_embeddings": model.positions,
-        "hidden_act": ACTIVATIONS.get(model.activation, model.activation),
+        "hidden_act": next(iter(ACTIVATIONS[model.activation].huggingface), None),
         "norm_epsilon": model.norm_epsilon,
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.qkv_bias,

@@ -36,10 +36,7 @@ class Mlp(nn.Module):
             del up_RF
         else:
             gate_RF, up_RF = self.run(f"{self.name}.gate_up", fused_linears, x_RD, self.gate, self.up)
-            if self.activation == "silu":
-                act_RF = self.run(f"{self.name}.act", self.kernels.swiglu, gate_RF, up_RF)
-            else:
-                act_RF = self.run(f"{self.name}.act", self.kernels.gated, gate_RF, up_RF, self.activation)
+            act_RF = self.run(f"{self.name}.act", self.kernels.gated, gate_RF, up_RF, self.activation)
             del gate_RF, up_RF
         out: Tensor = self.run(f"{self.name}.down", self.down, act_RF)
         return out

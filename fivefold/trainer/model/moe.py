@@ -19,6 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.trainer.model import routing
 from fivefold.trainer.model.experts import Experts
+from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.mlp import Mlp
@@ -79,7 +80,7 @@ class Moe(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         assert model.moe is not None
-        self.moe, self.clamped = model.moe, model.activation == "clamped_swiglu"
+        self.moe, self.activation = model.moe, model.activation
         self.run: Run = direct
         self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
@@ -114,9 +115,9 @@ class Moe(nn.Module):
 
     @property
     def _activate(self) -> Callable[..., Tensor]:
-        if self.moe.weighs == "inputs":
-            return self.kernels.input_weighted_swiglu
-        return self.kernels.weighted_clamped_swiglu if self.clamped else self.kernels.weighted_swiglu
+        methods = INPUT_WEIGHTED if self.moe.weighs == "inputs" else WEIGHTED
+        activate: Callable[..., Tensor] = getattr(self.kernels, methods[self.activation])
+        return activate
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Once per step: lower the bias of experts above the mean ``load`` [E], raise others; summed over all ranks."""

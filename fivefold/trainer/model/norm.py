@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from fivefold.model.norms import NormName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.norms import Sums, spread_layer_norm, spread_rms_norm
@@ -66,6 +69,18 @@ class LayerNorm(nn.Module):
 def norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm:
     """A norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
     epsilon = model.norm_epsilon if epsilon is None else epsilon
-    if model.norm == "layernorm":
-        return LayerNorm(*shape, epsilon=epsilon, plus_one=model.norm_plus_one, bias=model.norm_bias)
+    return BUILDERS[model.norm](model, shape, epsilon)
+
+
+def _build_rms_norm(model: Model, shape: tuple[int, ...], epsilon: float) -> RmsNorm:
     return RmsNorm(*shape, epsilon=epsilon, plus_one=model.norm_plus_one)
+
+
+def _build_layer_norm(model: Model, shape: tuple[int, ...], epsilon: float) -> LayerNorm:
+    return LayerNorm(*shape, epsilon=epsilon, plus_one=model.norm_plus_one, bias=model.norm_bias)
+
+
+BUILDERS: dict[NormName, Callable[[Model, tuple[int, ...], float], RmsNorm | LayerNorm]] = {
+    "rmsnorm": _build_rms_norm,
+    "layernorm": _build_layer_norm,
+}

@@ -170,7 +170,7 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
     assert pricer.kernel(forward._replace(kind="attention_backward", flops=2 * full)) == pytest.approx(0.75)
     moving = Kernel("moving", (), "bfloat16", 0, 1024, 3, 0)
     assert pricer.kernel(moving) == pytest.approx(0.125)
-    assert pricer.kernel(moving, line="activations.py:20 _Swiglu.forward") == pytest.approx(2.0)
+    assert pricer.kernel(moving, line="activations.py:20 _Gated.forward") == pytest.approx(2.0)
     assert pricer.host == 0.0
 
 

@@ -69,7 +69,7 @@ TARGETS = torch.zeros(R, dtype=torch.long)
 WORK: dict[str, Callable[..., Tensor]] = {
     "norm": lambda x, weight: EAGER.rms_norm(x, weight, epsilon=1e-5),
     "rope": lambda x: EAGER.rotate_first(x, x[0, :, :1].detach(), x[0, :, :1].detach()),
-    "activation": EAGER.swiglu,
+    "activation": lambda gate, up: EAGER.gated(gate, up, "silu"),
     "experts": EAGER.weighted_swiglu,
     "loss": lambda x: cross_entropy(x * 1, TARGETS, scale=1.0),  # it overwrites its logits, so they may be no leaf
 }

@@ -16,7 +16,7 @@ from fivefold.job import recipe
 from fivefold.step import sent_bytes
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.float8.matmul import Float8Gemms
-from fivefold.trainer.model.kernels.activations import swiglu
+from fivefold.trainer.model.kernels.activations import gated
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy, nats
 from fivefold.trainer.model.kernels.norms import rms_norm
@@ -56,7 +56,7 @@ class Small(nn.Module):
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
         gate, up = fused_linears(rms_norm(x, self.norm, epsilon=1e-5), self.mlp.gate, self.mlp.up)
-        x = x + self.mlp.down(swiglu(gate, up))
+        x = x + self.mlp.down(gated(gate, up, "silu"))
         return cross_entropy(self.head.out(x), ids(1), scale=SCALE, loss=self.head.loss)
 
 

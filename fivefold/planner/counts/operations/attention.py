@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import lcm
 
 from fivefold.job import Job
+from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.linear import Source, row
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -94,7 +95,7 @@ def _normed_heads(local: Local, name: str, *, out: int) -> Op:
     """The norm of queries or keys, ``out`` wide on this rank."""
     model, rows, of = local.model, local.rows, local.model.qk_norm
     dim = out if of == "full" else model.head_dim
-    heads, kind = out // dim, local.norm._replace(layernorm=False) if of == "unit" else local.norm
+    heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if of == "unit" else local.norm
     op = norm(f"attention.{name}_norm", name, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
     if of == "unit":
         return op._replace(parameters=0, gradient_widths=())
@@ -102,7 +103,7 @@ def _normed_heads(local: Local, name: str, *, out: int) -> Op:
         widths = tuple(size * heads for size in op.gradient_widths)
         return op._replace(parameters=op.parameters * heads, batch=heads, gradient_widths=widths)
     if of == "full" and local.part.tp > 1:  # sums over the heads of all ranks: of squares, and of a LayerNorm its own
-        sums = 8 if kind.layernorm else 4  # bytes of a row
+        sums = 4 * kind.norm.statistics  # bytes of a row
         return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums * rows))
     return op
 

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from math import ceil
 
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.planner.counts.operations.linear import Source, cast, casting, keeps_casts, row, settled
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
 from fivefold.units import ceil_div
-
-# Tensors as large as its input that PyTorch keeps of an activation written out: 0.5x · (1 + tanh(…)), where gelu_fast
-# makes the products in the tanh one by one. Source: huggingface/transformers 5.23:src/transformers/activations.py
-WRITTEN_OUT = {"gelu_new": ("half", "tanh", "sum"), "gelu_fast": ("half", "tanh", "sum", "scaled", "cubic", "part")}
 
 
 def mlp(local: Local, source: str) -> list[Op]:
@@ -209,7 +206,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
     product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the fp32 routing weight of each row; so the gradient's product with it is fp32
-    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" and model.activation == "silu" else 0
+    widens = ACTIVATIONS[model.activation].widens_weighted_gradient
+    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" and widens else 0
     scratch = product.backward_scratch + wide
     if moe.weighs == "inputs" and local.job.stack.linears == "fanned":  # gate and up, each times the weight
         scratch = 2 * rows * ffn * width
@@ -250,31 +248,33 @@ def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool
 def _activation(local: Local, name: str, *, size: int) -> Op:
     """Activation of u, or silu(g)·u; ``size``: bytes of its output."""
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
+    activation = ACTIVATIONS[local.model.activation]
     if local.model.mlp == "plain":
         op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
         return _written_out(op, local, name, size=size) if local.norm.plain else op
-    both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
-    if local.model.activation == "clamped_swiglu":  # clamped gate and up, the sigmoid and their products
-        both = both._replace(forward_scratch=size, backward_scratch=4 * size, scratch_tensor=size)
+    scratch = activation.gated_backward_scratch
+    both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=scratch * size)
+    both = both._replace(forward_scratch=activation.gated_scratch * size, scratch_tensor=size if scratch > 1 else 0)
     plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
     if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
-        if local.model.activation == "clamped_swiglu":
+        if activation.clamps:
             both = _clamped_apart(both, size=size)
     if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
         both = both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
-        whole = local.job.stack.joint or local.model.activation == "clamped_swiglu"
+        whole = local.job.stack.joint or activation.clamps
         return both if whole else both._replace(backward_scratch=0)  # the product's backward frees what silu's makes
     return both
 
 
 def _written_out(op: Op, local: Local, name: str, *, size: int) -> Op:
-    """The activation with what PyTorch keeps of it where it is no kernel of its own; gelu_new cubes its input."""
-    made = {f"{name}.{factor}": size for factor in WRITTEN_OUT.get(local.model.activation, ())}
+    """Return the activation with what PyTorch saves of it where it is no kernel of its own."""
+    activation = ACTIVATIONS[local.model.activation]
+    made = {f"{name}.{factor}": size for factor in activation.written_out}
     if not made:
         return op
-    cube = {f"{op.reads[0]}.cube": 0} if local.model.activation == "gelu_new" else {}
+    cube = {f"{op.reads[0]}.cube": 0} if activation.cubes_input else {}
     return op._replace(writes=op.writes | made | cube, keeps=(*op.keeps, *made), backward_scratch=size)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.spec import Layout
+from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.op import NormKind
 from fivefold.units import ceil_div
@@ -47,7 +48,7 @@ class Local:
         self.model, self.job, self.part = model, job, part
         self.width = activation_width(job)
         self.norm = NormKind(
-            layernorm=model.norm == "layernorm", bias=model.norm_bias, fused=job.stack.linears != "fanned",
+            norm=NORMS[model.norm], bias=model.norm_bias, fused=job.stack.linears != "fanned",
             plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's own, one after another
         )  # fmt: skip
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from fivefold.model.norms import Norm
+
 Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embedding", "loss", "cast", "message"]
 
 
@@ -123,25 +125,25 @@ def matmul(
 
 
 class NormKind(NamedTuple):
-    """``plain``: an RMSNorm of separate kernels, which keeps its input in fp32 and the normalized x before the weight.
+    """``plain``: a norm of several kernels keeps its input in fp32 and the normalized x before the weight.
 
-    ``fused``: a LayerNorm of one kernel, without scratch; ours computes as our RMSNorm does.
+    ``fused``: a norm that is one kernel of PyTorch is computed by it, without scratch; our engine has its own for all.
     """
 
-    layernorm: bool
+    norm: Norm
     bias: bool
     plain: bool
     fused: bool
 
 
 def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: NormKind) -> Op:
-    """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm)."""
+    """A norm over ``dim`` that keeps its input and the fp32 statistics of each row."""
     numel = rows * dim
     wide = 0 if width == 4 else 4  # a 16-bit input is widened first
-    layernorm, free = kind.layernorm, kind.layernorm and kind.fused
-    biased = layernorm and kind.bias
+    free = kind.norm.is_one_kernel and kind.fused
+    biased = kind.norm.has_bias and kind.bias
     op = Op(
-        name, "norm", (source,), {out: numel * width, f"{out}.stat": rows * (8 if layernorm else 4)},
+        name, "norm", (source,), {out: numel * width, f"{out}.stat": 4 * rows * kind.norm.statistics},
         keeps=(source, f"{out}.stat"),
         parameters=dim * (2 if biased else 1), gradient_widths=(dim, dim) if biased else (dim,),
         moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
@@ -150,7 +152,7 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
         forward_scratch=0 if free else numel * wide,
         backward_scratch=0 if free else numel * (8 if wide else 4), scratch_tensor=0 if free else numel * 4,
     )  # fmt: skip
-    if not kind.plain or layernorm:
+    if not kind.plain or kind.norm.is_one_kernel:
         return op
     normal, widened = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if wide else {}
     keeps = (*(widened or (source,)), *normal, f"{out}.stat")

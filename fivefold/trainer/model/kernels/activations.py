@@ -1,7 +1,7 @@
 """Activations of feed-forward layers as autograd functions: keep their inputs, and compute the activation again.
 
 plain     act(up)                gated              act(gate) · up; act: silu, gelu, gelu_tanh, relu2 = max(x, 0)²
-swiglu    silu(gate) · up        weighted_swiglu    silu(gate) · up · share of a row (experts)
+weighted_swiglu    silu(gate) · up · share of a row (experts)
 input_weighted_swiglu    silu(share · gate) · share · up, of experts whose input is weighted
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
 """
@@ -15,34 +15,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivefold.model.activations import ActivationName
+from fivefold.trainer.model.kernels import kinds
+
 GAIN, LIMIT = 1.702, 7.0
 
 
-class Activation(NamedTuple):
-    """``of``: x → act(x), a new tensor. ``gradient``: (∂/∂act(x), x) → ∂/∂x, a new tensor."""
+class ActivationFunction(NamedTuple):
+    """``of``: x → act(x), a new tensor. ``gradient``: (∂/∂act(x), x) → ∂/∂x, a new tensor. ``kind``: of Triton."""
 
     of: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
+    kind: int
 
 
-def _gelu(approximate: str) -> Activation:
-    return Activation(
+def _make_gelu(approximate: str, kind: int) -> ActivationFunction:
+    return ActivationFunction(
         lambda x: F.gelu(x, approximate=approximate),
         lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate=approximate),
+        kind,
     )
 
 
-ACTIVATIONS = {
-    "silu": Activation(F.silu, lambda g, x: torch.ops.aten.silu_backward(g, x)),
-    "gelu": _gelu("none"),
-    **dict.fromkeys(("gelu_tanh", "gelu_new", "gelu_fast"), _gelu("tanh")),
-    "relu2": Activation(lambda x: F.relu(x).square_(), lambda g, x: F.relu(x).mul_(g).mul_(2)),
+# of layers whose feed-forward is dense
+FUNCTIONS: dict[ActivationName, ActivationFunction] = {
+    "silu": ActivationFunction(F.silu, lambda g, x: torch.ops.aten.silu_backward(g, x), kinds.SILU),
+    "gelu": _make_gelu("none", kinds.GELU),
+    "gelu_tanh": _make_gelu("tanh", kinds.GELU_TANH),
+    "gelu_new": _make_gelu("tanh", kinds.GELU_TANH),
+    "gelu_fast": _make_gelu("tanh", kinds.GELU_TANH),
+    "relu2": ActivationFunction(
+        lambda x: F.relu(x).square_(), lambda g, x: F.relu(x).mul_(g).mul_(2), kinds.SQUARED_RELU
+    ),
 }
+# of experts: the method of ``Kernels`` that computes act(gate) · up · share, or act(share · gate) · share · up
+WEIGHTED: dict[ActivationName, str] = {"silu": "weighted_swiglu", "clamped_swiglu": "weighted_clamped_swiglu"}
+INPUT_WEIGHTED: dict[ActivationName, str] = {"silu": "input_weighted_swiglu"}
 
 
 class _Plain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, up: Tensor, activation: Activation) -> Tensor:
+    def forward(ctx: Any, up: Tensor, activation: ActivationFunction) -> Tensor:
         ctx.activation = activation
         ctx.save_for_backward(up)
         return activation.of(up)
@@ -55,7 +68,7 @@ class _Plain(torch.autograd.Function):
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: ActivationFunction) -> Tensor:
         ctx.activation = activation
         ctx.save_for_backward(gate, up)
         return activation.of(gate).mul_(up)
@@ -67,34 +80,15 @@ class _Gated(torch.autograd.Function):
         return ctx.activation.gradient(grad * up, gate), up_grad, None
 
 
-def plain(up: Tensor, name: str) -> Tensor:
+def plain(up: Tensor, name: ActivationName) -> Tensor:
     """``act(up)`` of the activation ``name``."""
-    out: Tensor = _Plain.apply(up, ACTIVATIONS[name])  # type: ignore[no-untyped-call]
+    out: Tensor = _Plain.apply(up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
 
 
-def gated(gate: Tensor, up: Tensor, name: str) -> Tensor:
+def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     """``act(gate) · up`` of the activation ``name`` (Shazeer, arXiv:2002.05202)."""
-    out: Tensor = _Gated.apply(gate, up, ACTIVATIONS[name])  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        up_grad = F.silu(gate).mul_(grad)
-        return torch.ops.aten.silu_backward(grad * up, gate), up_grad
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) · up``, elementwise (Shazeer, arXiv:2002.05202)."""
-    out: Tensor = _Swiglu.apply(gate, up)  # type: ignore[no-untyped-call]
+    out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
 
 

@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels import loss
-from fivefold.trainer.model.kernels.activations import ACTIVATIONS
+from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy, nats
 from fivefold.trainer.model.kernels.rotary import rotate
@@ -56,7 +56,7 @@ def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolera
     same(EAGER.rms_norm(x * 2 + 3, weight, **of), rms, (x, weight), tolerance=4 * tolerance)
 
 
-@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_activations_plain_and_gated(name: str) -> None:
     gate, up = drawn(4, 6, 32), drawn(5, 6, 32)[:4]
     theirs = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -84,7 +84,7 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
     gate, up = drawn(4, 6, 32, dtype=dtype), drawn(4, 6, 32, dtype=dtype)
-    same(EAGER.swiglu(gate, up), F.silu(gate) * up, (gate, up), tolerance=tolerance)
+    same(EAGER.gated(gate, up, "silu"), F.silu(gate) * up, (gate, up), tolerance=tolerance)
 
 
 def test_rotate() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.kernels.activations import ACTIVATIONS
+from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.fused.kernels import TritonKernels
 from fivefold.trainer.model.kernels.loss import cross_entropy
@@ -95,14 +95,14 @@ def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
 def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate, up = drawn(*shape, dtype=dtype), drawn(*shape, seed=1, dtype=dtype)
     share = drawn(shape[0], seed=2).abs()
-    same(lambda kernels, x: kernels.swiglu(x[0], x[1]), (gate, up))
+    same(lambda kernels, x: kernels.gated(x[0], x[1], "silu"), (gate, up))
     same(lambda kernels, x: kernels.weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
     same(lambda kernels, x: kernels.input_weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
     same(lambda kernels, x: kernels.weighted_clamped_swiglu(x[0], x[1], x[2]), (gate * 6, up * 6, share))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations(name: str, dtype: torch.dtype) -> None:
     gate, up = drawn(5, 67, dtype=dtype) * 2, drawn(5, 67, seed=1, dtype=dtype)
     same(lambda kernels, x: kernels.plain(x[0], name), (gate,))

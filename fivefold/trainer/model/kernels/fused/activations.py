@@ -7,19 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fivefold.model.activations import ActivationName
+from fivefold.trainer.model.kernels import kinds
+from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
 from fivefold.units import ceil_div
 
-KINDS = {
-    "silu": 0,
-    "gelu": 1,
-    "gelu_tanh": 2,
-    "gelu_new": 2,
-    "gelu_fast": 2,
-    "relu2": 3,
-    "clamped": 4,
-    "inputs": 5,
-}  # as ``triton/activations.py`` numbers them
 WALK = 1024  # most columns at a time of a kernel that walks along a row
 
 
@@ -65,39 +58,33 @@ class _Weighted(torch.autograd.Function):
         return *weighted_backward(grad, gate, up, share, ctx.kind), None
 
 
-def plain(up: Tensor, name: str) -> Tensor:
+def plain(up: Tensor, name: ActivationName) -> Tensor:
     """As ``kernels/activations.py``, in one kernel."""
-    out: Tensor = _Plain.apply(up, KINDS[name])  # type: ignore[no-untyped-call]
+    out: Tensor = _Plain.apply(up, FUNCTIONS[name].kind)  # type: ignore[no-untyped-call]
     return out
 
 
-def gated(gate: Tensor, up: Tensor, name: str) -> Tensor:
+def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     """As ``kernels/activations.py``, in one kernel."""
-    out: Tensor = _Gated.apply(gate, up, KINDS[name])  # type: ignore[no-untyped-call]
-    return out
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """As ``kernels/activations.py``, in one kernel."""
-    out: Tensor = _Gated.apply(gate, up, KINDS["silu"])  # type: ignore[no-untyped-call]
+    out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name].kind)  # type: ignore[no-untyped-call]
     return out
 
 
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """As ``kernels/activations.py``, in one kernel."""
-    out: Tensor = _Weighted.apply(gate, up, share, KINDS["silu"])  # type: ignore[no-untyped-call]
+    out: Tensor = _Weighted.apply(gate, up, share, kinds.SILU)  # type: ignore[no-untyped-call]
     return out
 
 
 def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """As ``kernels/activations.py``, in one kernel."""
-    out: Tensor = _Weighted.apply(gate, up, share, KINDS["inputs"])  # type: ignore[no-untyped-call]
+    out: Tensor = _Weighted.apply(gate, up, share, kinds.INPUT_WEIGHTED_SILU)  # type: ignore[no-untyped-call]
     return out
 
 
 def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """As ``kernels/activations.py``, in one kernel."""
-    out: Tensor = _Weighted.apply(gate, up, share, KINDS["clamped"])  # type: ignore[no-untyped-call]
+    out: Tensor = _Weighted.apply(gate, up, share, kinds.CLAMPED_SWIGLU)  # type: ignore[no-untyped-call]
     return out
 
 

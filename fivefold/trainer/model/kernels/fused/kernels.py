@@ -18,7 +18,6 @@ class TritonKernels(Kernels):
     append_rotated = staticmethod(rotary.append_rotated)
     plain = staticmethod(activations.plain)
     gated = staticmethod(activations.gated)
-    swiglu = staticmethod(activations.swiglu)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
     input_weighted_swiglu = staticmethod(activations.input_weighted_swiglu)
     weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)

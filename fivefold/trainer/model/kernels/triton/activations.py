@@ -6,52 +6,71 @@ plain    y = f(u)        gated    y = f(g) · u        weighted    y = f(g) · u
 import triton
 import triton.language as tl
 
+from fivefold.trainer.model.kernels import kinds
+
+SILU = tl.constexpr(kinds.SILU)
+GELU = tl.constexpr(kinds.GELU)
+GELU_TANH = tl.constexpr(kinds.GELU_TANH)
+SQUARED_RELU = tl.constexpr(kinds.SQUARED_RELU)
+CLAMPED_SWIGLU = tl.constexpr(kinds.CLAMPED_SWIGLU)
+INPUT_WEIGHTED_SILU = tl.constexpr(kinds.INPUT_WEIGHTED_SILU)
+
 
 @triton.jit
 def _value(x, KIND: tl.constexpr):
-    """f(x): 0 and 5 SiLU, 1 GELU, 2 its approximation by tanh, 3 ReLU²."""
-    if KIND == 0 or KIND == 5:
-        return x * tl.sigmoid(x)
-    if KIND == 1:
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    if KIND == 2:
-        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # ½(1 + tanh z) = σ(2z)
-    kept = tl.maximum(x, 0.0)
-    return kept * kept
+    """f(x)."""
+    if KIND == SILU or KIND == INPUT_WEIGHTED_SILU:  # noqa: SIM109 (Triton has no "in")
+        y = x * tl.sigmoid(x)
+    elif KIND == GELU:
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == GELU_TANH:
+        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # ½(1 + tanh z) = σ(2z)
+    else:
+        tl.static_assert(KIND == SQUARED_RELU)
+        kept = tl.maximum(x, 0.0)
+        y = kept * kept
+    return y
 
 
 @triton.jit
 def _slope(x, KIND: tl.constexpr):
     """f′(x)."""
-    if KIND == 0 or KIND == 5:
+    if KIND == SILU or KIND == INPUT_WEIGHTED_SILU:  # noqa: SIM109 (Triton has no "in")
         sigmoid = tl.sigmoid(x)
-        return sigmoid * (1.0 + x * (1.0 - sigmoid))
-    if KIND == 1:
-        return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
-    if KIND == 2:
+        slope = sigmoid * (1.0 + x * (1.0 - sigmoid))
+    elif KIND == GELU:
+        slope = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    elif KIND == GELU_TANH:
         sigmoid = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-        return sigmoid * (1.0 + x * (1.0 - sigmoid) * 1.5957691216057308 * (1.0 + 0.134145 * x * x))
-    return 2.0 * tl.maximum(x, 0.0)
+        slope = sigmoid * (1.0 + x * (1.0 - sigmoid) * 1.5957691216057308 * (1.0 + 0.134145 * x * x))
+    else:
+        tl.static_assert(KIND == SQUARED_RELU)
+        slope = 2.0 * tl.maximum(x, 0.0)
+    return slope
 
 
 @triton.jit
 def _factors(g, u, KIND: tl.constexpr):
-    """The two factors of a gated activation: f(g) and u; clamped (4): g σ(1.702 g) and u + 1 of clamped g and u."""
-    if KIND == 4:
+    """The two factors of a gated activation: f(g) and u; CLAMPED_SWIGLU: g σ(1.702 g) and u + 1 of clamped g and u."""
+    if KIND == CLAMPED_SWIGLU:
         low = tl.minimum(g, 7.0)
-        return low * tl.sigmoid(1.702 * low), tl.minimum(tl.maximum(u, -7.0), 7.0) + 1.0
-    return _value(g, KIND), u
+        value, factor = low * tl.sigmoid(1.702 * low), tl.minimum(tl.maximum(u, -7.0), 7.0) + 1.0
+    else:
+        value, factor = _value(g, KIND), u
+    return value, factor
 
 
 @triton.jit
 def _slopes(g, u, KIND: tl.constexpr):
     """Derivatives of the two factors."""
-    if KIND == 4:
+    if KIND == CLAMPED_SWIGLU:
         low = tl.minimum(g, 7.0)
         sigmoid = tl.sigmoid(1.702 * low)
-        slope = sigmoid * (1.0 + 1.702 * low * (1.0 - sigmoid))
-        return tl.where(g > 7.0, 0.0, slope), tl.where(tl.abs(u) > 7.0, 0.0, 1.0)
-    return _slope(g, KIND), tl.full(u.shape, 1.0, tl.float32)
+        slope = tl.where(g > 7.0, 0.0, sigmoid * (1.0 + 1.702 * low * (1.0 - sigmoid)))
+        up_slope = tl.where(tl.abs(u) > 7.0, 0.0, 1.0)
+    else:
+        slope, up_slope = _slope(g, KIND), tl.full(u.shape, 1.0, tl.float32)
+    return slope, up_slope
 
 
 @triton.jit
@@ -99,14 +118,17 @@ def gated_backward(gradient, gate, up, gate_gradient, up_gradient, numel, KIND: 
 
 @triton.jit
 def weighted(gate, up, share, y, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """y = f(gate) · up · share; a program computes ``BLOCK`` columns of a row. 5: gate and up times share before f."""
+    """y = f(gate) · up · share; a program computes ``BLOCK`` columns of a row.
+
+    INPUT_WEIGHTED_SILU: gate and up are multiplied by share before f.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, place = column < width, row * width + column
     g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(share + row).to(tl.float32)
-    if KIND == 5:
+    if KIND == INPUT_WEIGHTED_SILU:
         weight = weight.to(y.dtype.element_ty).to(tl.float32)  # rounded, as the eager one is
         g *= weight
     value, factor = _factors(g, u, KIND)
@@ -123,7 +145,7 @@ def weighted_backward(
     weight = tl.load(share + row).to(tl.float32)
     summed = tl.zeros([BLOCK], dtype=tl.float32)
     dtype = up_gradient.dtype.element_ty
-    if KIND == 5:
+    if KIND == INPUT_WEIGHTED_SILU:
         weight = weight.to(dtype).to(tl.float32)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -131,7 +153,7 @@ def weighted_backward(
         back = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
         u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
-        if KIND == 5:
+        if KIND == INPUT_WEIGHTED_SILU:
             value, factor = _factors(g * weight, u * weight, KIND)
             slope, up_slope = _slopes(g * weight, u * weight, KIND)
             summed += back * (value * u + factor * slope * g)

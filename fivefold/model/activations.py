@@ -1,0 +1,51 @@
+"""Activations of feed-forward layers: one record each, with what the planner counts of it.
+
+An activation is complete with three more entries, which the tests ask for: its function and gradient in PyTorch
+(``trainer/model/kernels/activations.py``), its Triton kernel (``triton/activations.py`` there), and its name in the
+software whose configurations are read (``interop``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ActivationName = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu2", "clamped_swiglu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """An elementwise function act(x): plain layers compute act(up), gated layers act(gate) · up."""
+
+    name: ActivationName
+    # Names in a Hugging Face config.json; the first is written. None: a family has it without naming it.
+    huggingface: tuple[str, ...] = ()
+    # Tensors as large as its input that PyTorch saves for the backward pass where transformers writes the function out
+    # in PyTorch's operations. Source: huggingface/transformers 5.23:src/transformers/activations.py
+    written_out: tuple[str, ...] = ()
+    cubes_input: bool = False  # by pow(x, 3), of which autocast saves an fp32 copy of x
+    # Tensors as large as its output that PyTorch's kernels allocate during the product with ``up`` and its backward.
+    gated_scratch: int = 0
+    gated_backward_scratch: int = 1
+    # Whether gate and up are clamped before the product, which then has no kernel of act(gate) alone.
+    clamps: bool = False
+    # Whether the backward of experts makes the gradient times the fp32 routing weight in fp32 at its peak.
+    widens_weighted_gradient: bool = False
+
+
+# fmt: off
+_ACTIVATIONS = (
+    Activation(name="silu", huggingface=("silu", "swish"), widens_weighted_gradient=True),  # x σ(x)
+    Activation(name="gelu", huggingface=("gelu",)),  # x Φ(x)
+    Activation(name="gelu_tanh", huggingface=("gelu_pytorch_tanh",)),  # ½x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+    # the same, written out; gelu_fast makes the products inside of the tanh one by one
+    Activation(name="gelu_new", huggingface=("gelu_new",), written_out=("half", "tanh", "sum"), cubes_input=True),
+    Activation(name="gelu_fast", huggingface=("gelu_fast",),
+               written_out=("half", "tanh", "sum", "scaled", "cubic", "part")),
+    Activation(name="relu2", huggingface=("relu2",)),  # max(x, 0)²
+    # g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925); scratch: clamped gate and
+    # up, the sigmoid and their products
+    Activation(name="clamped_swiglu", gated_scratch=1, gated_backward_scratch=4, clamps=True),
+)
+# fmt: on
+ACTIVATIONS: dict[ActivationName, Activation] = {activation.name: activation for activation in _ACTIVATIONS}
