@@ -14,46 +14,45 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
-from fivefold.cli import (
-    calibrate,
-    compare,
-    doctor,
-    draw,
-    dryrun,
-    explain,
-    formats,
-    generate,
-    huggingface,
-    numerics,
-    plan,
-    playbook,
-    report,
-    run,
-    search,
-    sweep,
-    trace,
-    web,
-)
 from fivefold.cli.errors import launcher, remark, settle
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
 
-app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
-COMMANDS = (
-    plan.predict, search.search, plan.ask, playbook.plan, compare.compare, plan.ratios,
-    dryrun.dryrun, sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate,
-    numerics.numerics, trace.trace, explain.explain, report.report, draw.draw, formats.write, web.web,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command()(command)
-app.command("show")(run.show_run)
-app.command("read", context_settings={"ignore_unknown_options": True})(formats.read)
-app.command("import")(huggingface.import_weights)
-app.command("export")(huggingface.export_weights)
+COMMANDS = {  # each by the function that is called
+    "predict": "plan.predict", "search": "search.search", "ask": "plan.ask", "plan": "playbook.plan",
+    "compare": "compare.compare", "ratios": "plan.ratios", "dryrun": "dryrun.dryrun", "sweep": "sweep.sweep",
+    "doctor": "doctor.doctor", "train": "run.train", "data": "run.data", "calibrate": "calibrate.calibrate",
+    "generate": "generate.generate", "numerics": "numerics.numerics", "trace": "trace.trace",
+    "explain": "explain.explain", "report": "report.report", "draw": "draw.draw", "write": "formats.write",
+    "web": "web.web", "show": "run.show_run", "read": "formats.read", "import": "huggingface.import_weights",
+    "export": "huggingface.export_weights",
+}  # fmt: skip
+SETTINGS = {"read": {"ignore_unknown_options": True}}  # what it is given are words of other commands
+
+
+def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with the commands of ``names``; the modules of no other are loaded."""
+    found = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
+    found.callback()(face)
+    for name in names:
+        module, _, function = COMMANDS[name].partition(".")
+        command = getattr(import_module(f"fivefold.cli.{module}"), function)
+        found.command(name, context_settings=SETTINGS.get(name))(command)
+    return found
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """Return ``app``, the command line with all commands."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    app = globals()["app"] = build_app()
+    return app
 
 
 def say_version(asked: bool) -> None:
@@ -63,7 +62,6 @@ def say_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def face(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and end.")
@@ -86,4 +84,6 @@ def main() -> NoReturn:
     """Run the command line; every foreseen failure is one line on stderr."""
     install_signal_handlers(launcher=launcher())
     warnings.showwarning = remark
-    sys.exit(settle(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False)))
+    words = sys.argv[1:] or ["--help"]
+    names = words[:1] if words[0] in COMMANDS else COMMANDS
+    sys.exit(settle(lambda: build_app(names)(words, standalone_mode=False)))

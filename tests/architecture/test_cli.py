@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "fivefold" / "cli").exists(), reason
 def app() -> Any:
     from fivefold import cli
 
-    return typer.main.get_command(next(value for value in vars(cli).values() if isinstance(value, typer.Typer)))
+    return typer.main.get_command(cli.app)
 
 
 def leaves(command: Any, name: str = "fivefold") -> Iterator[tuple[str, Any]]:
@@ -112,3 +112,4 @@ def test_predict_loads_no_torch() -> None:
     loaded = answer.stdout.split("loaded ")[-1].split()
     assert "fivefold.planner" in loaded
     assert {"torch", "altair", "transformers", "tokenizers"}.intersection(loaded) == set()
+    assert {"fivefold.cli.search", "fivefold.cli.run", "fivefold.cli.web"}.intersection(loaded) == set()
