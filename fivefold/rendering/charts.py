@@ -14,7 +14,7 @@ from typing import Any
 from fivefold.record import Fault, Mistake
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, colour, heading
-from fivefold.rendering.step_view import MEMORY_PARTS
+from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts
 from fivefold.results.step_comparison import Row
 from fivefold.step import StageMemory, Step
 from fivefold.units import byte_unit, show_bytes
@@ -27,26 +27,52 @@ COLOURS = tuple(map(colour, MEMORY_PARTS))
 
 def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
     """Chart the peak by category: a bar per stage of a single step, or per step a bar for its fullest stage."""
-    alt = _altair()
-    bars = _stages_by_name(steps)
-    if not bars:
+    stages = _stages_by_name(steps)
+    if not stages:
         raise Mistake("no step has a memory by stage; there is nothing to draw")
-    fullest = max(bars.values(), key=lambda stage: stage.peak_bytes)
-    size, unit = byte_unit(fullest.peak_bytes)
+    fullest = max(stages.values(), key=lambda stage: stage.peak_bytes)
+    return stage_bars(stages, axis="memory at the peak", title=_memory_finding(fullest), subtitle=subtitle, height=36)
+
+
+def stage_bars(stages: Mapping[str, StageMemory], *, axis: str, title: str, subtitle: str, height: int) -> Chart:
+    """Chart the memory of stages by name, by category, with the peak behind each bar."""
+    size, unit = byte_unit(max(stage.peak_bytes for stage in stages.values()))
+    bars = {name: {part.name: part.size / size for part in list_memory_parts(stage)} for name, stage in stages.items()}
+    texts = [show_bytes(stage.peak_bytes) for stage in stages.values()]
+    colours = dict(zip(MEMORY_PARTS, COLOURS, strict=True))
+    return stacked_bars(
+        bars, texts, colours=colours, axis=f"{axis}, {unit}", title=title, subtitle=subtitle, height=height
+    )
+
+
+def stacked_bars(
+    bars: Mapping[str, Mapping[str, float]],
+    texts: Sequence[str],
+    *,
+    colours: Mapping[str, str],
+    axis: str,
+    title: str,
+    subtitle: str,
+    height: int,
+) -> Chart:
+    """Chart sizes by part as a bar for each name, with its text behind it; ``height``: pixels of a bar."""
+    alt = _altair()
     parts = [
-        {"bar": name, "part": part, "order": i, "size": getattr(stage, f"{part}_bytes") / size}
-        for name, stage in bars.items()
-        for i, part in enumerate(MEMORY_PARTS)
+        {"bar": name, "part": part, "order": order, "size": size}
+        for name, sizes in bars.items()
+        for order, (part, size) in enumerate(sizes.items())
     ]
-    # The label is set behind the bar, which is longer than the peak if gradients are not yet live there.
-    ends_at = {name: sum(part["size"] for part in parts if part["bar"] == name) for name in bars}
-    peaks = [{"bar": name, "size": ends_at[name], "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
-    x = alt.X("size:Q", title=f"memory at the peak, {unit}", stack="zero", axis=alt.Axis(tickCount=6))
+    # The text is set behind the bar, which is longer than the peak if gradients are not yet live there.
+    ends = [
+        {"bar": name, "size": sum(sizes.values()), "text": text}
+        for (name, sizes), text in zip(bars.items(), texts, strict=True)
+    ]
+    x = alt.X("size:Q", title=axis, stack="zero", axis=alt.Axis(tickCount=6))
     y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
-    coloured = _colour("part", dict(zip(MEMORY_PARTS, COLOURS, strict=True)))
-    filled = alt.Chart(alt.Data(values=parts)).mark_bar().encode(x=x, y=y, color=coloured, order="order:Q")
-    ends = alt.Chart(alt.Data(values=peaks)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
-    return _finish(filled + ends, title=_memory_finding(fullest), subtitle=subtitle, height=36 * len(bars))
+    filled = alt.Chart(alt.Data(values=parts)).mark_bar()
+    filled = filled.encode(x=x, y=y, color=_colour("part", colours), order="order:Q")
+    behind = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
+    return _finish(filled + behind, title=title, subtitle=subtitle, height=height * len(bars))
 
 
 def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
-from fivefold.rendering.charts import COLOURS, Chart, _altair, _colour, _finish, _labels
+from fivefold.rendering.charts import Chart, stacked_bars, stage_bars
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.rendering.table import heading
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.results.difference import taken_apart
 from fivefold.step import Step
-from fivefold.units import byte_unit, show_bytes, show_count, show_risk, show_seconds
+from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 ALIKE = 0.02  # share of a step's time by which predictions that differ are not told apart
 BESIDE = 4  # variants that are columns
@@ -160,50 +158,25 @@ FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": 
 
 
 def _time_chart(found: Comparison) -> Chart:
-    values: list[dict[str, Any]] = []
-    for variant, step in _named(found):
+    bars, texts = {}, []
+    for name, step in _named(found):
         time = step.time
         parts = (time.compute_seconds, time.bubble_seconds, sum(time.exposed_seconds.values()), time.optimizer_seconds)
-        values += [
-            {"variant": variant, "part": part, "order": order, "size": seconds}
-            for order, (part, seconds) in enumerate(zip(TIMES, parts, strict=True))
-        ]
-    ends = [{"variant": name, "size": step.time.step_seconds, "text": show_seconds(step.time.step_seconds)}
-            for name, step in _named(found)]  # fmt: skip
-    return _bars(values, ends, colours=TIMES, axis="seconds of a step", title=finding(found), found=found)
+        bars[name] = dict(zip(TIMES, parts, strict=True))
+        texts.append(show_seconds(time.step_seconds))
+    subtitle = " ".join(found.common)
+    return stacked_bars(
+        bars, texts, colours=TIMES, axis="seconds of a step", title=finding(found), subtitle=subtitle, height=40
+    )
 
 
 def _memory_chart(found: Comparison) -> Chart:
-    values: list[dict[str, Any]] = []
-    ends: list[dict[str, Any]] = []
-    size_of, unit = byte_unit(max(step.memory.peak_bytes for _, step in _named(found)))
-    for name, step in _named(found):
-        stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
-        sizes = [getattr(stage, f"{part}_bytes") / size_of for part in MEMORY_PARTS]
-        values += [
-            {"variant": name, "part": part, "order": order, "size": size}
-            for order, (part, size) in enumerate(zip(MEMORY_PARTS, sizes, strict=True))
-        ]
-        ends.append({"variant": name, "size": sum(sizes), "text": show_bytes(stage.peak_bytes)})
-    least = min(_named(found), key=lambda each: each[1].memory.peak_bytes)
-    title = f"{least[0]} needs the least memory, {show_bytes(least[1].memory.peak_bytes)}"
-    colours = dict(zip(MEMORY_PARTS, COLOURS, strict=True))
-    return _bars(values, ends, colours=colours, axis=f"memory of the fullest rank, {unit}", title=title, found=found)
+    stages = {name: max(step.memory.stages, key=lambda stage: stage.peak_bytes) for name, step in _named(found)}
+    least = min(stages, key=lambda name: stages[name].peak_bytes)
+    title = f"{least} needs the least memory, {show_bytes(stages[least].peak_bytes)}"
+    subtitle = " ".join(found.common)
+    return stage_bars(stages, axis="memory of the fullest rank", title=title, subtitle=subtitle, height=40)
 
 
 def _named(found: Comparison) -> Sequence[tuple[str, Step]]:
     return [(f"{v.name}  {_words(v)}", v.step) for v in found.predicted if v.step is not None]
-
-
-def _bars(
-    values: list[dict[str, Any]], ends: list[dict[str, Any]], *, colours: dict[str, str], axis: str, title: str,
-    found: Comparison,
-) -> Chart:  # fmt: skip
-    """A stacked bar for each variant, with its total behind it."""
-    alt = _altair()
-    x = alt.X("size:Q", title=axis, stack="zero", axis=alt.Axis(tickCount=6))
-    y = alt.Y("variant:N", sort=[end["variant"] for end in ends], title=None, axis=_labels(alt))
-    filled = alt.Chart(alt.Data(values=values)).mark_bar()
-    filled = filled.encode(x=x, y=y, color=_colour("part", colours), order="order:Q")
-    texts = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
-    return _finish(filled + texts, title=title, subtitle=" ".join(found.common), height=40 * len(ends))

@@ -73,16 +73,22 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if len(fitting) < 2:
         return []
-    size, unit = byte_unit(max(row.peak_bytes or 0 for row in fitting))
     dots = [
-        Point((row.peak_bytes or 0) / size, row.tokens_per_second_per_gpu or 0.0,
+        Point(row.peak_bytes or 0, row.tokens_per_second_per_gpu or 0.0,
               f"{row.model} on {row.ranks} {row.machine}, {row.layout}")
         for row in fitting[:: -(-len(fitting) // MOST_POINTS)]
     ]  # fmt: skip
     label = "throughput against memory"
-    drawn = picture(dots, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s")
+    drawn = draw_rows(dots, label=label)
     said = heading("Throughput against memory", "tokens per second and GPU", level=level)
     return [said, _placed(drawn, label, within)]
+
+
+def draw_rows(points: Sequence[Point], *, label: str, zero: bool = False) -> Raw:
+    """Return the chart of throughput against memory of points in tokens per second and bytes."""
+    size, unit = byte_unit(round(max(point.x for point in points)))
+    scaled = [point._replace(x=point.x / size) for point in points]
+    return picture(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)
 
 
 def _placed(drawn: Raw, label: str, within: Page) -> Raw:

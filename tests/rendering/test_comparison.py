@@ -82,4 +82,4 @@ def test_a_bar_for_each_variant_and_part() -> None:
     bars, ends = (layer["data"]["values"] for layer in drawn["time"]["layer"])
     assert [end["text"] for end in ends] == ["820.0 ms", "1.82 s", "2.82 s"]
     assert {bar["part"] for bar in bars} == {"compute", "bubble", "exposed", "update"}
-    assert sum(bar["size"] for bar in bars if bar["variant"] == "A  mbs1") == pytest.approx(0.74 + 0.05 + 0.03)
+    assert sum(bar["size"] for bar in bars if bar["bar"] == "A  mbs1") == pytest.approx(0.74 + 0.05 + 0.03)

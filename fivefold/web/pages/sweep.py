@@ -12,11 +12,12 @@ from pydantic import Field
 
 from fivefold.record import Mistake
 from fivefold.rendering.drawing import heat, scatter
+from fivefold.rendering.drawn import draw_rows
 from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.requests.fields import MAX_LENGTH
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import SUFFIXES, read
-from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import Folder
 from fivefold.web.pages.render import page
 from fivefold.web.question import About, of_ranks
@@ -87,16 +88,14 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     most = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= most)
     chosen = [*best[:DOTS], *over][:DOTS]
-    size, unit = byte_unit(max((row.peak_bytes or 0 for row in chosen), default=0))
     dots = [
         scatter.Point(
-            (row.peak_bytes or 0) / size, row.tokens_per_second_per_gpu or 0.0, told(row), address(row),
+            row.peak_bytes or 0, row.tokens_per_second_per_gpu or 0.0, told(row), address(row),
             "dot over" if row.status != "fits" else "dot measured" if row.measured == "measured" else "dot",
         )
         for row in chosen
     ]  # fmt: skip
-    return scatter.picture(dots, label="memory against speed of the rows", x_title=f"peak of the fullest rank, {unit}",
-                           y_title="tokens/s", zero=True)  # fmt: skip
+    return draw_rows(dots, label="memory against speed of the rows", zero=True)
 
 
 def told(row: Row) -> str:
