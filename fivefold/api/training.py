@@ -7,7 +7,9 @@ from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fivefold.api.documentation import documented
 from fivefold.record import Mistake
+from fivefold.requests.commands import TrainOptions
 
 if TYPE_CHECKING:
     from fivefold.api.verbs import Where
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from fivefold.results.run_folder import RunFolder
 
 
+@documented(TrainOptions)
 def train(
     run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, machine: str | None = None,
     force: bool = False, trace: int | None = None,

@@ -6,28 +6,21 @@ A budget that no recomputation reaches ends with exit code 3.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from fivefold.cli.options import AsJson, show
+from fivefold.cli.options import show
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import DoctorOptions
 from fivefold.requests.words import parse_bytes
 
 DOES_NOT_FIT = 3  # exit code
 
 
-def doctor(
-    file: Annotated[Path, typer.Argument(help="Python with model(), loss(model), perhaps optimizer(model), step(…).")],
-    budget: Annotated[
-        str | None, typer.Option(help="Memory to stay within, such as 24GiB: advise what to recompute.")
-    ] = None,
-    fsdp: Annotated[int | None, typer.Option("--fsdp", help="What FSDP2 over so many ranks would cost.")] = None,
-    tp: Annotated[int | None, typer.Option("--tp", help="The same of tensor parallelism, by plan(model).")] = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(DoctorOptions)
+def doctor(request: DoctorOptions) -> None:
     """Examine one's own module: memory, its peak, FLOPs, what to recompute; or a memory snapshot. Exit code 3 if the
     budget is not enough."""
-    budget_bytes = parse_bytes(budget) if budget is not None else None
+    file, json = request.file, request.as_json
+    budget_bytes = parse_bytes(request.budget) if request.budget is not None else None
     if _is_snapshot(file):
         _snapshot(file, budget_bytes, json=json)
         return
@@ -40,7 +33,8 @@ def doctor(
         given = load(file)
         found = examine(
             given.model, given.loss, make_optimizer=given.optimizer, step=given.step, budget_bytes=budget_bytes,
-            fsdp=fsdp, tp=tp, plan=given.plan, file=given.name, report=lambda what: progress(what, 0, 1),
+            fsdp=request.fsdp, tp=request.tp, plan=given.plan, file=given.name,
+            report=lambda what: progress(what, 0, 1),
         )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if found.advice is not None and not found.advice.fits:

@@ -6,12 +6,12 @@ Nothing is converted on the way in: a run file names the folder, and each rank r
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake, read_file
+from fivefold.requests.commands import ExportOptions, ImportOptions
 from fivefold.requests.words import parse_bytes
 from fivefold.units import show_bytes, show_count
 
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 LONGEST = 4096  # tokens of a sequence in a run file that is written here, if the model was made for as many
 
 
-def import_weights(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json and safetensors.")],
-    to: Annotated[Path | None, typer.Option("--to", help="Write a run file that starts from these weights.")] = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(ImportOptions)
+def import_weights(request: ImportOptions) -> None:
     """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
     from fivefold.model.huggingface.read import remark
     from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
 
+    folder, to = request.folder, request.to
     opened = Folder.open(folder)
     if said := remark(read_file(folder / CONFIG), name=opened.model.name):
         say(f"fivefold: {said}")
@@ -47,7 +45,7 @@ def import_weights(
         "ignored": list(opened.ignored),
         "run": None if to is None else str(to),
     }
-    if json:
+    if request.as_json:
         import json as json_module
 
         show(json_module.dumps(facts, indent=2))
@@ -60,21 +58,16 @@ def import_weights(
         say(f"wrote {to}; start with: fivefold train {to}")
 
 
-def export_weights(
-    source: Annotated[Path, typer.Argument(help="The folder of a run (its newest checkpoint) or of a checkpoint.")],
-    to: Annotated[Path, typer.Option("--to", help="The Hugging Face folder to write.")],
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of the weights.")] = "bf16",
-    file_size: Annotated[str, typer.Option(help="Largest size of one file.")] = "5GB",
-    json: AsJson = False,
-) -> None:
+@takes_request(ExportOptions)
+def export_weights(request: ExportOptions) -> None:
     """Write the weights of a checkpoint, of whatever layout, as a folder that transformers loads."""
-    file_bytes = parse_bytes(file_size, option="--file-size")
+    file_bytes = parse_bytes(request.file_size, option="--file-size")
     from fivefold.rendering.progress import bar
     from fivefold.trainer.checkpoint.huggingface_export import export, find
 
     with bar("exporting") as report:
-        done = export(find(source), to, dtype=dtype, file_bytes=file_bytes, report=report)
-    if json:
+        done = export(find(request.source), request.to, dtype=request.dtype, file_bytes=file_bytes, report=report)
+    if request.as_json:
         show(done.model_dump_json(indent=2))
         return
     show(f"{done.folder}: {done.family} after step {done.step}, {done.tensors} tensors in {done.files} files, "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fivefold.cli.options import AsJson, Precision, say, show
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
 from fivefold.cli.run import _prepare
 from fivefold.record import Mistake
+from fivefold.requests.commands import NumericsOptions
 
 if TYPE_CHECKING:
     from fivefold.model.spec import Model
@@ -17,17 +17,8 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 
-def numerics(
-    run: Annotated[Path, typer.Argument(help="The run file (.toml).")],
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="A run's, a checkpoint's or a Hugging Face folder; without it, what the run goes on from."),
-    ] = None,
-    precision: Precision = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Of the run's first batch.")] = 1,
-    chart: Annotated[Path | None, typer.Option(help="Draw the errors by layer (.svg, .png, .html).")] = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(NumericsOptions)
+def numerics(request: NumericsOptions) -> None:
     """One batch through the run's precision and through fp32: underflow, overflow and error of every tensor."""
     from fivefold.diagnosis.numerics import examine
     from fivefold.model.catalog import resolve
@@ -39,13 +30,14 @@ def numerics(
     from fivefold.trainer.process import Process
     from fivefold.trainer.run import Run
 
-    settings = Run.load(run)
+    precision, sequences, chart, json = request.precision, request.sequences, request.chart, request.as_json
+    settings = Run.load(request.run)
     model, job = resolve(settings.model), settings.job
     if precision is not None:
         job = type(job).read(job.model_dump() | {"precision": precision}, origin="--precision")
     if sequences > job.global_batch or job.global_batch % sequences:
         raise Mistake(f"--sequences {sequences} is no divisor of the run's global_batch={job.global_batch}; take 1")
-    source = _source(settings, weights, model=model)
+    source = _source(settings, request.weights, model=model)
     _prepare(settings, model)
     shards = settings.shards(model)
     loader = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)

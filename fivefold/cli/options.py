@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fivefold.cli.parameters import option_of
 from fivefold.record import Mistake
-from fivefold.requests.commands import JobRequest, JsonOption
+from fivefold.requests.commands import JsonOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-Precision = Annotated[str | None, option_of("precision", JobRequest)]
 AsJson = Annotated[bool, option_of("as_json", JsonOption)]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fivefold.cli import trace_compare
 from fivefold.cli.closing import print_proof, write_report
 from fivefold.cli.errors import launcher
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
+from fivefold.requests.commands import DataOptions, ShowOptions, TrainOptions
 from fivefold.requests.machines import load_machine
 from fivefold.trainer.faults.signals import one_line
 from fivefold.units import show_bytes, show_seconds
@@ -28,27 +28,17 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 
-def train(
-    run: Annotated[Path, typer.Argument(help="The run file (.toml).")],
-    layout: Annotated[str | None, typer.Option(help="Instead of the run file's layout.")] = None,
-    machine: Annotated[str | None, typer.Option(help="Instead of the run file's machine: local:2, …")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start although it does not fit, or this host is not the machine's.")
-    ] = False,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Submit it as a Slurm job instead.")] = False,
-    trace: Annotated[
-        int | None, typer.Option("--trace", min=1, metavar="STEPS", help="Write what each rank did in so many steps.")
-    ] = None,
-    json: AsJson = False,
-) -> None:
+@takes_request(TrainOptions)
+def train(request: TrainOptions) -> None:
     """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
     from fivefold.trainer.run import Run
 
-    said = {"layout": layout, "machine": machine, "trace_steps": trace}
-    settings = Run.load(run).replace(**{name: value for name, value in said.items() if value is not None})
+    said = {"layout": request.layout, "machine": request.machine, "trace_steps": request.trace}
+    force, slurm = request.force, request.slurm
+    settings = Run.load(request.run).replace(**{name: value for name, value in said.items() if value is not None})
     model, chips = resolve(settings.model), _machine(settings)
     chosen = Layout.parse(_layout(settings, chips))
     chips = _machine(settings) if settings.measure else chips  # with what was measured meanwhile
@@ -58,25 +48,26 @@ def train(
         _must_be_there(settings, model=model)
     if not slurm:  # else the job starts on other chips than this computer's
         if launcher() is None and not force:
-            _must_be_this_host(settings, chosen, machine=chips, file=run)
+            _must_be_this_host(settings, chosen, machine=chips, file=request.run)
         settings = settings.replace(job=_on_this_chip(settings.job, model=model))
     settings.check(chosen)
     if launcher() is None and not force:
         _must_fit(settings, chosen, model=model, machine=chips, here=not slurm)
-    again = ["--machine", machine] if machine is not None else []
+    again = ["--machine", request.machine] if request.machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
 
-        say(submit(settings, path=run, layout=chosen, machine=chips, force=force, words=again))
+        say(submit(settings, path=request.run, layout=chosen, machine=chips, force=force, words=again))
         return
     with _hold_folder(settings.folder):
         if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
             _prepare(settings, model)
         if chosen.world > 1 and "RANK" not in os.environ:
-            again += [*(["--json"] if json else []), *(["--trace", str(trace)] if trace else [])]
-            _launch_ranks(settings, chosen, words=["train", str(run), "--layout", str(chosen), *again])
+            again += ["--json"] if request.as_json else []
+            again += ["--trace", str(request.trace)] if request.trace else []
+            _launch_ranks(settings, chosen, words=["train", str(request.run), "--layout", str(chosen), *again])
         else:
-            _train_here(settings, chosen, model=model, machine=chips, json=json)
+            _train_here(settings, chosen, model=model, machine=chips, json=request.as_json)
 
 
 def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
@@ -146,18 +137,16 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
             print_proof(settings, proof, json=json)
 
 
-def data(
-    run: Annotated[Path, typer.Argument(help="The run file (.toml) whose [data] is prepared.")],
-    json: AsJson = False,
-) -> None:
+@takes_request(DataOptions)
+def data(request: DataOptions) -> None:
     """Read, tokenize and pack a corpus into the run's folder (train does it too, if it is not done)."""
     from fivefold.model.catalog import resolve
     from fivefold.trainer.run import Run
 
-    settings = Run.load(run)
+    settings = Run.load(request.run)
     with _hold_folder(settings.folder):
         index = _prepare(settings, resolve(settings.model))
-    if json:
+    if request.as_json:
         show(index.model_dump_json(indent=2))
         return
     for split in ("train", "heldout"):
@@ -165,11 +154,8 @@ def data(
         show(f"{split:8} {part.documents:>9,} documents {part.tokens:>14,} tokens")
 
 
-def show_run(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    charts: Annotated[bool, typer.Option("--charts", help="Also draw loss, memory and compare (.svg).")] = False,
-    json: AsJson = False,
-) -> None:
+@takes_request(ShowOptions)
+def show_run(request: ShowOptions) -> None:
     """Predicted beside measured of a finished run, and its pictures."""
     from fivefold.record import read_lines
     from fivefold.rendering import charts as draw
@@ -178,14 +164,15 @@ def show_run(
     from fivefold.rendering.losses import draw_losses
     from fivefold.results.step_comparison import assumed, compare, read_pair
 
+    folder = request.folder
     if (alone := _measured_alone(folder / "step.json")) is not None:
         from fivefold.rendering.table import step as step_page
 
-        show(alone.model_dump_json(indent=2) if json else step_page(alone))
+        show(alone.model_dump_json(indent=2) if request.as_json else step_page(alone))
         return
     predicted, measured = read_pair(folder / "step.json")
     rows = compare(predicted, measured)
-    if json:
+    if request.as_json:
         import json as json_module
 
         show(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
@@ -195,7 +182,7 @@ def show_run(
             show(line)
         steps = predicted, *trace_compare.rehearsed(folder / "step.json"), measured
         show(page(steps, findings=measured.findings))
-    if charts:
+    if request.charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
         for name, chart in (
             ("loss", draw_losses(lines, subtitle=title)),

@@ -31,6 +31,7 @@ from fivefold.requests.fields import (
     Prices,
     PrintsJson,
     Risk,
+    RunFile,
     Sequence,
     Settings,
     ShownLayouts,
@@ -48,6 +49,7 @@ ALIKE = 0.02  # share of the best time by which layouts differ that no predictio
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 Batch = Literal["advised", "job"]
 Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
+WeightsDtype = Literal["bf16", "fp32"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
@@ -419,3 +421,112 @@ class ExplainOptions(JobOptions, JsonOption):
         Option(metavar="MODEL MACHINE LAYOUT"),
     ] = None
     top: Annotated[int, Field(ge=1, description="How many lines of code to list.")] = 12
+
+
+class TrainRequest(Request):
+    """What ``train`` is asked of its run file."""
+
+    layout: Annotated[str | None, Field(description="Instead of the run file's layout.")] = None
+    machine: Annotated[str | None, Field(description="Instead of the run file's machine: local:2, …")] = None
+    force: Annotated[bool, Field(description="Start although it does not fit, or this host is not the machine's.")] = (
+        False
+    )
+    trace: Annotated[
+        int | None,
+        Field(ge=1, description="Write what each rank did in so many steps."),
+        Option(metavar="STEPS"),
+    ] = None
+
+
+class TrainOptions(TrainRequest, JsonOption):
+    """``fivefold train``."""
+
+    run: RunFile
+    slurm: Annotated[bool, Field(description="Submit it as a Slurm job instead.")] = False
+
+
+class DataOptions(JsonOption):
+    """``fivefold data``."""
+
+    run: Annotated[Path, Field(description="The run file (.toml) whose [data] is prepared."), Argument()]
+
+
+class ShowOptions(JsonOption):
+    """``fivefold show``."""
+
+    folder: Annotated[Path, Field(description="The folder of a run."), Argument()]
+    charts: Annotated[bool, Field(description="Also draw loss, memory and compare (.svg).")] = False
+
+
+class DoctorOptions(JsonOption):
+    """``fivefold doctor``."""
+
+    file: Annotated[
+        Path,
+        Field(description="Python with model(), loss(model), perhaps optimizer(model), step(…)."),
+        Argument(),
+    ]
+    budget: Annotated[
+        str | None, Field(description="Memory to stay within, such as 24GiB: advise what to recompute.")
+    ] = None
+    fsdp: Annotated[int | None, Field(description="What FSDP2 over so many ranks would cost.")] = None
+    tp: Annotated[int | None, Field(description="The same of tensor parallelism, by plan(model).")] = None
+
+
+class GenerateOptions(JsonOption):
+    """``fivefold generate``."""
+
+    source: Annotated[
+        Path, Field(description="A run file, a run's or checkpoint's folder, or one of Hugging Face."), Argument()
+    ]
+    prompt: Annotated[tuple[str, ...], Field(description="Text to go on from; several are read side by side.")] = ()
+    tokens: Annotated[int, Field(ge=1, description="At most so many are drawn.")] = 200
+    temperature: Annotated[float, Field(ge=0, description="0: always the likeliest token.")] = 0.8
+    top_p: Annotated[float, Field(description="Draw from the fewest tokens that have this share.")] = 1.0
+    seed: Annotated[int, Field(ge=0, description="Of the draws.")] = 0
+    window: Annotated[int | None, Field(ge=2, description="Tokens seen at once; without it, as trained.")] = None
+    dtype: Annotated[
+        WeightsDtype | None, Field(description="Of the weights; without it, bf16 on a GPU, else fp32.")
+    ] = None
+    tokenizer: Annotated[Path | None, Field(description="A tokenizer.json, or bytes, instead of the one there.")] = None
+
+
+class NumericsOptions(JsonOption):
+    """``fivefold numerics``."""
+
+    run: RunFile
+    weights: Annotated[
+        Path | None,
+        Field(description="A run's, a checkpoint's or a Hugging Face folder; without it, what the run goes on from."),
+    ] = None
+    precision: PrecisionName = None
+    sequences: Annotated[int, Field(ge=1, description="Of the run's first batch.")] = 1
+    chart: Annotated[Path | None, Field(description="Draw the errors by layer (.svg, .png, .html).")] = None
+
+
+class ImportOptions(JsonOption):
+    """``fivefold import``."""
+
+    folder: Annotated[Path, Field(description="A Hugging Face folder: config.json and safetensors."), Argument()]
+    to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None
+
+
+class ExportOptions(JsonOption):
+    """``fivefold export``."""
+
+    source: Annotated[
+        Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
+    ]
+    to: Annotated[Path, Field(description="The Hugging Face folder to write.")]
+    dtype: Annotated[WeightsDtype, Field(description="Of the weights.")] = "bf16"
+    file_size: Annotated[str, Field(description="Largest size of one file.")] = "5GB"
+
+
+class WebOptions(Request):
+    """``fivefold web``."""
+
+    folder: Annotated[Path, Field(description="The folder whose runs and files the page may read."), Argument()] = (
+        Path()
+    )
+    port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = 8765
+    browser: Annotated[bool, Field(description="Open it in the browser."), Option(("--browser/--no-browser",))] = True

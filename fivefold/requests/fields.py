@@ -90,4 +90,5 @@ ConfigFile = Annotated[
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
 ConfigTarget = Annotated[str | None, Field(description="What it runs on, such as h100:64.")]
 ConfigModel = Annotated[str | None, Field(description="The model, where a config names none.")]
+RunFile = Annotated[Path, Field(description="The run file (.toml)."), Argument()]
 PrintsJson = Annotated[bool, Field(description="Print data as JSON."), Option(("--json",))]

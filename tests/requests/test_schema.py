@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -17,18 +17,22 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fivefold as ff
+from fivefold import cli
 from fivefold.api import verbs
 from fivefold.api.documentation import documented
 from fivefold.api.job_fields import JobWords
 from fivefold.cli import app
 from fivefold.cli.parameters import build_request, parameters_of
 from fivefold.cli.request_options import takes_request
+from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.requests import commands
 from fivefold.requests.commands import ConfigOptions, JobRequest, SearchRequest
 from fivefold.requests.schema import Request
+from fivefold.stack.spec import Attention, Stack
 
+SCHEMAS = [each for name, each in vars(commands).items() if name.endswith("Options")]
 HERE: dict[str, Any] = {"Model": Model, "Machine": Machine}
 # Each command with its schema, its schema on a terminal, and the functions that are the command in Python.
 COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any], ...]]] = {
@@ -39,6 +43,7 @@ COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any]
     "compare": (commands.CompareRequest, commands.CompareOptions, (ff.compare,)),
     "sweep": (commands.SweepRequest, commands.SweepOptions, (ff.sweep,)),
     "trace": (commands.TraceRequest, commands.TraceOptions, (ff.trace,)),
+    "train": (commands.TrainRequest, commands.TrainOptions, (ff.train,)),
     "plan": (commands.PlanRequest, commands.PlanOptions, (ff.plan,)),
 }
 # Parameters under a name of their own: a walk begins at its layout; across takes all machines in one list.
@@ -48,6 +53,7 @@ RENAMED = {
     ("compare", "what"): "words",
     ("sweep", "what"): "file",
 }
+TABLES = {"precision", "optimizer", "learning_rate", "ramp", "stack"}  # by name or as a table of fields
 TYPED = {("dryrun", "ranks")}  # text of numbers on the command line, and numbers in Python
 
 
@@ -55,7 +61,8 @@ def differences(schema: type[Request], options: type[Request], functions: Sequen
     """In what the signatures of ``functions`` are not the fields of ``schema``, and of ``options`` those they take."""
     found, taken = [], set(JobRequest.model_fields)
     for function in functions:
-        hints = get_type_hints(function, {**vars(verbs), **_records(), **HERE})
+        stated = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        hints = get_type_hints(SimpleNamespace(__annotations__=stated), {**vars(verbs), **_records(), **HERE})
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 continue
@@ -64,11 +71,11 @@ def differences(schema: type[Request], options: type[Request], functions: Sequen
             if field not in options.model_fields:
                 found.append(f"{function.__name__}: {name} is no field")
                 continue
-            stated = options.model_fields[field]
+            said = options.model_fields[field]
             typed = (function.__name__, name) in TYPED
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not typed and parameter.default != stated.default:
-                found.append(f"{function.__name__}: {name}={parameter.default!r} instead of {stated.default!r}")
-            ours, theirs = _kinds(hints[name]), _kinds(stated.annotation)
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not typed and parameter.default != said.default:
+                found.append(f"{function.__name__}: {name}={parameter.default!r} instead of {said.default!r}")
+            ours, theirs = _kinds(hints[name]), _kinds(said.annotation)
             if not typed and field == name and not _agree(ours, theirs):
                 found.append(f"{function.__name__}: {name} is {ours}, not {theirs}")
     return found + [f"{name} is not taken" for name in schema.model_fields if name not in taken]
@@ -113,22 +120,28 @@ def test_signatures_are_those_of_the_schema(command: str) -> None:
 
 def test_words_of_a_job_have_the_types_of_the_schema() -> None:
     hints = get_type_hints(JobWords, localns=_of_job())
-    for name, field in JobRequest.model_fields.items():
-        if name != "set":
-            assert _kinds(field.annotation) <= _kinds(hints[name]), name
+    for schema in (JobRequest, Job, Stack):
+        for name, field in schema.model_fields.items():
+            if name in hints and name not in TABLES:
+                ours, theirs = _kinds(hints[name]), _kinds(field.annotation)
+                assert theirs <= ours or set(map(_as_text, theirs)) <= ours, name
+
+
+def _as_text(kind: Any) -> Any:
+    """A word of a Literal as any text, also in a list."""
+    if isinstance(kind, tuple):
+        return kind[0], frozenset(map(_as_text, kind[1]))
+    return str if isinstance(kind, str) else kind
 
 
 def _of_job() -> dict[str, Any]:
-    from fivefold.job import Job
-    from fivefold.stack.spec import Attention
-
     return {"Job": Job, "Attention": Attention}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_field_has_help_and_is_an_option(command: str) -> None:
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_option_is_a_field_and_has_help(command: str) -> None:
     group: Any = get_command(app)
-    options = COMMANDS[command][1]
+    (options,) = (each for each in SCHEMAS if each.__doc__ == f"``fivefold {command}``.")
     assert {each.name for each in group.commands[command].params} == set(options.model_fields)
     assert [name for name, field in options.model_fields.items() if not field.description] == []
 
