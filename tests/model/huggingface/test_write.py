@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from transformers import AutoConfig
 
 from fivefold.model.catalog import named, names
 from fivefold.model.huggingface.families import FAMILIES
@@ -51,9 +52,13 @@ def test_shared_experts_belong_to_no_mixtral() -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_a_small_model_of_every_family_is_written(kind: str) -> None:
+def test_what_is_written_of_every_family_is_the_model_to_transformers_too(kind: str) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
-    assert differs(from_config(to_config(model), name="x"), model) is None
+    config = to_config(model)
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    theirs = AutoConfig.for_model(config["model_type"], **keys).to_dict()
+    for read in (config, theirs):
+        assert differs(from_config(read, name="x").replace(mtp=model.mtp), model) is None
 
 
 def test_experts_of_other_activations_and_queries_without_rank_are_written() -> None:
