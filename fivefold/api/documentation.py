@@ -18,10 +18,10 @@ def documented(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P
 
     def document(function: Callable[P, T]) -> Callable[P, T]:
         parameters = inspect.signature(function).parameters
-        takes_job = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        takes_job = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         names = {*parameters, *(JobOptions.model_fields if takes_job else ())} - {"set"}
         stated: tuple[type[Request], ...] = (JobOptions, *schemas)
-        helps = {name: text for each in stated for name, text in describe_fields(each) if name in names}
+        helps = {name: text for schema in stated for name, text in describe_fields(schema) if name in names}
         order = [*(name for name in parameters if name in helps), *(name for name in helps if name not in parameters)]
         lines = [f"    {name}: {helps[name]}" for name in order]
         lines += ["    Any other field of a job: such as loss='chunked' or optimizer={'kind': 'muon'}."] * takes_job

@@ -38,13 +38,13 @@ SETTINGS = {"read": {"ignore_unknown_options": True}}  # what it is given are wo
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """Return the command line with the commands of ``names``; the modules of no other are loaded."""
-    found = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
-    found.callback()(face)
+    commands = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
+    commands.callback()(face)
     for name in names:
         module, _, function = COMMANDS[name].partition(".")
         command = getattr(import_module(f"fivefold.cli.{module}"), function)
-        found.command(name, context_settings=SETTINGS.get(name))(command)
-    return found
+        commands.command(name, context_settings=SETTINGS.get(name))(command)
+    return commands
 
 
 def __getattr__(name: str) -> typer.Typer:

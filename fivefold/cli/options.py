@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from fivefold.cli.parameters import option_of
+from fivefold.cli.parameters import make_option
 from fivefold.record import Mistake
 from fivefold.requests.commands import JsonOption
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-AsJson = Annotated[bool, option_of("as_json", JsonOption)]
+AsJson = Annotated[bool, make_option("as_json", JsonOption)]
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:

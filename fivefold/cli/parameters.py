@@ -24,16 +24,16 @@ Asked = TypeVar("Asked", bound=Request)
 Mark = TypeVar("Mark", Argument, Option)
 
 
-def parameters_of(schema: type[Request]) -> Iterator[inspect.Parameter]:
+def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
     """Return the parameters from which typer makes the arguments, in their order, and the options of a command."""
     fields = schema.model_fields
     places = {name: argument.place for name in fields if (argument := _find(fields[name], Argument)) is not None}
     arguments = sorted(places, key=lambda name: places[name])
     for name in (*arguments, *(name for name in fields if name not in places)):
-        yield parameter_of(name, fields[name], optional=name in RECORDS and issubclass(schema, ConfigOptions))
+        yield make_parameter(name, fields[name], optional=name in RECORDS and issubclass(schema, ConfigOptions))
 
 
-def parameter_of(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
+def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
     """Return the parameter of one field; ``optional``: an argument that a config may say instead."""
     kind, default = _plain(field.annotation), field.default
     argument, option = _find(field, Argument), _find(field, Option) or Option()
@@ -44,37 +44,37 @@ def parameter_of(name: str, field: FieldInfo, *, optional: bool = False) -> insp
         kind, default = (entries, default) if field.is_required() else (entries | None, None)
     elif optional:
         kind, default = kind | None, None
-    said: dict[str, Any] = {"help": field.description}
+    settings: dict[str, Any] = {"help": field.description}
     for bound in field.metadata:
-        said |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
-    how = argument or option
-    said |= {"autocompletion": getattr(completion, how.completion)} if how.completion else {}
-    said |= {"metavar": how.metavar} if how.metavar else {}
+        settings |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
+    form = argument or option
+    settings |= {"autocompletion": getattr(completion, form.completion)} if form.completion else {}
+    settings |= {"metavar": form.metavar} if form.metavar else {}
     if argument is None:
-        said |= {"parser": option.parser} if option.parser else {}
-        said |= {"show_default": option.shown_default} if option.shown_default else {}
-        info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **said)
+        settings |= {"parser": option.parser} if option.parser else {}
+        settings |= {"show_default": option.shown_default} if option.shown_default else {}
+        info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **settings)
     else:
-        info = typer.Argument(**said)
+        info = typer.Argument(**settings)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info],
         default=inspect.Parameter.empty if default is PydanticUndefined else default,
     )  # fmt: skip
 
 
-def option_of(name: str, schema: type[Request]) -> Any:
+def make_option(name: str, schema: type[Request]) -> Any:
     """Return the option of one field, for a command whose other options are written out."""
-    (option,) = parameter_of(name, schema.model_fields[name]).annotation.__metadata__
+    (option,) = make_parameter(name, schema.model_fields[name]).annotation.__metadata__
     return option
 
 
 def _find(field: FieldInfo, kind: type[Mark]) -> Mark | None:
     """Return the metadata of a field that is of one kind; None if it has none."""
-    return next((each for each in reversed(field.metadata) if isinstance(each, kind)), None)
+    return next((mark for mark in reversed(field.metadata) if isinstance(mark, kind)), None)
 
 
 def _is_list(annotation: Any) -> bool:
-    """Whether a field holds any number of entries."""
+    """Tell whether a field holds any number of entries."""
     return get_origin(annotation) is tuple and Ellipsis in get_args(annotation)
 
 

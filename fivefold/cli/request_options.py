@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fivefold.cli.arguments import read_config, read_words, resolve_words, shows_notes
-from fivefold.cli.parameters import RECORDS, build_request, parameters_of
+from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.record import Mistake
 from fivefold.requests.commands import ConfigOptions, JobRequest
-from fivefold.requests.job import load_job, words_of
+from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.schema import Request
 
 Asked = TypeVar("Asked", bound=Request)
@@ -36,11 +36,11 @@ def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callab
             with shows_notes(records.pop("notes", None), json=getattr(request, "as_json", False)):
                 command(request, **records)
 
-        parameters = list(parameters_of(schema))
+        parameters = list(make_parameters(schema))
         shown: Any = with_request  # what typer reads of a function
         del shown.__wrapped__
         shown.__signature__ = inspect.Signature(parameters)
-        shown.__annotations__ = {each.name: each.annotation for each in parameters}
+        shown.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return with_request
 
     return decorate
@@ -51,12 +51,12 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
     words = {name: getattr(request, name) for name in RECORDS if name in type(request).model_fields}
     if not isinstance(request, ConfigOptions):
         records = resolve_words({name: words[name] for name in wanted if name in words})
-        return records | ({"job": load_job(**words_of(request))} if isinstance(request, JobRequest) else {})
+        return records | ({"job": load_job(**get_job_words(request))} if isinstance(request, JobRequest) else {})
     if request.ignore and request.from_file is None:
         raise Mistake(f"--ignore {' '.join(request.ignore)} goes with --from FILE: it names keys of a config")
-    options = words_of(request)
+    options = get_job_words(request)
     if request.from_file is not None:
-        found = read_config(request.from_file, request.gpus, words, options, request.ignore)
+        records = read_config(request.from_file, request.gpus, words, options, request.ignore)
     else:
-        found = read_words(words, request.gpus, options)
-    return {name: found[name] for name in (*wanted, "notes") if name in found}
+        records = read_words(words, request.gpus, options)
+    return {name: records[name] for name in (*wanted, "notes") if name in records}

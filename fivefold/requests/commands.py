@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fivefold.requests.fields import (
+    TOKENS,
     Assumptions,
     AttentionKernel,
     ConfigFile,
@@ -41,7 +42,6 @@ from fivefold.requests.fields import (
     Where,
 )
 from fivefold.requests.schema import Argument, Option, Request
-from fivefold.requests.words import tokens_of
 from fivefold.results.objectives import Objective
 from fivefold.step import FITS_RISK
 
@@ -65,13 +65,13 @@ class JobRequest(Request):
 
 
 class JobOptions(JobRequest):
-    """... over the job of a file."""
+    """A job whose other fields come from a file."""
 
     job: JobFile = None
 
 
 class JsonOption(Request):
-    """How the answer is printed."""
+    """The choice between a page and JSON."""
 
     as_json: PrintsJson = False
 
@@ -92,7 +92,7 @@ class MachineRequest(JobRequest):
 
 
 class LayoutRequest(MachineRequest):
-    """... in a layout: what ``predict`` and ``dryrun`` are asked."""
+    """A job of a model on a machine in a layout."""
 
     layout: LayoutText
 
@@ -108,7 +108,7 @@ class PictureOptions(Request):
 
 
 class PredictRequest(LayoutRequest):
-    """What ``predict`` is asked."""
+    """The fields of ``predict`` on every surface."""
 
 
 class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
@@ -118,7 +118,7 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
 
 
 class RatiosRequest(LayoutRequest):
-    """What ``ratios`` is asked."""
+    """The fields of ``ratios`` on every surface."""
 
     layout: Annotated[Line, Field(description="The degrees that stay; each axis is varied alone."), Argument()] = "dp1"
 
@@ -130,7 +130,7 @@ class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
 
 
 class AskRequest(MachineRequest):
-    """What ``ask`` is asked, besides the question; without a layout, of the one that a search puts first."""
+    """The fields of ``ask`` on every surface: all but the question."""
 
     layout: Annotated[
         Line | None,
@@ -140,7 +140,7 @@ class AskRequest(MachineRequest):
     tokens: Annotated[
         TokenCount,
         Field(description="Of the whole run, for batch and run: 2T."),
-        Option(metavar="TOKENS", parser=tokens_of),
+        TOKENS,
     ] = 1e12
     price: Prices = ()
     assume: Assumptions = ()
@@ -159,7 +159,7 @@ class AskOptions(AskRequest, JobOptions, JsonOption):
 
 
 class SearchRequest(MachineRequest):
-    """What ``search`` is asked: of layouts of one machine, or of a run on several."""
+    """The fields of ``search`` on every surface, for layouts of one machine or for one run on several machines."""
 
     machines: Annotated[
         Lines, Field(description="More machines: one table of the run on each."), Argument(metavar="[MACHINE…]")
@@ -191,7 +191,7 @@ class SearchRequest(MachineRequest):
     tokens: Annotated[
         TokenCount | None,
         Field(description="Of the run, with several machines or ranks: such as 2T."),
-        Option(metavar="TOKENS", parser=tokens_of),
+        TOKENS,
     ] = None
     price: Prices = ()
     deadline: Annotated[
@@ -202,7 +202,7 @@ class SearchRequest(MachineRequest):
 
     @property
     def is_of_run(self) -> bool:
-        """Whether it is answered by one run on several machines or numbers of ranks, not by layouts of one machine."""
+        """Tell whether the answer is one run on several machines or numbers of ranks, not layouts of one machine."""
         words = (self.machines, self.tokens, self.deadline, self.ranks, self.assume)
         return self.by == "energy" or any(word not in (None, ()) for word in words)
 
@@ -218,11 +218,9 @@ class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
 
 
 class PlanRequest(MachineRequest):
-    """What ``plan`` is asked."""
+    """The fields of ``plan`` on every surface."""
 
-    tokens: Annotated[
-        TokenCount, Field(description="Of the whole run: 2T."), Option(metavar="TOKENS", parser=tokens_of)
-    ] = 1e12
+    tokens: Annotated[TokenCount, Field(description="Of the whole run: 2T."), TOKENS] = 1e12
     batch: Annotated[Batch, Field(description="The batch: by the literature (unless --gbs), or the job's.")] = "advised"
     where: Where = ""
     price: Prices = ()
@@ -237,7 +235,7 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
 
 
 class CompareRequest(JobRequest):
-    """What ``compare`` is asked, besides a model, machines and layouts."""
+    """The fields of ``compare`` on every surface: all but models, machines and layouts."""
 
     stacks: StackNames = ()
     precisions: PrecisionNames = ()
@@ -263,7 +261,7 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
 
 
 class SweepRequest(Request):
-    """What ``sweep`` is asked, besides its file."""
+    """The fields of ``sweep`` on every surface: all but its file."""
 
     measure: Annotated[bool, Field(description="Also run each row that fits for a few steps.")] = False
     steps: Annotated[int, Field(description="Steps of each measured run.")] = 8
@@ -285,7 +283,7 @@ class SweepOptions(SweepRequest, JsonOption):
 
 
 class DryrunRequest(LayoutRequest):
-    """What ``dryrun`` is asked."""
+    """The fields of ``dryrun`` on every surface."""
 
 
 class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
@@ -381,7 +379,7 @@ class CalibrateOptions(JobOptions, JsonOption):
 
 
 class TraceRequest(JobRequest):
-    """What ``trace`` is asked of its files."""
+    """The fields of ``trace`` on every surface: all but its files."""
 
     step: Annotated[int | None, Field(ge=0, description="Only the ProfilerStep of this number.")] = None
     top: Annotated[int, Field(ge=1, description="How many kernels to list.")] = 10
@@ -424,7 +422,7 @@ class ExplainOptions(JobOptions, JsonOption):
 
 
 class TrainRequest(Request):
-    """What ``train`` is asked of its run file."""
+    """The fields of ``train`` on every surface: all but its run file."""
 
     layout: Annotated[str | None, Field(description="Instead of the run file's layout.")] = None
     machine: Annotated[str | None, Field(description="Instead of the run file's machine: local:2, …")] = None

@@ -18,6 +18,7 @@ MOST_SHOWN = 10_000  # layouts of a table, and memory limits of a front
 Line = Annotated[str, Field(max_length=MAX_LENGTH)]
 Lines = Annotated[tuple[Line, ...], Field(max_length=MAX_LINES)]
 TokenCount = Annotated[float, BeforeValidator(tokens_of)]  # 2e12 or 2T
+TOKENS = Option(metavar="TOKENS", parser=tokens_of)  # how a terminal takes it
 
 # Model, machine and layout.
 ModelName = Annotated[

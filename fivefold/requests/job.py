@@ -37,7 +37,7 @@ def load_job(
     return Job.read(values, origin=str(job) if job else "job")
 
 
-def words_of(request: JobRequest) -> dict[str, Any]:
+def get_job_words(request: JobRequest) -> dict[str, Any]:
     """Return what a request says of its job, as ``load_job`` takes it."""
     words = {name: getattr(request, name) for name in JobRequest.model_fields if name != "set"}
     return words | {"settings": list(request.set), "job": getattr(request, "job", None)}

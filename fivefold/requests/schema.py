@@ -21,7 +21,7 @@ from fivefold.record import Record
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is written on the command line, where that does not follow from its name and type."""
+    """The form of a field on the command line, where it does not follow from the field's name and type."""
 
     names: tuple[str, ...] = ()  # instead of ``--`` and the field's name
     metavar: str | None = None

@@ -33,7 +33,7 @@ from fivefold.requests.commands import (
     SearchRequest,
 )
 from fivefold.requests.fields import FrontLevels, LayoutText, Lines, MachineName, ModelName, ShownLayouts
-from fivefold.requests.job import load_job, words_of
+from fivefold.requests.job import get_job_words, load_job
 from fivefold.web.folder import Folder
 
 CONFIG = 60_000  # characters of a pasted config.json
@@ -80,7 +80,7 @@ class About(MachineRequest, defer_build=False):
             warnings.simplefilter("always", Remark)
             model = self._model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
-            job = load_job(**words_of(self))
+            job = load_job(**get_job_words(self))
         return Noun(model, machine, job, tuple(str(each.message) for each in caught))
 
     def _model(self, folder: Folder) -> Model:
@@ -106,10 +106,10 @@ class About(MachineRequest, defer_build=False):
     def said(self) -> list[tuple[str, str]]:
         """Fields that are not as by default, as a form repeats them."""
         fields = type(self).model_fields
-        found = ((name, getattr(self, name)) for name in fields if getattr(self, name) != fields[name].default)
-        return [
-            (name, spelled(each)) for name, value in found for each in (value if isinstance(value, tuple) else (value,))
-        ]
+        values = {name: getattr(self, name) for name in fields}
+        changed = {name: value for name, value in values.items() if value != fields[name].default}
+        entries = ((name, value if isinstance(value, tuple) else (value,)) for name, value in changed.items())
+        return [(name, spell_value(entry)) for name, values in entries for entry in values]
 
     def url(self, path: str, **changes: Any) -> str:
         """The address of this question, with some of its fields changed, at ``path``; what is default is left out."""
@@ -118,7 +118,7 @@ class About(MachineRequest, defer_build=False):
         said = {
             k: v for k, v in said.items() if v not in (None, "", ()) and (k not in fields or fields[k].default != v)
         }
-        said = {k: spelled(v) if isinstance(v, float) else v for k, v in said.items()}
+        said = {k: spell_value(v) if isinstance(v, float) else v for k, v in said.items()}
         return f"{path}?{urlencode(said, doseq=True, quote_via=quote, safe=':=,/')}" if said else path
 
 
@@ -176,7 +176,7 @@ class PlaybookQuestion(About, PlanRequest, defer_build=False):
     """What ``plan`` is asked."""
 
 
-def spelled(value: object) -> str:
+def spell_value(value: object) -> str:
     """Return a value as an address and a form have it."""
     return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
 

@@ -22,7 +22,7 @@ from fivefold.api import verbs
 from fivefold.api.documentation import documented
 from fivefold.api.job_fields import JobWords
 from fivefold.cli import app
-from fivefold.cli.parameters import build_request, parameters_of
+from fivefold.cli.parameters import build_request, make_parameters
 from fivefold.cli.request_options import takes_request
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
@@ -203,8 +203,17 @@ def test_a_new_field_is_a_query_parameter() -> None:
     assert stated["by"]["description"] == SearchRequest.model_fields["by"].description
 
 
+def test_a_page_writes_tokens_as_they_can_be_read_again() -> None:
+    pytest.importorskip("fastapi")
+    from fivefold.web.question import SearchQuestion
+
+    asked = SearchQuestion.model_validate({"tokens": "2T", "price": ["", "2.2"], "risk": "0.1"})
+    assert asked.url("/search") == "/search?risk=0.1&tokens=2e12&price=2.2"
+    assert SearchQuestion.model_validate({"tokens": "2e12", "price": ["2.2"], "risk": 0.1}) == asked
+
+
 def test_lists_that_were_not_given_are_empty() -> None:
     request = build_request(commands.SearchOptions, {"price": None, "also": ["fp8"]})
     assert (request.price, request.also, request.by) == ((), ("fp8",), "time")
-    names = [each.name for each in parameters_of(commands.AskOptions)]
+    names = [each.name for each in make_parameters(commands.AskOptions)]
     assert names[:4] == ["question", "model", "machine", "layout"]

@@ -19,7 +19,7 @@ from fivefold.rendering.grid import Grid, find_tone
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Attention
 from fivefold.units import show_bytes, show_count, show_seconds
-from fivefold.web.question import About, of_ranks, spelled
+from fivefold.web.question import About, of_ranks, spell_value
 
 PAGES = (
     ("plan", "Plan"),
@@ -49,7 +49,7 @@ environment = Environment(
 environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
-    "of_ranks": of_ranks, "spelled": spelled, "tone": find_tone, "look": _find_cell_class,
+    "of_ranks": of_ranks, "spell_value": spell_value, "tone": find_tone, "look": _find_cell_class,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip
