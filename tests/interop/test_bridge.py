@@ -138,6 +138,28 @@ def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
     assert (found.not_understood, found.missing, found.refused) == ((), (), ())
 
 
+@pytest.mark.parametrize(
+    ("gate", "function", "understood", "activation"),
+    [
+        (True, "torch.nn.functional.silu", True, "silu"),
+        (True, "torch.nn.functional.gelu", False, "silu"),
+        (True, "megatron.core.fusions.fused_bias_geglu.quick_gelu", False, "silu"),
+        (False, "torch.nn.functional.gelu", True, "gelu"),
+        (False, "megatron.core.activations.fast_gelu", True, "gelu_tanh"),
+        (False, "megatron.core.activations.squared_relu", True, "relu2"),
+        (False, "torch.nn.functional.silu", False, "gelu"),
+    ],
+)
+def test_an_activation_that_megatron_cannot_name_is_not_understood(
+    tmp_path: Path, gate: bool, function: str, understood: bool, activation: str
+) -> None:
+    text = BRIDGE.replace("gated_linear_unit: true", f"gated_linear_unit: {str(gate).lower()}")
+    found = read([put(tmp_path, text.replace("torch.nn.functional.silu", function))], Asked(ranks=64))
+    assert found.model is not None
+    assert found.model.activation == activation
+    assert [said.key for said in found.not_understood] == ([] if understood else ["activation_func"])
+
+
 def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
     found = read([put(tmp_path, NEMO)])
     assert found.model is not None

@@ -65,7 +65,8 @@ RECIPE = {  # of the most of 0.3.1's recipes (megatron/bridge/recipes), over whi
 }  # fmt: skip
 
 OF_MODEL = (  # what the catalog's model says besides its sizes
-    "softmax_type", "window_size", "window_attn_skip_freq", "activation_func_clamp_value", "glu_linear_offset",
+    "softmax_type", "window_size", "window_attn_skip_freq", "activation_func", "activation_func_clamp_value",
+    "glu_linear_offset",
 )  # fmt: skip
 
 

@@ -34,7 +34,9 @@ SIZED = re.compile(
 
 FAMILIES = {"Llama31": "llama3", "Llama32": "llama3.2"}
 
-ACTIVATIONS = ("silu", "swish", "gelu", "fast_gelu", "squared_relu", "openai_gelu")
+# Functions of a feed-forward with a gate and without, each with the option of Megatron that names it, if it needs one.
+GATED = {"silu": None, "swish": None}
+UNGATED = {"gelu": None, "fast_gelu": "openai_gelu", "openai_gelu": "openai_gelu", "squared_relu": "squared_relu"}
 
 
 def is_bridge(document: Document) -> bool:
@@ -115,9 +117,12 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
         if key in NOT and isinstance(value, bool):
             given[NOT[key]] = not value
         elif key == "activation_func":
-            given["squared_relu"] = "squared_relu" in str(value)
-            if not str(value).endswith(ACTIVATIONS):
+            function, is_gated = str(value).rpartition(".")[2], found.get("gated_linear_unit")
+            functions = (GATED if is_gated is not False else {}) | (UNGATED if is_gated is not True else {})
+            if function not in functions:
                 given[key] = value
+            elif option := functions[function]:
+                given[option] = True
         elif key == "transformer_layer_spec" and str(value).startswith("megatron."):
             given[key] = False
         elif key == "overlap_p2p_comm":
