@@ -34,7 +34,8 @@ SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding m
 # Refused although transformers 5.23 ignores it: (family or "", key). Why:
 REFUSED_ALL_THE_SAME = {
     **{("falcon", key): "dropout, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
-    ("mixtral", "router_jitter_noise"): "noise, which only training sees",
+    **{(kind, "router_jitter_noise"): "noise, which only training sees" for kind in ("mixtral", "minimax_m2")},
+    ("qwen3_moe", "decoder_sparse_step"): "of the small config's two layers it leaves the same one with experts",
     **{(kind, "moe_layer_freq"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     ("deepseek_v2", "norm_topk_prob"): "the published code reads it",
