@@ -71,8 +71,11 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
         held += precision.master_bytes + sum(precision.moments_bytes)
     least = model.parameters * held / machine.chip.memory_bytes
 
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
+
     def fits(ranks: int) -> bool:
-        return ranks >= least and fits_any(model=model, machine=with_ranks(machine, ranks), job=job, risk=risk)
+        some = with_ranks(machine, ranks)
+        return ranks >= least and fits_any(model=model, machine=some, job=job, risk=risk, using=planner)
 
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)

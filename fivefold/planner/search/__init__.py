@@ -195,18 +195,25 @@ def _tight(known: Incumbents) -> TightLayout | None:
     )  # fmt: skip
 
 
-def fits_any(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> bool:
-    """Whether any layout over all ranks fits."""
-    return fitting(ANY, model=model, machine=machine, job=job, risk=risk) is not None
+def fits_any(
+    *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
+) -> bool:
+    """Whether any layout over all ranks fits; ``using`` as in ``fitting``."""
+    return fitting(ANY, model=model, machine=machine, job=job, risk=risk, using=using) is not None
 
 
-def fitting(where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Layout | None:
-    """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one."""
+def fitting(
+    where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
+) -> Layout | None:
+    """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one.
+
+    ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused.
+    """
     spaces = [(job, Space(model, job, world=machine.ranks, where=where))]
     largest = _largest_peak(spaces, risk, model=model, machine=machine)
     known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
-    _search_spaces(solver, spaces, model=model, machine=machine, risk=risk)
+    _search_spaces(solver, spaces, {job: using} if using else None, model=model, machine=machine, risk=risk)
     return known.best[0].estimate.layout if known.best else None
 
 

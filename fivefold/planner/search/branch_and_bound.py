@@ -195,19 +195,18 @@ class BranchAndBound:
             self.evaluate_waiting(bounds, most=EAGER)
 
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
-        """As ``_explore`` where time does not matter: memory is the same in every order, and a layout's memory costs as
-        much as its bound, but for the one that holds for every micro-batch.
-        """
+        """As ``_explore`` where time does not matter: memory is the same in every order, of which one is evaluated."""
         space, partials = bounds.space, bounds.partials
         for part in _parts(candidates):
             some = space.shard(partials, candidates.take(part))
-            size, none = bounds.memory(some, limit=True), np.zeros(len(some.zero))
-            some, size, none = self._fitting(bounds, some, size, none, left="order")
-            some, size, none = self._fast(bounds, some, size, (none, None), left="order")
+            size, none = np.zeros(len(some.zero)), np.zeros(len(some.zero))
+            for limit in (True, False):
+                if len(size):
+                    size = bounds.memory(some, limit=limit)
+                    some, size, none = self._fitting(bounds, some, size, none, left="order")
+                    some, size, none = self._fast(bounds, some, size, (none, None), left="order")
             if len(size):
-                some, index = space.placed(partials, some)
-                one = bounds.estimates.distinct(some)
-                self.wait(bounds, some.take(one), size[index][one], none[index][one])
+                self.wait(bounds, space.placed_first(partials, some), size, none)
                 self.evaluate_waiting(bounds, most=EAGER)
 
     def evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:

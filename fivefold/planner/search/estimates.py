@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.sharding import policy
+from fivefold.layout.sharding import policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, Run, apart, run_part
 from fivefold.planner.counts.operations.local_shapes import Part, part_of
@@ -20,8 +20,10 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
 from fivefold.planner.search.optimistic_times import figures, kernels, nearest
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import MANY, Tables, code_of
+from fivefold.planner.search.tables import MANY, ROUNDED, Tables, code_of
 from fivefold.planner.time.unit_time import AXES
+
+FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
 
 
 class Estimates(Tables):
@@ -53,7 +55,7 @@ class Estimates(Tables):
     def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
         """[n, (kept, backward peak above it), units] bytes.
 
-        ``limit``: scaled from a micro-batch of MANY sequences, a lower bound since rows and waves round up.
+        ``limit``: lower bounds, as in ``_bytes``.
         """
 
         def make(part: Part, name: Name) -> tuple[int, int]:
@@ -62,23 +64,42 @@ class Estimates(Tables):
 
         return self._bytes("profiles", candidates, make, limit=limit)
 
-    def splits(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+    def splits(self, candidates: CandidateLayouts) -> Floats:
         """[n, 1, units] bytes: as the second of ``profiles``, of a backward whose weight gradients are deferred."""
 
         def make(part: Part, name: Name) -> tuple[int]:
             kept = self.counts.profile(part, name).kept_bytes
             return (self.counts.split(part, name).backward_peak_bytes - kept,)
 
-        return self._bytes("splits", candidates, make, limit=limit)
+        return self._bytes("splits", candidates, make, limit=False)
 
     def _bytes(
         self, name: str, candidates: CandidateLayouts, each: Callable[[Part, Name], Sequence[int]], *, limit: bool
     ) -> Floats:
+        """Return figures of every unit. With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY
+        sequences unless mbs is 1, as the halves of one sequence are views and those of several are copies; at most two
+        ranks of cp; and of many sequences, beside which weights vanish, at most two ranks of ep, but for one expert
+        on a rank, whose rows are in order.
+        """
+        s = self.partials.take(candidates.partial)
+        many, cp, ep = s.mbs, s.cp, s.ep
+        if limit:
+            many, cp = np.where(s.mbs > 1, MANY, 1), np.minimum(s.cp, FEW_RANKS)
+            one = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
+            ep = np.where((many == MANY) & ~one, np.minimum(ep, FEW_RANKS), ep)
+        _, piped, _, kind, tp, inner, sp, _, etp, recomputed = self._part(candidates)
+
         def make(layout: Layout, many: int) -> Floats:
             part = part_of(layout)._replace(sequences=many)
+            if limit:
+                one = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
+                few = min(part.ep, FEW_RANKS) if many == MANY and not one else part.ep
+                part = part._replace(cp=min(part.cp, FEW_RANKS), ep=few)
             return np.array([each(run_part(part, run), self._alike(run.name)) for run in self.runs], float).T
 
-        return self._per_sequence(name, candidates, make, limit=limit)
+        found = self._table(name, candidates, [many, piped, cp, kind, tp, inner, sp, ep, etp, recomputed], make)
+        scale = s.mbs / many * cp / s.cp
+        return np.asarray(found * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
 
     def lightest(self, candidates: CandidateLayouts) -> Floats:
         """As ``states``, the minimum over ZeRO stages and shard groups."""
@@ -87,7 +108,7 @@ class Estimates(Tables):
         whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
         least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
         found = np.minimum(whole, least)
-        found[:, 3] = 0
+        found[:, [3, 5, 6]] = 0
         return found
 
     def resting(self, candidates: CandidateLayouts) -> Floats:
@@ -107,8 +128,8 @@ class Estimates(Tables):
         return self._table("resting", candidates, columns, make)[:, 0, 0]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated), units]:
-        bytes, and elements of the last.
+        """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated, gathered
+        ahead of its backward, gradients that are reduced in each backward), units]: bytes, and elements updated.
         """
         s = self.partials.take(candidates.partial)
         columns = [
@@ -135,8 +156,34 @@ class Estimates(Tables):
             ends = state.sums if keeps.gradients_stay else state.reduced
             rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
             during = ends if often or keeps.gradients_stay else state.sums
-            rows[name] = rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated
+            gathered = 0 if keeps.weights_stay else state.whole
+            rows[name] = (
+                rest,
+                during,
+                ends,
+                gathered,
+                state.updated,
+                self._gathered_ahead(layout, name),
+                self._reduced(layout, name),
+            )
         return np.array([rows[name] for name in names], float)
+
+    def _gathered_ahead(self, layout: Layout, name: Name) -> int:
+        """Return bytes of a block that are gathered during the backward before its own, at least (``PeakFinder``)."""
+        stack, parts = self.counts.job.stack, self.counts.parts(layout, name)
+        if isinstance(name, str) or not regathers(layout, self.counts.job) or stack.fetch == "weights":
+            return 0
+        if stack.unit_buffers == "held":
+            return sum(part.whole for part in parts)
+        return parts[-1].travel + parts[-1].whole if "dp" in stack.overlap and stack.weights == "ahead" else 0
+
+    def _reduced(self, layout: Layout, name: Name) -> int:
+        """Return bytes of whole gradients that live as a block's are reduced in every backward, at least: those of its
+        experts may be gone before the others are made.
+        """
+        if isinstance(name, str) or not self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0:
+            return 0
+        return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
 
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
         """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with
@@ -258,16 +305,6 @@ class Estimates(Tables):
             return np.array([(each.gather, each.reduce, each.copies) for each in found], float).T
 
         return self._table("parallel", candidates, columns, make)
-
-    def _per_sequence(
-        self, name: str, candidates: CandidateLayouts, make: Callable[[Layout, int], Floats], *, limit: bool
-    ) -> Floats:  # fmt: skip
-        """Figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs, unless that is 1: the
-        halves of one sequence are views, those of several are copies.
-        """
-        mbs = self.partials.mbs[candidates.partial]
-        many = np.where(limit & (mbs > 1), MANY, mbs)
-        return self._scaled(name, candidates, self._part(candidates)[1:], make, many=many)
 
     def _alike(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.alike]

@@ -84,7 +84,8 @@ class Incumbents:
         self.seen.add((layout, planner.job))
         ranks = planner.memory(layout)
         self.evaluated += 1
-        peak, risk = fullest(ranks), planner.out_of_memory_risk(layout, ranks)
+        peak = fullest(ranks)
+        risk = planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0
         fits = risk <= planner.risk
         if not fits:
             self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)

@@ -18,7 +18,7 @@ from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.planner.counts.counts import Counts, Run
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.estimates import Estimates
-from fivefold.planner.search.shapes import SPLIT, column_key, over, pipeline_layout, stage_units
+from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, over, pipeline_layout, stage_units
 from fivefold.planner.search.space import Shape
 
 HEAD, BLOCKS = 1, 2  # index of the head, and of the first kind of block, among the units
@@ -36,6 +36,7 @@ class LiveUnits(NamedTuple):
     live: NDArray[np.float64]
     later: NDArray[np.float64]
     block: Ints  # index of the last block of the stage whose backward is first
+    next: Ints  # index of the block before it, whose backward follows; HEAD if there is none
     front: NDArray[np.bool_]  # that stage is the first of the model
     known: NDArray[np.bool_]  # ``later`` is at the backward of that stage
     deep: NDArray[np.bool_]  # as many micro-batches are live then as at the first backward
@@ -50,7 +51,7 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
     table, _ = stage_units(counts, shape, every=every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     held = np.array([table[list(mine)].sum(axis=0) for mine in stages])
-    blocks = _last_blocks(counts, shape, every=every, runs=runs)
+    blocks, following = _last_blocks(counts, shape, every=every, runs=runs)
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
     ranks = [0, int(held[:, BLOCKS:].sum(axis=1).argmax()), int(held[:, blocks[-1]].argmax()), ends]
     rows = [_rank_units(shape, rank, table[list(stages[rank])], m=micro_batches) for rank in ranks]
@@ -58,18 +59,19 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
     return LiveUnits(
         held=held[ranks], live=np.array(live), later=np.array(later),
         block=np.array([blocks[stages[rank][-1]] for rank in ranks]), made=np.array(made),
+        next=np.array([following[stages[rank][-1]] for rank in ranks]),
         front=np.array([stages[rank][-1] == 0 for rank in ranks]), known=np.array(known), deep=np.array(deep),
         one=np.full(4, len(stages[0]) == 1),
         schedule=np.full(4, SCHEDULES.index(shape.schedule)), pp=np.full(4, shape.pp),
     )  # fmt: skip
 
 
-def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> list[int]:
-    """Return the index into ``runs`` of the last block of each stage."""
+def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> tuple[list[int], list[int]]:
+    """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
     layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
     again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
-    last = [stage[-1] for stage in stage_layers(layers, layout)]
-    return [place[counts.kinds[layer], again[layer]] for layer in last]
+    places = [[place[counts.kinds[layer], again[layer]] for layer in stage] for stage in stage_layers(layers, layout)]
+    return [stage[-1] for stage in places], [stage[-2] if len(stage) > 1 else HEAD for stage in places]
 
 
 def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
@@ -112,11 +114,11 @@ class MemoryBounds:
         pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
         kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit), 1, 0)
         found = estimates.states(candidates) if states is None else states
-        rest, during, ends, gathered, _ = np.moveaxis(found, 1, 0)
+        rest, during, ends, gathered, _, ahead, fresh = np.moveaxis(found, 1, 0)
         split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
-        if len(split):
+        if len(split):  # what a B needs grows with the micro-batch by fits and starts
             above = above.copy()
-            above[split] = np.maximum(0.0, estimates.splits(candidates.take(split), limit=limit)[:, 0])
+            above[split] = 0 if limit else np.maximum(0.0, estimates.splits(candidates.take(split))[:, 0])
         base, last, alone = over(pipe.held, rest), over(pipe.held, ends), pipe.pp == 1
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
             body = later = own = np.zeros(alone.shape)
@@ -125,6 +127,7 @@ class MemoryBounds:
             own = pipe.held[:, :, HEAD] * kept[:, None, HEAD]
         peak = above + gathered
         first, least = np.take_along_axis(peak, pipe.block, axis=1), _least_of(pipe.held, peak)
+        first = first + np.take_along_axis(ahead, pipe.next, axis=1)
         if self.counts.job.stack.deferred == "graph":  # the backward of the first stage waits for its W
             waits = pipe.front & np.isin(pipe.schedule, SPLIT)
             first, least = np.where(waits, 0.0, first), np.where(waits, 0.0, least)
@@ -135,7 +138,10 @@ class MemoryBounds:
         stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | pipe.one
         sure = alone | pipe.deep | (stays & pipe.made & (m > 2))
         whole = np.where(sure & ~(alone & (m == 1)), over(pipe.held, during), 0.0)
-        blocks = np.where(pipe.known, first - own, least) - gone
+        # As its gradients are reduced, the activations of the block whose backward ends are gone.
+        reducing = np.take_along_axis(fresh - kept, pipe.block, axis=1)
+        reducing = np.where(sure & ~np.isin(pipe.schedule, SPLITTING), reducing, 0.0)
+        blocks = np.where(pipe.known, np.maximum(first, reducing) - own, least) - gone
         late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + whole + later
         full = base + np.maximum(late, np.maximum(first - own - gone, loss) + body)
         last = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + least, last)

@@ -30,6 +30,7 @@ def _numbers(holds: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
 
 PAIRED = _numbers(lambda record: record.pairs_passes)  # with FB
 SPLIT = _numbers(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
+SPLITTING = _numbers(lambda record: record.splits_backward)
 BOTH_WAYS = _numbers(lambda record: record.enters_both_ends)
 WEIGHT_LAG = np.array([record.weight_lag for record in RECORDS])
 

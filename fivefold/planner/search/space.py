@@ -257,6 +257,11 @@ class Space:
         index = np.concatenate(rows)
         return candidates.take(index)._replace(order=np.concatenate(places)), index
 
+    def placed_first(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
+        """Return each candidate in the first of its orders."""
+        patterns = self._patterns(partials.take(candidates.partial))
+        return candidates._replace(order=mapped(patterns, lambda pattern: self._orders(pattern)[0]))
+
     def orders_each(self, partials: PartialLayouts) -> Ints:
         """How many orders each partial layout has."""
         return mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))

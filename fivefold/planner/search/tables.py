@@ -19,6 +19,7 @@ from fivefold.planner.search.space import Space
 
 MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 FEWEST = 6
+ROUNDED = 1 - 1e-3  # of figures that are scaled from those of more: rows and waves round up
 LADDER = (MANY, 256, 32, FEWEST)  # a micro-batch takes no less, per sequence, than one of so many, a multiple of it
 
 Table = dict[tuple[int, ...], Floats]
@@ -51,7 +52,7 @@ class Tables:
         """``_table`` of figures of ``many`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
         found = self._table(name, candidates, [many, *columns], make)
-        scale = np.where(many == mbs, 1.0, mbs / many * (1 - 1e-3 * (many == MANY)))
+        scale = np.where(many == mbs, 1.0, mbs / many * np.where(many == MANY, ROUNDED, 1.0))
         return np.asarray(found * scale[:, None, None])
 
     def _multiples(self, candidates: CandidateLayouts, *, most: int) -> Ints:

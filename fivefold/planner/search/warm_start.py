@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fivefold.planner.search.branch_and_bound import BranchAndBound
 
 SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so many sequences at most
+FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
 SCHEDULES = 4000  # of them, the most promising of all
 PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
 
@@ -30,13 +31,13 @@ def scout(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
     incumbents, done, report = solver.incumbents, solver.done, solver.report
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
     try:
-        for start in range(0, len(best), SCOUTS):
-            some = best[start : start + SCOUTS]
+        number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
+        while start < len(best) and incumbents.threshold == np.inf:
+            some = best[start : start + number]
+            start, number = start + number, min(SCOUTS, number * TIMES)
             floor = Floor(likely.stems.take(some), likely.size[some], likely.seconds[some])
             for opened in solver.opened(bounds, floor):
                 _try_best(solver, bounds.over(opened.partials), opened)
-            if incumbents.threshold < np.inf:
-                break
     finally:
         incumbents.rejections, solver.done, solver.report = rejections, done, report
 
