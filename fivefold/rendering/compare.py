@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from operator import attrgetter
 
-from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid
@@ -24,14 +22,6 @@ def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "mea
         Column[Row]("difference", difference, lambda text: text),
     )
     return make_grid(columns, rows)
-
-
-def to_text(renderable: RenderableType, *, width: int = 100) -> str:
-    """Render as plain text for a width of ``width`` columns, without colour, for logs and files."""
-    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
 def shown(row: Row, value: float) -> str:

@@ -23,7 +23,6 @@ from fivefold.planner.compare import compare
 from fivefold.planner.predict import Planner
 from fivefold.rendering import comparison as side_by_side
 from fivefold.rendering import search as pages
-from fivefold.rendering.compare import to_text
 from fivefold.requests.cases import cases
 from fivefold.requests.commands import ALIKE
 from fivefold.requests.job import load_job
@@ -31,6 +30,7 @@ from fivefold.requests.search import found_layouts
 from fivefold.results.comparison import Comparison
 from fivefold.results.search_result import SearchResult
 from fivefold.units import show_risk
+from tests.printed import to_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 WIDTH = 120

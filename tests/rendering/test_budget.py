@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.rendering import budget
-from fivefold.rendering.compare import to_text
 from fivefold.step import Step, Time
+from tests.printed import to_text
 
 PARTS = st.dictionaries(st.sampled_from([f"part {n}" for n in range(30)]), st.floats(0, 10), max_size=30)
 

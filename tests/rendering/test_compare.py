@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from fivefold.record import Mistake
-from fivefold.rendering.compare import table, to_text
+from fivefold.rendering.compare import table
 from fivefold.results.step_comparison import Row, assumed, compare, so_far
 from fivefold.step import Step, Traffic
+from tests.printed import to_text
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from fivefold.rendering import comparison
-from fivefold.rendering.compare import to_text
 from fivefold.results.comparison import Comparison, Quantity, Variant
 from fivefold.units import show_seconds
+from tests.printed import to_text
 from tests.rendering.conftest import SMALL
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from rich.text import Text
 
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.grid import Grid
+from tests.printed import to_text
 
 GRID = Grid(("name", "size"), (("a name of many words", "123,456,789"), ("b[0]", Text("7"))), words=("name",))
 

@@ -4,10 +4,10 @@ import pytest
 
 from fivefold.record import Mistake
 from fivefold.rendering import memory
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.drawing import memory as drawing
 from fivefold.results.spans import Level
 from fivefold.step import Step
+from tests.printed import to_text
 
 GIB = 2**30
 

@@ -15,12 +15,12 @@ from fivefold.planner.predict import planner
 from fivefold.planner.time.spans import spans
 from fivefold.record import Mistake
 from fivefold.rendering import pipeline
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.drawing import pipeline as drawing
 from fivefold.rendering.pipeline import finding
 from fivefold.results.spans import Span
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
+from tests.printed import to_text
 
 ROWS = (
     (

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fivefold.rendering import ratios
-from fivefold.rendering.compare import to_text
 from fivefold.results.balance import Axis, Degree, Ratios, Sizing
+from tests.printed import to_text
 
 TWO = Degree(degree=2, token="tp2", link="NVLink 4", flops_per_byte=8192.0, balance=2198.0, hides=True)
 FOUR = Degree(degree=4, token="tp4", link="NVLink 4", flops_per_byte=2000.0, balance=2198.0, hides=False)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.rehearsal import Holding, Moment, page
 from fivefold.step import Step
+from tests.printed import to_text
 
 MIB = 2**20
 MOMENT = Moment(

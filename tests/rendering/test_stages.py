@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.stages import Stages
 from fivefold.step import StageMemory
+from tests.printed import to_text
 
 GIB = 2**30
 

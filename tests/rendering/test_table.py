@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from fivefold.rendering import table
-from fivefold.rendering.compare import to_text
 from fivefold.step import Interval, Memory, Step, Time, Work
 from fivefold.units import GIB
+from tests.printed import to_text
 
 
 def test_a_step_on_one_page(small: Step) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.trace_report import LONGEST_NAME, Piece, _coarse, finding, page, shortened
 from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
+from tests.printed import to_text
 
 FIRST = Breakdown(
     rank=0, step="ProfilerStep#3", start_seconds=0.0, window_seconds=0.1, compute_seconds=0.06,

@@ -13,7 +13,6 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.search import search as run_search
 from fivefold.rendering import html, report, step_view, table
 from fivefold.rendering import search as search_view
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.grid import Column, Grid, find_tone, make_grid
 from fivefold.rendering.sweep import table as sweep_view
 from fivefold.results.sweep_row import Row, of_layout, of_step
@@ -21,6 +20,7 @@ from fivefold.step import Operation
 from fivefold.web.pages.search import SearchPage, shown
 from fivefold.web.site import Site
 from tests.planner.search.test_search import FEW, NODE, SMALL
+from tests.printed import to_text
 
 pytest.importorskip("fastapi", reason="the page needs the extra web")
 from starlette.testclient import TestClient

@@ -6,8 +6,8 @@ import pytest
 
 from fivefold.machine.datacenter import Site
 from fivefold.rendering import whole_run
-from fivefold.rendering.compare import to_text
 from fivefold.results.whole_run import Goodput, Offer, Offers, WholeRun
+from tests.printed import to_text
 
 DAY = 86400.0
 RUN = WholeRun(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from benchmarks.published.table import Summary, markdown, table
-from fivefold.rendering.compare import to_text
+from tests.printed import to_text
 
 ROWS = [
     Summary(

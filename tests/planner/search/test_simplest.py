@@ -18,9 +18,9 @@ from fivefold.planner.search.constraints import uneven_batch
 from fivefold.planner.search.simplest import Evaluated, Simplest, complexity, dropped, made
 from fivefold.planner.time.timeline import StepTime
 from fivefold.record import Mistake
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.search import page
 from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, tight
+from tests.printed import to_text
 
 TERMS = (
     "tp<=2", "pp=1", "cp=1", "zero<=1", "zero=3", "ac=none,full", "ac!=none", "mbs>1", "schedule=1f1b,gpipe",

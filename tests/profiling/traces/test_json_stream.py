@@ -17,8 +17,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import json_stream, read
 from fivefold.profiling.traces.json_stream import JsonStream
 from fivefold.record import Mistake
-from fivefold.rendering.compare import to_text
 from fivefold.rendering.trace_report import page
+from tests.printed import to_text
 from tests.profiling.traces import kineto
 
 LEAF = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
