@@ -87,7 +87,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
         )
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
-    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk).best[0].step
+    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk, tight=False).best[0].step
     return Answer(
         question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
         memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
@@ -110,7 +110,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     if most == 0:
         raise Mistake(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
     largest = scaled(model, most / 8)
-    step = search(model=largest, machine=machine, job=job, top=1, risk=risk).best[0].step
+    step = search(model=largest, machine=machine, job=job, top=1, risk=risk, tight=False).best[0].step
     line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
     answer = Answer(
         question="largest model", line=line, value=largest.parameters, layout=step.layout,

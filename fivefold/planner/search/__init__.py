@@ -47,7 +47,7 @@ def search(
     *, model: Model, machine: Machine, job: Job, by: Aim = "time", top: int = 10, recipes: Sequence[Recipe] = (),
     reduces: Sequence[Reduce] = (), worlds: Sequence[int] = (), levels: int = 1, within: float | None = None,
     report: Report | None = None, improved: Callable[[str, float], None] | None = None, risk: float = FITS_RISK,
-    **narrowed: Any,
+    tight: bool = True, **narrowed: Any,
 ) -> SearchResult:  # fmt: skip
     """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
 
@@ -55,18 +55,19 @@ def search(
     ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
     ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``.
     ``improved``: told each better layout and its score. ``risk``: the probability of running out of memory up to which
-    a layout fits; the best of the tight ones beyond it is found too, if it beats those that fit. Interrupted once it
-    knows a layout, it returns the best so far. A ``Mistake`` if no layout is legal.
+    a layout fits; with ``tight`` the best of the tight ones beyond it is found too, if it beats those that fit.
+    Interrupted once it knows a layout, it returns the best so far. A ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
     spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
     total = sum(space.layouts for _, space in spaces)
     proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
-    tight = _largest_peak(spaces, TIGHT_RISK, model=model, machine=machine) if by in ("time", "cost") else 0
+    looks = tight and by in ("time", "cost")
+    largest_tight = _largest_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks else 0
     known = Incumbents(
         _largest_peak(spaces, risk, model=model, machine=machine), by=score, top=top, levels=levels, alike=proposes,
-        improved=improved, largest_tight=tight,
+        improved=improved, largest_tight=largest_tight,
     )  # fmt: skip
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _until_stopped(solver, spaces, model=model, machine=machine, risk=risk)

@@ -238,6 +238,14 @@ def test_whether_anything_fits_is_what_a_search_finds() -> None:
         assert not needs or len(needs) == 3
 
 
+def test_a_search_without_tight_layouts_finds_the_same_best() -> None:
+    model, machine, job = named("llama3-8b"), resolve("h100:8", local=Path("/nowhere")), JOB
+    every, some = (search(model=model, machine=machine, job=job, top=1, tight=tight) for tight in (True, False))
+    assert every.tight is not None
+    assert some.tight is None
+    assert (some.best[0].step, some.evaluated < every.evaluated) == (every.best[0].step, True)
+
+
 def test_an_interrupted_search_returns_the_best_so_far() -> None:
     told: list[tuple[str, float]] = []
 
