@@ -223,7 +223,8 @@ class Played:
 
     def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
         self.recording = recordings[False]
-        self.x: Tensor | None = x
+        # detached, or the deferred dW would hold the graph of the blocks before, and what those keep until its end
+        self.x: Tensor | None = x.detach()
         self.g: Tensor | None = None
         self.made: Tensor | None = None
         self.first_id = recorder.reserve_ids(max(each.ids for each in recordings.values()))

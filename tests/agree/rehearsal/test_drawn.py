@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 
-from fivefold.job import Job
+from fivefold.job import Job, recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
@@ -38,6 +39,13 @@ def test_the_planner_counts_whatever_is_drawn() -> None:
     few = [case for case in itertools.islice(drawn(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
     for case in few:
         assert miscounted(case) == [], str(case)
+
+
+@pytest.mark.parametrize("block", ["pre", "post"])
+def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["pre", "post"]) -> None:
+    """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
+    model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=recipe("fp32"))
+    assert miscounted(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
 # Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.
