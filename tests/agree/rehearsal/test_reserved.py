@@ -19,6 +19,7 @@ CASES = (
     (Case("qwen3-0.6b", 12, "dp4 tp2 zero1 mbs1 ac=full", 131_072, 4), 0.1),
     (Case("llama3-8b", 6, "dp8 zero0 mbs1 ac=full", 131_072, 8), 0.1),
     (Case("llama3.2-1b", 6, "dp8 zero1 mbs1", 32_768, 16), BOUND),
+    (Case("llama3-8b", 6, "dp2 pp4 zero1 mbs1 ac=full", 131_072, 16), 0.1),
 )
 
 

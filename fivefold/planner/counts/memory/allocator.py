@@ -19,6 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, Run, run_part
 from fivefold.planner.counts.memory.rank_memory import RankMemory, table_of
+from fivefold.planner.counts.memory.stage import stages_of
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import MIB, ceil_div
@@ -124,13 +125,15 @@ def _fragments(
     """Return the bytes of free blocks that the largest temporary tensors cannot use again.
 
     What stays is put into the blocks of freed activations, if they have room for it. Else it is put into that of the
-    largest tensor, usually the logits, which is then lost but for these bytes; in a pipeline, the activations of other
-    micro-batches are.
+    largest tensor, usually the logits, which is then lost but for these bytes. Where a pipeline rank holds activations
+    of several micro-batches, those of the others are put there.
     """
     first, second, third = (*map(segment, _largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
     stays = _staying(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= stays  # the logits are activations too
-    lost = first if layout.pp > 1 else 0 if has_room else first - stays
+    stages = stages_of(counts, layout).chunks
+    one_micro_batch = sum(stages[stage].kept for stage in chunks)
+    lost = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - stays
     return second + max(min(first, second + third), lost)
 
 

@@ -11,6 +11,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, segment
 from fivefold.planner.counts.memory.rank_memory import memory, over_time
+from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.stack.catalog import named as named_stack
 from fivefold.units import GIB, MIB
 
@@ -102,3 +103,12 @@ def test_the_driver_shows_context_and_communicators() -> None:
         assert (
             found.driver_bytes == found.reserved_bytes + PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes
         )
+
+
+def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
+    """In 1f1b the last rank has no other micro-batch, whose activations could take the block of freed logits."""
+    job, layout = Job(sequence=131_072, global_batch=16), Layout.parse("dp2 pp4 zero1 mbs1 ac=full")
+    counts = Counts(named("llama3-8b").replace(layers=6), job)
+    ranks = memory(counts, layout)
+    reserved_bytes = allocator_totals(counts, layout, ranks).reserved_bytes
+    assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(part_of(layout))
