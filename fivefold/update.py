@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Positive, Sequences, Steps
+from fivefold.optimizers import KINDS
 from fivefold.record import Record
 
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[KINDS]  # one for each module of ``optimizers/costs``
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Natural = Annotated[float, Field(ge=0, le=1e30)]
 Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors: norms and biases, also of experts
@@ -49,7 +54,7 @@ class Optimizer(Record):
     ``weight_decay`` applies to all weights but vectors, unless a group overrides it.
     """
 
-    kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
+    kind: Kind = "adamw"
     betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, also for the weights that muon leaves to adamw
     momentum: Beta = 0.95  # of sgd and muon
     epsilon: Positive = 1e-8

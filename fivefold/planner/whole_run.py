@@ -16,7 +16,7 @@ from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.planner.counts.optimizers import OPTIMIZERS
+from fivefold.optimizers import find_cost
 from fivefold.record import Mistake
 from fivefold.results.whole_run import Goodput, WholeRun
 from fivefold.step import Step
@@ -149,5 +149,5 @@ def checkpoint_bytes(model: Model, job: Job) -> int:
     """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
     every = tuple(weights(model))
     scaled = frozenset(each.name for each in every if quantised(each.numel, vector=each.is_vector))
-    states = OPTIMIZERS[job.optimizer.kind].state_bytes(every, shards=1, quantised=scaled, job=job)
+    states = find_cost(job.optimizer.kind).state_bytes(every, shards=1, quantised=scaled, job=job)
     return model.parameters * job.precision.updated_bytes + states

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from fivefold.job import RECIPES, Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.optimizers import find_cost
 from fivefold.record import Record
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import FACTS
 from fivefold.step import Step
 
-OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "muon": "Muon", "adafactor": "Adafactor", "sgd": "SGD"}
 NAMED = ("sequence", "global_batch", "precision", "stack")  # which the line says in words
 
 
@@ -57,7 +57,7 @@ def count_ranks(ranks: int) -> str:
 
 def _settings(job: Job) -> Iterator[Setting]:
     usual, stack = Job(), job.stack
-    optimizer = OPTIMIZERS[job.optimizer.kind]
+    optimizer = find_cost(job.optimizer.kind).title
     precision = RECIPES[usual.precision.name].reduced(in_fp32=stack.reduce_in_fp32)
     yield Setting("sequence", f"seq {job.sequence}", job.sequence == usual.sequence)
     yield Setting("global_batch", f"global batch {job.global_batch}", job.global_batch == usual.global_batch)

@@ -6,6 +6,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.optimizers import find_cost
 from fivefold.record import Mistake
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
@@ -102,7 +103,7 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
 def _check_moments(job: Job) -> None:
     """Raise a ``Mistake`` for an optimizer that keeps its states in fp32 under a recipe with narrower moments."""
     sizes = job.precision.moments_bytes
-    if sizes != (4, 4) and job.optimizer.kind in ("muon", "sgd"):
+    if sizes != (4, 4) and find_cost(job.optimizer.kind).fp32_states:
         raise Mistake(
             f"precision {job.precision.name!r}: its moments of {sizes[0]} + {sizes[1]} bytes are AdamW's, and "
             f"{job.optimizer.kind} keeps fp32; take optimizer adamw, or another recipe"

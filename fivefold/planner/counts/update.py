@@ -1,6 +1,6 @@
 """Messages, FLOPs and temporary bytes of the optimizer's update on a stage's first rank.
 
-Costs of each optimizer are in ``planner/counts/optimizers/``, implementations in ``trainer/optimizers/``, reasons in
+Costs of each optimizer are in ``optimizers/costs/``, implementations in ``trainer/optimizers/``, reasons in
 docs/decisions/017 and 020.
 """
 
@@ -12,11 +12,11 @@ from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
+from fivefold.optimizers import find_cost
+from fivefold.optimizers.cost import Product
+from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.message import Message
-from fivefold.planner.counts.optimizers import OPTIMIZERS
-from fivefold.planner.counts.optimizers.cost import Product
-from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight, split_families
 
 
 def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
@@ -33,7 +33,7 @@ def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
 
 def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[Message]:
     """Yield every message of the update."""
-    cost = OPTIMIZERS[counts.job.optimizer.kind]
+    cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
         return
     for family in split_families(sharded_weights(counts, layout, chunks=chunks)):
@@ -51,7 +51,7 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
 
 def update_products(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> list[Product]:
     """Return the update's matrix products on the first rank, which has the largest matrix of every round."""
-    cost = OPTIMIZERS[counts.job.optimizer.kind]
+    cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
         return []
     families = split_families(sharded_weights(counts, layout, chunks=chunks))
@@ -62,7 +62,7 @@ def update_flops(counts: Counts, layout: Layout) -> int:
     """Return the update's FLOPs over all ranks: each matrix once per group of shards and pieces, repeated by every
     replica.
     """
-    cost, ranks, total = OPTIMIZERS[counts.job.optimizer.kind], layout.dp * layout.cp * layout.tp, 0
+    cost, ranks, total = find_cost(counts.job.optimizer.kind), layout.dp * layout.cp * layout.tp, 0
     if cost.elementwise:
         return 0
     for held in stages_held(layout):
@@ -82,5 +82,5 @@ def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> int:
     """Return the peak bytes that the update holds next to states and gradients."""
-    cost = OPTIMIZERS[counts.job.optimizer.kind]
+    cost = find_cost(counts.job.optimizer.kind)
     return cost.scratch_bytes(sharded_weights(counts, layout, chunks=chunks), counts.job)

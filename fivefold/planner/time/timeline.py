@@ -11,10 +11,10 @@ from typing import NamedTuple
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
+from fivefold.optimizers import find_cost
 from fivefold.planner.counts.counts import Run
 from fivefold.planner.counts.memory.rank_memory import RankMemory
 from fivefold.planner.counts.operations.local_shapes import part_of
-from fivefold.planner.counts.optimizers import OPTIMIZERS
 from fivefold.planner.counts.update import stages_held, update_messages, update_products
 from fivefold.planner.time.data_parallel import DataParallel, StepEnds
 from fivefold.planner.time.durations import Cost, Durations, StageTime, Work, add_up
@@ -79,7 +79,7 @@ class Timeline:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
-        self.moments = OPTIMIZERS[self.job.optimizer.kind].moved_bytes(self.job)  # bytes
+        self.moments = find_cost(self.job.optimizer.kind).moved_bytes(self.job)  # bytes
         self._layout, self._sends = Layout(), False  # whether messages travel beside its passes
         self._run_times: dict[Run, RunTime] = {}  # of one layout, of which callers ask for all units in a row
 

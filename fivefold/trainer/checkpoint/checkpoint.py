@@ -33,6 +33,7 @@ from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, File, Prog
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.data.shards import Index
 from fivefold.trainer.optimizers import optimizer
+from fivefold.trainer.optimizers.optimized_weights import ensure_moments
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import Shard
 from fivefold.trainer.run_lock import check_held
@@ -58,7 +59,7 @@ def save(
 
 def state_dict(built: Built) -> State:
     """This rank's part of the checkpoint by name; the tensors share memory with the run."""
-    optimizer.ensure_moments(built.optimizer, built.shards)
+    ensure_moments(built.optimizer, built.shards)
     return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
 
 
@@ -112,7 +113,7 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     on_all_ranks(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
     checkpoint = read(path)
     on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
-    optimizer.ensure_moments(built.optimizer, built.shards)
+    ensure_moments(built.optimizer, built.shards)
     on_all_ranks(lambda: _check_tensors(path, _tensors(built).keys()), ranks=ranks)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
     generators = _generators(ranks) if same_ranks else {}

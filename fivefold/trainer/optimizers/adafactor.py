@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.trainer.optimizers.gather_matrices import ShardedWeight
+from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import Axis
 from fivefold.trainer.parallel.shard import LocalWeight, Shard
@@ -27,6 +28,11 @@ from fivefold.update import Rates
 ALONE = Axis("alone", 0, (0,), None)
 DECAY = -0.8
 LEAST, LEAST_RMS = 1e-15, 1e-3  # lower bounds of √v (the paper adds 1e-30 to g²) and of rms w
+
+
+def build(weights: OptimizedWeights) -> Adafactor:
+    """Build Adafactor over this rank's shards."""
+    return Adafactor(weights.sharded, lr=weights.job.learning_rate.peak, rates=weights.rates)
 
 
 class Adafactor(torch.optim.Optimizer):

@@ -36,28 +36,6 @@ class AdamW(torch.optim.Optimizer):
                 adamw(w, g, m, v, step=state["step"], group=group)
 
 
-class Sgd(torch.optim.Optimizer):
-    """torch.optim.SGD in fp32:  m ← μ m + g + λ w,  w ← w − lr m. Weight decay is part of the momentum."""
-
-    def __init__(self, groups: Groups, *, lr: float, momentum: float) -> None:
-        super().__init__(groups, {"lr": lr, "momentum": momentum})
-        if momentum:
-            for weight in all_weights(self.param_groups):
-                self.state[weight]["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all weights."""
-        for group in self.param_groups:
-            for weight in group["params"]:
-                for w, g, *kept in blocks(weight, *self.state[weight].values()):
-                    if kept:
-                        change = kept[0].mul_(group["momentum"]).add_(g).add_(w, alpha=group["weight_decay"])
-                    else:
-                        change = g.add(w, alpha=group["weight_decay"])
-                    w.add_(change, alpha=-group["lr"])
-
-
 def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
     """One AdamW update of w with gradient g and moments m and v, in place; all fp32. ``step``: from 1."""
     beta1, beta2 = group["betas"]

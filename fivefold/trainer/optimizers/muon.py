@@ -16,10 +16,22 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from fivefold.trainer.optimizers.adamw import build_fp32
 from fivefold.trainer.optimizers.gather_matrices import ShardedWeight, gather_owned, return_owned
+from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights, ensure_moments
 from fivefold.update import Rates
 
 COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7  # as in torch.optim.Muon
+
+
+def build(weights: OptimizedWeights) -> Muon:
+    """Build Muon over this rank's hidden matrices, and AdamW over its other weights."""
+    rest = [cut.shard for cut in weights.sharded if not cut.hidden and cut.shard.rows]
+    adamw = build_fp32(weights, rest) if rest else None
+    if adamw is not None:
+        ensure_moments(adamw, rest)
+    hidden, job = [cut for cut in weights.sharded if cut.hidden], weights.job
+    return Muon(hidden, adamw, lr=job.learning_rate.peak, momentum=job.optimizer.momentum, rates=weights.rates)
 
 
 class Muon(torch.optim.Optimizer):

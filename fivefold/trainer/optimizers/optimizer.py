@@ -1,13 +1,14 @@
 """The update of the shards: which optimizer, clipping by global gradient norm, learning-rate schedules.
 
-AdamW: Loshchilov & Hutter, arXiv:1711.05101; torch's, or one of this folder.
+The module that has an optimizer's name builds it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -15,80 +16,27 @@ from torch import Tensor
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
-from fivefold.trainer.optimizers import fp32_update
-from fivefold.trainer.optimizers.adafactor import Adafactor
-from fivefold.trainer.optimizers.eight_bit import Codes
+from fivefold.record import Mistake
 from fivefold.trainer.optimizers.gather_matrices import sharded_weights
-from fivefold.trainer.optimizers.low_precision_moments import Format, NarrowAdamW, Scaled, Unscaled
-from fivefold.trainer.optimizers.muon import Muon
+from fivefold.trainer.optimizers.low_precision_moments import NarrowAdamW
+from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import Shard
 from fivefold.trainer.parallel.zero import ZeroUnit
-from fivefold.update import LearningRate, Part, Rates
+from fivefold.update import LearningRate, Part
 
 
 def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
     """Make the job's optimizer over this rank's shards; every rank calls it."""
-    settings, rate = job.optimizer, job.learning_rate.peak
-    found = list(sharded_weights(units, ranks))
-    shards = [cut.shard for cut in found]
-    rates = {shard.name: settings.rates(weight_group(shard.local_weight.weight)) for shard in shards}
-    if (formats := _formats(job, ranks)) is not None:
-        name = "adamw8bit" if settings.kind == "adamw8bit" else f"precision {job.precision.name!r}"
-        return NarrowAdamW(
-            _groups(shards, rates, rate), found, lr=rate, betas=settings.betas, eps=settings.epsilon, formats=formats,
-            name=name,
-        )  # fmt: skip
-    if settings.kind == "sgd":
-        return fp32_update.Sgd(_groups(shards, rates, rate), lr=rate, momentum=settings.momentum)
-    if settings.kind == "adafactor":
-        return Adafactor(found, lr=rate, rates=rates)
-    if settings.kind == "muon":
-        rest = [cut.shard for cut in found if not cut.hidden and cut.shard.rows]
-        adamw = _adamw(rest, rates, job) if rest else None
-        if adamw is not None:
-            ensure_moments(adamw, rest)
-        hidden = [cut for cut in found if cut.hidden]
-        return Muon(hidden, adamw, lr=rate, momentum=settings.momentum, rates=rates)
-    return _adamw(shards, rates, job)
-
-
-def _formats(job: Job, ranks: Ranks) -> tuple[Format, Format] | None:
-    """The formats of AdamW's moments if they are narrower than fp32: 8-bit codes, or what the recipe says."""
-    if job.optimizer.kind == "adamw8bit":
-        return Codes.of(signed=True, device=ranks.device), Codes.of(signed=False, device=ranks.device)
-    sizes, half = job.precision.moments_bytes, job.precision.half
-    if job.optimizer.kind != "adamw" or sizes == (4, 4):
-        return None
-    found: list[Format] = []
-    for size, eight, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
-        if size == 1:
-            found.append(Scaled(eight, signed))
-        else:
-            found.append(Scaled(torch.float16, signed) if half == "fp16" else Unscaled(torch.bfloat16))
-    return found[0], found[1]
-
-
-def _adamw(shards: list[Shard], rates: dict[str, Rates], job: Job) -> torch.optim.Optimizer:
-    """torch's fused AdamW if its moments may have the weights' dtype, else ours with fp32 moments."""
-    settings, rate = job.optimizer, job.learning_rate.peak
-    groups = _groups(shards, rates, rate)
-    if job.precision.updated_bytes != job.precision.moments_bytes[0]:
-        return fp32_update.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon)
-    return torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True)
-
-
-def _groups(shards: list[Shard], rates: dict[str, Rates], rate: float) -> list[dict[str, Any]]:
-    """torch's parameter groups, one per learning rate and decay; ``times``: factor of the rate, for ``set_rate``."""
-    found: dict[Rates, list[Tensor]] = {}
-    for shard in shards:
-        if shard.rows:
-            found.setdefault(rates[shard.name], []).append(shard.weight)
-    return [
-        {"params": params, "weight_decay": each.weight_decay, "times": each.rate, "lr": each.rate * rate}
-        for each, params in found.items()
-    ]
+    kind, name = job.optimizer.kind, f"{__package__}.{job.optimizer.kind}"
+    if find_spec(name) is None:
+        raise Mistake(f"optimizer {kind}: is planned, and not trained; take another for train and dryrun")
+    sharded = list(sharded_weights(units, ranks))
+    settings = job.optimizer
+    rates = {cut.shard.name: settings.rates(weight_group(cut.shard.local_weight.weight)) for cut in sharded}
+    optimizer: torch.optim.Optimizer = import_module(name).build(OptimizedWeights(sharded, rates, job, ranks.device))
+    return optimizer
 
 
 def weight_group(weight: Weight) -> Part | None:
@@ -156,15 +104,7 @@ def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
 
 def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
     """Yield the optimizer state of a weight: name, sharding (None: a scalar, equal on all ranks), local tensor."""
-    parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor | NarrowAdamW) else {}
+    # ``parts``: of states that are sharded otherwise than their weight
+    parts: dict[str, Shard] = getattr(optimizer, "parts", {}).get(shard.weight, {})
     for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
         yield name, parts.get(name, shard) if tensor.ndim else None, tensor
-
-
-def ensure_moments(optimizer: torch.optim.Optimizer, shards: list[Shard]) -> None:
-    """Allocate torch AdamW's state before its first step, so that it can be loaded; other optimizers have theirs."""
-    for shard in shards:
-        if isinstance(optimizer, torch.optim.AdamW) and shard.rows and not optimizer.state[shard.weight]:
-            first, second = (torch.zeros_like(shard.weight) for _ in range(2))
-            step = torch.zeros((), dtype=torch.float32, device=shard.weight.device)
-            optimizer.state[shard.weight].update(step=step, exp_avg=first, exp_avg_sq=second)

@@ -17,7 +17,7 @@ from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_nume
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.optimizers import OPTIMIZERS
+from fivefold.optimizers import find_cost
 from fivefold.units import ceil_div
 from fivefold.update import quantised
 
@@ -74,7 +74,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
         if shards == 1 and not recipe.holds_casts
         else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
     )
-    moments = OPTIMIZERS[job.optimizer.kind].state_bytes(unit.weights, shards=shards, quantised=narrow, job=job)
+    moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=narrow, job=job)
     if updates_one(layout, job):
         moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in layout.offloads(job)

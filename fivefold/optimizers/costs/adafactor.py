@@ -9,15 +9,17 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.optimizers.cost import OptimizerCost, Payloads, Product, is_narrow, local_numel
-from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight
+from fivefold.optimizers.cost import OptimizerCost, Payloads, Product, is_narrow, local_numel
+from fivefold.optimizers.sharded_weight import ShardedWeight
 from fivefold.units import ceil_div
 
 
 class AdafactorCost(OptimizerCost):
     """Adafactor without a first moment."""
 
+    title = "Adafactor"
     elementwise = False
+    fp32_states = False
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
         """Return the bytes of means and step counts. Means of each row are sharded like the rows; means of each column,
@@ -69,3 +71,6 @@ class AdafactorCost(OptimizerCost):
                 pieces[1] += cut.experts * cut.is_matrix * cuts_rows
                 pieces[2] += cut.experts
         return Payloads("all_reduce", [4 * size for size in rows], [4 * size for size in pieces])
+
+
+COST = AdafactorCost()

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.optimizers.cost import OptimizerCost, local_numel
-from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight
+from fivefold.optimizers.cost import OptimizerCost, local_numel
+from fivefold.optimizers.sharded_weight import ShardedWeight
 
 
 class SgdCost(OptimizerCost):
     """SGD; without momentum it has no state."""
 
+    title = "SGD"
     elementwise = True
+    fp32_states = True
 
     def _momentum_bytes(self, job: Job) -> int:
         return job.precision.moments_bytes[0] if job.optimizer.momentum else 0
@@ -29,3 +31,6 @@ class SgdCost(OptimizerCost):
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return 0: the update is in place."""
         return 0
+
+
+COST = SgdCost()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import get_args
 
 import pytest
@@ -9,22 +10,32 @@ import pytest
 from fivefold.job import Job
 from fivefold.model.catalog import named
 from fivefold.model.weights import weights
-from fivefold.planner.counts.optimizers import OPTIMIZERS
+from fivefold.optimizers import KINDS, find_cost
+from fivefold.record import Mistake
 from fivefold.update import Optimizer
 
-KINDS = get_args(Optimizer.model_fields["kind"].annotation)
+
+def test_every_optimizer_states_its_facts_and_is_trained() -> None:
+    assert set(KINDS) == set(get_args(Optimizer.model_fields["kind"].annotation))
+    for kind in KINDS:
+        cost = find_cost(kind)
+        assert all(isinstance(fact, bool) for fact in (cost.elementwise, cost.fp32_states)), kind
+        assert cost.title
+        assert find_spec(f"fivefold.trainer.optimizers.{kind}") is not None
+    assert len({find_cost(kind).title for kind in KINDS}) == len(KINDS)
 
 
-def test_every_kind_of_the_job_has_costs() -> None:
-    assert set(OPTIMIZERS) == set(KINDS)
+def test_an_unknown_optimizer_is_an_error() -> None:
+    with pytest.raises(Mistake, match=r"optimizer.kind: must be 'adafactor', 'adamw', .* not 'lion'"):
+        Job.read({"optimizer": {"kind": "lion"}}, origin="job")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_moves_the_states_of_a_large_matrix(kind: str) -> None:
     """A hidden matrix that no rank shards: what an update reads and writes are its states, but for scales and means."""
     matrix = next(weight for weight in weights(named("llama3-8b")) if weight.is_hidden)
-    job = Job(optimizer=Optimizer(kind=kind))  # type: ignore[arg-type]
-    cost = OPTIMIZERS[kind]
+    job = Job(optimizer=Optimizer(kind=kind))
+    cost = find_cost(kind)
     states = cost.state_bytes([matrix], shards=1, quantised=frozenset({matrix.name}), job=job) / matrix.numel
     assert states == pytest.approx(cost.moved_bytes(job), abs=0.04)
 
@@ -32,6 +43,6 @@ def test_an_update_moves_the_states_of_a_large_matrix(kind: str) -> None:
 def test_sgd_without_momentum_has_no_state_anywhere() -> None:
     job = Job(optimizer=Optimizer(kind="sgd", momentum=0.0))
     matrix = next(weight for weight in weights(named("llama3-8b")) if weight.is_hidden)
-    cost = OPTIMIZERS["sgd"]
+    cost = find_cost("sgd")
     assert cost.state_bytes([matrix], shards=1, quantised=frozenset(), job=job) == 0
     assert cost.moved_bytes(job) == 0

@@ -11,8 +11,7 @@ from math import prod
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.optimizers.adamw import AdamWCost
-from fivefold.planner.counts.optimizers.cost import (
+from fivefold.optimizers.cost import (
     FP32_ELEMENTS,
     OptimizerCost,
     Payloads,
@@ -20,16 +19,18 @@ from fivefold.planner.counts.optimizers.cost import (
     is_narrow,
     local_numel,
 )
-from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight, split_families
+from fivefold.optimizers.costs.adamw import COST as ADAMW
+from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
 
 SENT_BYTES = 2  # per element that Muon sends (bf16)
-ADAMW = AdamWCost()
 
 
 class MuonCost(OptimizerCost):
     """Muon; one moment for matrices, and AdamW's states for the rest."""
 
+    title = "Muon"
     elementwise = False
+    fp32_states = True
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
         """Return the bytes of one moment per hidden matrix, and of AdamW's states for the rest."""
@@ -99,3 +100,6 @@ def _round_bytes(matrices: list[ShardedWeight]) -> int:
     if first.pieces > 1:
         shards += first.pieces * prod(first.shape) + (full if first.dim is not None else 0)
     return SENT_BYTES * (shards + 2 * full + 2 * first.experts * min(first.weight.shape[-2:]) ** 2)
+
+
+COST = MuonCost()

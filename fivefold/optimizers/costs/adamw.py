@@ -1,9 +1,9 @@
-"""AdamW with moments of any width, and 8-bit AdamW: both are elementwise and send nothing.
+"""AdamW with moments of any width: elementwise, sends nothing.
 
 state    two moments and a step count per weight; a scaled moment has an fp32 scale per block of a row, and is fp32
          in weights that are too small to quantise (bitsandbytes: arXiv:2110.02861)
 scratch  of low-precision moments: both of them in fp32 for a block of rows, with weight and gradient if those are
-         narrow; 8-bit AdamW also holds the codes of one, 4 bytes each
+         narrow
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.optimizers.cost import FP32_ELEMENTS, OptimizerCost, is_narrow, local_numel
-from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight
+from fivefold.optimizers.cost import FP32_ELEMENTS, OptimizerCost, is_narrow, local_numel
+from fivefold.optimizers.sharded_weight import ShardedWeight
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK
 from fivefold.update import quantised as is_quantised
-
-EIGHT_BIT_BYTES = 2.03  # of both moments per element, with their scales
 
 
 class AdamWCost(OptimizerCost):
     """AdamW; its moments have the formats of the precision recipe."""
 
+    title = "AdamW"
     elementwise = True
+    fp32_states = False
 
     def formats(self, job: Job) -> list[tuple[int, bool]]:
         """Return bytes per element of each moment, and whether it is scaled."""
@@ -49,26 +49,10 @@ class AdamWCost(OptimizerCost):
         """Return 0 for fp32 moments, else what a block of rows takes in fp32."""
         if job.precision.moments_bytes == (4, 4):
             return 0
-        return (16 if is_narrow(job) else 8) * _block_elements(weights, scaled=any(job.precision.scaled_moments))
+        return (16 if is_narrow(job) else 8) * block_elements(weights, scaled=any(job.precision.scaled_moments))
 
 
-class AdamW8bitCost(AdamWCost):
-    """AdamW with two 8-bit moments (bitsandbytes)."""
-
-    def formats(self, job: Job) -> list[tuple[int, bool]]:
-        """Return two scaled bytes."""
-        return [(1, True)] * 2
-
-    def moved_bytes(self, job: Job) -> float:
-        """Return the bytes of both moments with their scales."""
-        return EIGHT_BIT_BYTES
-
-    def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return the bytes of a block of rows in fp32 and of the codes of one moment."""
-        return (16 if is_narrow(job) else 12) * _block_elements(weights, scaled=True)
-
-
-def _block_elements(weights: Iterable[ShardedWeight], *, scaled: bool) -> int:
+def block_elements(weights: Iterable[ShardedWeight], *, scaled: bool) -> int:
     """Return the elements of the largest block of rows that is in fp32 at once."""
     return max(
         (
@@ -78,3 +62,6 @@ def _block_elements(weights: Iterable[ShardedWeight], *, scaled: bool) -> int:
         ),
         default=0,
     )
+
+
+COST = AdamWCost()

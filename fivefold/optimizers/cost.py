@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from fivefold.job import Job
 from fivefold.layout.sharding import shard_numel
 from fivefold.model.weights import Weight
-from fivefold.planner.counts.optimizers.sharded_weight import ShardedWeight
+from fivefold.optimizers.sharded_weight import ShardedWeight
 
 ITERATIONS = 5  # of Newton-Schulz
 FP32_ELEMENTS = 2**22  # elements that an update holds in fp32 at once
@@ -41,10 +41,14 @@ class Payloads(NamedTuple):
 class OptimizerCost(ABC):
     """What one update rule stores, moves, sends and multiplies. Bytes are those of one rank.
 
-    ``elementwise``: every element is updated by itself, so the update sends nothing and multiplies no matrices.
+    title: its name in tables.
+    elementwise: every element is updated by itself, so the update sends nothing and multiplies no matrices.
+    fp32_states: the trainer keeps its states in fp32, and refuses a recipe with narrower moments.
     """
 
+    title: ClassVar[str]
     elementwise: ClassVar[bool]
+    fp32_states: ClassVar[bool]
 
     @abstractmethod
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:

@@ -1,0 +1,51 @@
+"""AdamW: Loshchilov & Hutter, arXiv:1711.05101; torch's, or one of this folder, by the formats of its moments."""
+
+from __future__ import annotations
+
+import torch
+
+from fivefold.job import Job
+from fivefold.trainer.optimizers import fp32_update
+from fivefold.trainer.optimizers.low_precision_moments import Format, NarrowAdamW, Scaled, Unscaled
+from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
+from fivefold.trainer.parallel.shard import Shard
+
+
+def build(weights: OptimizedWeights) -> torch.optim.Optimizer:
+    """Build AdamW over this rank's shards, with moments in the formats of the recipe."""
+    formats = find_formats(weights.job)
+    if formats is None:
+        return build_fp32(weights, weights.shards)
+    return build_narrow(weights, formats, name=f"precision {weights.job.precision.name!r}")
+
+
+def build_narrow(weights: OptimizedWeights, formats: tuple[Format, Format], *, name: str) -> NarrowAdamW:
+    """Build AdamW with moments in ``formats``; ``name``: what its refusals call it."""
+    settings = weights.job.optimizer
+    return NarrowAdamW(
+        weights.make_groups(weights.shards), weights.sharded, lr=weights.job.learning_rate.peak, betas=settings.betas,
+        eps=settings.epsilon, formats=formats, name=name,
+    )  # fmt: skip
+
+
+def find_formats(job: Job) -> tuple[Format, Format] | None:
+    """Return the formats of moments that are narrower than fp32, as the recipe has them; None if they are fp32."""
+    sizes, half = job.precision.moments_bytes, job.precision.half
+    if sizes == (4, 4):
+        return None
+    found: list[Format] = []
+    for size, eight, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
+        if size == 1:
+            found.append(Scaled(eight, signed))
+        else:
+            found.append(Scaled(torch.float16, signed) if half == "fp16" else Unscaled(torch.bfloat16))
+    return found[0], found[1]
+
+
+def build_fp32(weights: OptimizedWeights, shards: list[Shard]) -> torch.optim.Optimizer:
+    """Build torch's fused AdamW if its moments may have the weights' dtype, else ours with fp32 moments."""
+    job = weights.job
+    settings, rate, groups = job.optimizer, job.learning_rate.peak, weights.make_groups(shards)
+    if job.precision.updated_bytes != job.precision.moments_bytes[0]:
+        return fp32_update.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon)
+    return torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True)
