@@ -90,6 +90,12 @@ def put(folder: Path, text: str) -> str:
     return str(folder / "config.yaml")
 
 
+def test_an_optimizer_that_is_not_counted_is_not_read_as_another_without_a_word(tmp_path: Path) -> None:
+    found = read([put(tmp_path, TINY.replace("name: adamW", "name: lion"))])
+    assert [said.key for said in found.not_understood] == ["optimizer.optimizer_factory.name"]
+    assert read([put(tmp_path, TINY)]).not_understood == ()
+
+
 def test_the_published_tiny_llama(tmp_path: Path) -> None:
     found = read([put(tmp_path, TINY)])
     assert found.model is not None

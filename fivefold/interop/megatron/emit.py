@@ -88,7 +88,7 @@ def convert_job(plan: Plan) -> dict[str, Any]:
     if job.offload not in ((), ("optimizer",)):
         raise Mistake(f"offload={','.join(job.offload)}: Megatron is written with the optimizer in host memory alone")
     found["optimizer_cpu_offload"] = bool(job.offload)
-    if job.optimizer.kind in ("adamw8bit", "adafactor"):
+    if job.optimizer.kind not in ("adamw", "sgd", "muon"):
         raise Mistake(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; take adamw, sgd or muon")
     if ramp := job.ramp:
         if ramp.samples is None:

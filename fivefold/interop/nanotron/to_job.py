@@ -49,7 +49,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
         "job.seed": values["general.seed"] or 0,
         "job.optimizer.betas": (values[f"{F}adam_beta1"], values[f"{F}adam_beta2"]),
         **_rate(values),
-        "job.optimizer.kind": "sgd" if str(values[f"{F}name"]).lower() == "sgd" else "adamw",
+        "job.optimizer.kind": _optimizer(values),
     }
     if pp == 1:
         fields["layout.schedule"] = DEFAULT_SCHEDULE
@@ -76,6 +76,14 @@ def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
     layers, width = said["num_hidden_layers"], said["hidden_size"]
     name = f"nanotron-{layers}x{width}"
     return from_config({"model_type": family or "llama", **said}, name=name, source=document.origin), ()
+
+
+def _optimizer(values: Values) -> str:
+    """Return the optimizer; one that nothing here counts is listed as not understood."""
+    kind = {"adamw": "adamw", "sgd": "sgd"}.get(str(values[f"{F}name"]).lower())
+    if kind is None:
+        values.doubt(f"{F}name", "is not among the optimizers here; read as adamw")
+    return kind or "adamw"
 
 
 def _recomputed(values: Values) -> str:
