@@ -148,7 +148,7 @@ class Planner:
                 optimizer_seconds=step_time.optimizer,
                 error=seconds.error if seconds else None,
                 interval=seconds,
-                parts=parts(self, layout, step_time),
+                parts=parts(self.units, layout, step_time),
                 bound_by=step_time.bound_by,
             ),
             operations=tuple(self._operations(layout)),

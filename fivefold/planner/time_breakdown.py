@@ -8,7 +8,6 @@ The measured step has parts of the same names, so that their differences are the
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from fivefold.layout.mesh import group_of
 from fivefold.layout.spec import Layout
@@ -17,38 +16,36 @@ from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.traffic import messages, passes
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.time.timeline import StepTime
-
-if TYPE_CHECKING:
-    from fivefold.planner.predict import Planner
+from fivefold.planner.time.units import Units
 
 
-def parts(planner: Planner, layout: Layout, time: StepTime) -> dict[str, float]:
+def parts(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
     """Seconds by name; they add up to those of ``time``."""
-    units, ranks = _Units(planner, layout), []
+    operations, ranks = _OperationTimes(units, layout), []
     for held in dict.fromkeys(map(tuple, stages_held(layout))):
-        number = units.number(held)
-        ranks.append((sum(times * units.seconds(key) for key, times in number.items()), held, number))
+        number = operations.number(held)
+        ranks.append((sum(times * operations.seconds(key) for key, times in number.items()), held, number))
     whole, held, number = min(ranks, key=lambda rank: abs(rank[0] - time.compute))
     share = time.compute / whole if whole else 1.0
-    if planner.units.profiled is None:  # else the units were measured as wholes, which their operations share
+    if units.profiled is None:  # else the units were measured as wholes, which their operations share
         share = min(1.0, share)
     found: dict[str, float] = defaultdict(float)
     for key, times in number.items():
-        for name, seconds in units.parts(key).items():
+        for name, seconds in operations.parts(key).items():
             found[name] += share * times * seconds
     found["other compute"] = time.compute - share * whole
-    found.update(_messages(planner, layout, time.exposed, held=held))
+    found.update(_messages(units, layout, time.exposed, held=held))
     found.update({"bubble": time.bubble, "optimizer": time.optimizer})
     return {name: seconds for name, seconds in found.items() if seconds > 0}
 
 
-class _Units:
+class _OperationTimes:
     """Seconds of the operations of each distinct unit (embedding, block, head) in one micro-batch."""
 
-    def __init__(self, planner: Planner, layout: Layout) -> None:
-        self.counts, self.prices = planner.counts, planner.units.prices(layout)
-        self.part, self.work = part_of(layout), planner.counts.stage_work(layout)
-        self.passes = passes(layout, planner.job)
+    def __init__(self, units: Units, layout: Layout) -> None:
+        self.counts, self.prices = units.counts, units.prices(layout)
+        self.part, self.work = part_of(layout), units.counts.stage_work(layout)
+        self.passes = passes(layout, units.job)
         self._parts: dict[tuple[Part, Name], dict[str, float]] = {}
 
     def number(self, held: tuple[int, ...]) -> dict[tuple[Part, Name], int]:
@@ -77,15 +74,13 @@ class _Units:
         return sum(self.parts(key).values())
 
 
-def _messages(
-    planner: Planner, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]
-) -> dict[str, float]:
+def _messages(units: Units, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]) -> dict[str, float]:
     """The ``exposed`` seconds of each axis, shared by collective as the seconds of its messages are, hidden or not."""
     whole: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
-    for message in messages(planner.counts, layout, chunks=held) if exposed else ():
+    for message in messages(units.counts, layout, chunks=held) if exposed else ():
         if message.axis in exposed and message.ranks > 1:
             place = group_of(layout, message.group, message.ranks)
-            seconds = planner.units.network.seconds(message.collective, message.payload, place)
+            seconds = units.network.seconds(message.collective, message.payload, place)
             whole[message.axis][message.collective] += message.times * seconds
     found: dict[str, float] = {}
     for axis, each in whole.items():

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ def test_torch_is_imported_only_where_steps_run() -> None:
     naming = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in imported(parsed(p))}
     assert naming, "the search finds nothing at all"
     assert {path for path in naming if not path.startswith(WITH_TORCH)} == set()
+
+
+def test_no_two_modules_import_one_another() -> None:
+    """No circle of any length, also not by an import within a function or for type checking alone."""
+    names, graph = {*modules("fivefold")}, dict[str, set[str]]()
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        known = graph[name] = set()
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import):
+                known |= {each.name for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{each.name}" for each in node.names}
+                known |= inner & names if inner <= names else {node.module, *inner}
+        known &= names - {name}
+    assert len(graph) > 400
+    assert graph["fivefold.planner.predict"]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as circle:
+        pytest.fail(" <- ".join(circle.args[1]))
 
 
 def parsed(path: Path) -> ast.Module:

@@ -31,6 +31,7 @@ from fivefold.planner.search.robust import Judge
 from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
+from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.why import whys
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import Mistake, StopSignal
@@ -254,7 +255,7 @@ def _search_spaces(
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
             alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
             bounds = Bounds(planners[job], space, joined(()), like=bounds if alike else None)
-            solver.sweep(bounds)
+            sweep_from_likely(solver, bounds)
     return planners
 
 

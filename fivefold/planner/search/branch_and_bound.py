@@ -15,7 +15,6 @@ from fivefold.planner.search.columns import CandidateLayouts, Floats, Floor, Int
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.simulated_bound import TOGETHER, alike, played
 from fivefold.planner.search.tables import FEWEST, MANY
-from fivefold.planner.search.warm_start import scout
 
 FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
@@ -39,11 +38,12 @@ class BranchAndBound:
         self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
         self.total, self.done = total, 0
 
-    def sweep(self, bounds: Bounds) -> None:
-        """Search all layouts of one space, of which ``bounds`` has no row yet."""
-        space = bounds.space
-        floors = [floor for block in space.blocks if len((floor := self._floor(bounds, block)).size)]
-        scout(self, bounds, floors)
+    def floors(self, bounds: Bounds) -> list[Floor]:
+        """Partial layouts of one space that may fit, of which ``bounds`` has no row yet."""
+        return [floor for block in bounds.space.blocks if len((floor := self._floor(bounds, block)).size)]
+
+    def sweep(self, bounds: Bounds, floors: list[Floor]) -> None:
+        """Search all layouts of what ``floors`` returned of a space."""
         opened, rows = list[Opened](), 0
         for floor in floors:
             for found in self.opened(bounds, self._narrowed(bounds, floor)):

@@ -21,6 +21,7 @@ from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, Part
 from fivefold.planner.search.optimistic_times import figures, kernels, nearest
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MANY, ROUNDED, Tables, code_of
+from fivefold.planner.time.stage_time import between_stages
 from fivefold.planner.time.unit_time import AXES
 
 FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
@@ -283,7 +284,7 @@ class Estimates(Tables):
         columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
 
         def make(layout: Layout, _: int) -> Floats:
-            return np.array(self.planner.timeline.between_stages(layout))
+            return np.array(between_stages(self.planner.units, layout))
 
         return self._table("between stages", candidates, columns, make)
 

@@ -21,6 +21,7 @@ from fivefold.planner.search.columns import joined
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.scenarios import Scenario, scenarios
 from fivefold.planner.search.space import Space
+from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.results.search_result import Regret, Robustness, Told
 
 SEEDS = 20  # layouts with which the search of a scenario begins
@@ -67,7 +68,7 @@ class Judge:
         solver = BranchAndBound(
             found, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
         )
-        solver.sweep(Bounds(planner, space, joined(())))
+        sweep_from_likely(solver, Bounds(planner, space, joined(())))
         for each in found.fitting:
             self.known[at][each.estimate.layout] = each.seconds
         return [each.estimate.layout for each in found.fitting]

@@ -6,17 +6,13 @@ shard groups → all schedules and groups of the best of those
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from fivefold.planner.search.bounds import Bounds
+from fivefold.planner.search.branch_and_bound import BranchAndBound
 from fivefold.planner.search.columns import CandidateLayouts, Floor, Opened, joined
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import FEWEST
-
-if TYPE_CHECKING:
-    from fivefold.planner.search.branch_and_bound import BranchAndBound
 
 SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so many sequences at most
 FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
@@ -24,7 +20,14 @@ SCHEDULES = 4000  # of them, the most promising of all
 PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
 
 
-def scout(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
+def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
+    """Search all layouts of one space, of which ``bounds`` has no row yet, likely good ones before the others."""
+    floors = solver.floors(bounds)
+    _evaluate_likely(solver, bounds, floors)
+    solver.sweep(bounds, floors)
+
+
+def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
     """Evaluate likely good layouts to lower the threshold; count no losers."""
     likely = _likely(solver, bounds, floors)
     best = np.lexsort((likely.size, solver.incumbents.score(likely.seconds, likely.size, bounds.space)))

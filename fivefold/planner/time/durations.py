@@ -7,40 +7,24 @@ max(compute of both, all their messages)  and  Σ over units max(compute, gather
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Run
+from fivefold.planner.time.data_parallel import DataParallel
+from fivefold.planner.time.stage_time import (
+    Cost,
+    StageTime,
+    UnitSeconds,
+    add_up,
+    between_stages,
+    sends_beside_passes,
+    stage_seconds,
+    unit_seconds,
+)
 from fivefold.planner.time.unit_time import AXES
-
-if TYPE_CHECKING:
-    from fivefold.planner.time.timeline import Timeline
-
-Work = tuple[tuple[Run, int], ...]  # units of a stage, and how many of each
-
-
-class Cost(NamedTuple):
-    """Seconds of one action: compute, slowed by the messages it hides, and exposed messages by axis."""
-
-    compute: float
-    exposed: dict[str, float]
-
-    @property
-    def seconds(self) -> float:
-        """Duration: compute and exposed messages."""
-        return self.compute + sum(self.exposed.values())
-
-
-class StageTime(NamedTuple):
-    """Seconds of one micro-batch through one stage."""
-
-    forward: Cost
-    backward: Cost  # B, where the schedule splits off W: its messages can only hide behind B
-    whole: Cost  # BW
-    weight: float  # W
-    longest: tuple[float, str]  # seconds of the unit that takes most, and its longest operation
 
 
 class PassTime(NamedTuple):
@@ -58,20 +42,34 @@ class PassTime(NamedTuple):
 class Durations:
     """Seconds of the actions of one layout: the single place that says what an F, B, W, BW or FB takes."""
 
-    def __init__(self, timeline: Timeline, layout: Layout, *, slow: Collection[int] = ()) -> None:
-        """``slow``: stages of the rank that straggles."""
-        self.timeline, self.layout, self.job = timeline, layout, timeline.job
-        self.work = timeline.counts.stage_work(layout)
-        straggler = timeline.straggler or timeline
-        self.lines = [straggler if stage in slow else timeline for stage in range(len(self.work))]
-        self.alike = timeline.counts.alike_work(layout)  # of each stage the first one with equal units, as fast
+    def __init__(
+        self, parallel: DataParallel, layout: Layout, *, straggler: DataParallel | None = None,
+        slow: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        """``slow``: stages of the rank that straggles, whose seconds are those of ``straggler``."""
+        self.layout, self.job, self.units = layout, parallel.job, parallel.units
+        self.work = parallel.counts.stage_work(layout)
+        self.prices = [(straggler or parallel) if stage in slow else parallel for stage in range(len(self.work))]
+        self.alike = parallel.counts.alike_work(layout)  # of each stage the first one with equal units, as fast
         if slow:
             first: dict[tuple[int, bool], int] = {}
             places = ((like, stage in slow) for stage, like in enumerate(self.alike))
             self.alike = tuple(first.setdefault(place, stage) for stage, place in enumerate(places))
-        times = {stage: self.lines[stage].stage(layout, self.work[stage]) for stage in dict.fromkeys(self.alike)}
+        sends, known = sends_beside_passes(parallel, layout), dict[tuple[bool, Run], UnitSeconds]()
+
+        def seconds(stage: int) -> StageTime:
+            prices, late = self.prices[stage], stage in slow
+
+            def unit(run: Run) -> UnitSeconds:
+                if (late, run) not in known:
+                    known[late, run] = unit_seconds(prices, layout, run, sends=sends)
+                return known[late, run]
+
+            return stage_seconds(prices, self.work[stage], unit)
+
+        times = {stage: seconds(stage) for stage in dict.fromkeys(self.alike)}
         self.stages = [times[stage] for stage in self.alike]
-        self.hop, self.sending = timeline.between_stages(layout)
+        self.hop, self.sending = between_stages(self.units, layout)
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
         self._costs: dict[Task, tuple[Cost, float]] = {}
 
@@ -101,7 +99,7 @@ class Durations:
             return Cost(stage.weight, {})
         if kind != "FB":
             return self._with_sends(stage.forward if kind == "F" else stage.backward if kind == "B" else stage.whole)
-        if self.timeline.machine.backend == "gloo":  # one after the other
+        if self.units.machine.backend == "gloo":  # one after the other
             return self._with_sends(
                 Cost(*add_up([(stage.forward, 1), (self.stages[task.backward_stage].whole, 1)])), hops=2
             )
@@ -120,9 +118,9 @@ class Durations:
     def _pass_time(self, stage: int, *, back: bool) -> PassTime:
         compute = hidden = gathers = gathered = meanwhile = 0.0
         stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-        timeline, layout = self.lines[stage], self.layout
+        parallel, layout = self.prices[stage], self.layout
         for run, times in self.work[stage]:
-            unit = timeline.units.unit(layout, run)
+            unit = parallel.units.unit(layout, run)
             ours = unit.backward + unit.weight if back else unit.forward
             shown, whole = unit.backward_exposed, unit.backward_apart
             if not back:
@@ -135,7 +133,7 @@ class Durations:
                 else:
                     stays[axis] += times * some
                     work += some
-            sent = timeline.parallel.sent(layout, run.name)
+            sent = parallel.sent(layout, run.name)
             message = (sent.backward if back else sent.forward).seconds
             compute += times * ours
             gathers += times * message
@@ -153,20 +151,9 @@ class Durations:
         slowed = max(0.0, min(compute, messages) - one.hidden - other.hidden)
         if messages > compute:
             exposed = {axis: exposed[axis] + overlapping[axis] * (1 - compute / messages) for axis in AXES}
-        if self.timeline.beside:
+        if self.prices[0].beside:
             exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
             slowed += one.meanwhile + other.meanwhile
         else:
             exposed["dp"] = one.gathers + other.gathers
-        return Cost(compute + self.timeline.units.constants.hidden_message_slowdown * slowed, exposed)
-
-
-def add_up(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:
-    """Sum of actions, each repeated so many times: compute, and exposed seconds by axis."""
-    compute, exposed = 0.0, dict[str, float]()
-    for cost, times in parts:
-        compute += times * cost.compute
-        for axis, seconds in cost.exposed.items():
-            if seconds:
-                exposed[axis] = exposed.get(axis, 0.0) + times * seconds
-    return compute, exposed
+        return Cost(compute + self.units.constants.hidden_message_slowdown * slowed, exposed)

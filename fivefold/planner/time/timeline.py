@@ -9,19 +9,15 @@ from operator import add
 from typing import NamedTuple
 
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.optimizers import find_cost
-from fivefold.planner.counts.counts import Run
 from fivefold.planner.counts.memory.rank_memory import RankMemory
-from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.update import stages_held, update_messages, update_products
 from fivefold.planner.time.data_parallel import DataParallel, StepEnds
-from fivefold.planner.time.durations import Cost, Durations, StageTime, Work, add_up
-from fivefold.planner.time.network import MessageTime
+from fivefold.planner.time.durations import Durations
 from fivefold.planner.time.small_messages import small_messages
+from fivefold.planner.time.stage_time import StageTime, add_up
 from fivefold.planner.time.steady_state import extrapolate
-from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
 
@@ -40,25 +36,6 @@ class StepTime(NamedTuple):
         """The parts that add up to it."""
         messages = {f"{axis} messages": seconds for axis, seconds in self.exposed.items()}
         return {"compute": self.compute, **messages, "bubble": self.bubble, "update": self.optimizer}
-
-
-class RunTime(NamedTuple):
-    """Seconds of a micro-batch through one unit, with data parallelism's messages beside it; exposed ones by axis.
-
-    ``late``: exposed data parallelism of a whole backward; ``spare``: of its forward in which the link is free;
-    ``after``: the reduction that travels beside the next forward.
-    """
-
-    forward: float
-    backward: float
-    whole: float
-    weight: float
-    fronts: list[tuple[str, float]]
-    backs: list[tuple[str, float]]
-    longest: str
-    late: float = 0.0
-    spare: float = 0.0
-    after: MessageTime | None = None
 
 
 class AfterPasses(NamedTuple):
@@ -80,12 +57,10 @@ class Timeline:
         self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
         self.moments = find_cost(self.job.optimizer.kind).moved_bytes(self.job)  # bytes
-        self._layout, self._sends = Layout(), False  # whether messages travel beside its passes
-        self._run_times: dict[Run, RunTime] = {}  # of one layout, of which callers ask for all units in a row
 
     def durations(self, layout: Layout) -> Durations:
         """Seconds of the actions of ``layout``; without a pipeline these are F and BW."""
-        return Durations(self, layout)
+        return Durations(self.parallel, layout)
 
     def step(self, layout: Layout, memory: list[RankMemory]) -> StepTime:
         """Seconds of the step of ``layout``; ``memory`` says how many elements each rank updates."""
@@ -95,7 +70,8 @@ class Timeline:
         found, busiest = self._piped(layout, memory, durations)
         if slow is None:
             return found
-        late = Durations(self, layout, slow=stages_held(layout)[busiest])
+        held = stages_held(layout)[busiest]
+        late = Durations(self.parallel, layout, straggler=slow.parallel, slow=held)
         return self._piped(layout, memory, late, slow=busiest)[0]
 
     def _alone(self, layout: Layout, memory: RankMemory, durations: Durations) -> StepTime:
@@ -127,83 +103,6 @@ class Timeline:
         stages = [durations.stages[stage] for stage in {durations.alike[stage]: None for stage in line.held[critical]}]
         found = _step_time(compute + ends.slowed, exposed, ends.exposed, update, stages, total=total)
         return found, critical
-
-    def between_stages(self, layout: Layout) -> tuple[float, float]:
-        """Seconds by which a message between stages makes its receiver late, and those that it takes of its sender."""
-        if layout.pp == 1:
-            return 0.0, 0.0
-        hop, gloo = self.hop(layout), self.machine.backend == "gloo"  # whose sends end when the socket has taken them
-        hides = gloo or (self.job.stack.hides_p2p(layout.schedule) and self.machine.overlaps)
-        return (hop.travelling, hop.busy) if hides else (hop.seconds, hop.seconds)  # a blocking send
-
-    def hop(self, layout: Layout) -> MessageTime:
-        """A message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
-        size, network, pp = self.counts.local(part_of(layout)).entry_bytes, self.units.network, group(layout, "pp")
-        if layout.tp == 1 or layout.sp or not self.job.stack.scatter_hops:
-            return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
-        sent = network.seconds("p2p", size // layout.tp, pp)
-        return MessageTime(sent + network.seconds("all_gather", size, group(layout, "tp")), 0.0)
-
-    def stage(self, layout: Layout, work: Work) -> StageTime:
-        """Seconds of one micro-batch through one stage, with nothing of another micro-batch beside it."""
-        forward = backward = whole = weight = late = spare = 0.0  # spare: seconds of the next forward
-        fronts, backs = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-        longest, after = (0.0, ""), MessageTime(0.0, 0.0)  # after: the reduction that travels beside the next forward
-        for run, times in work:
-            unit = self._run_time(layout, run)
-            for axis, seconds in unit.fronts:
-                fronts[axis] = fronts.get(axis, 0.0) + times * seconds
-            for axis, seconds in unit.backs:
-                backs[axis] = backs.get(axis, 0.0) + times * seconds
-            late += times * unit.late
-            spare += times * unit.spare
-            after = unit.after or after
-            forward += times * unit.forward
-            backward += times * unit.backward
-            whole += times * unit.whole
-            weight += times * unit.weight
-            span = times * (unit.forward + unit.whole)
-            if span > longest[0]:
-                longest = span, unit.longest
-        if after.seconds:
-            shown, slows = self.parallel.waits(after, spare)
-            backs["dp"], late = backs["dp"] + shown, late + shown
-            backward, whole = backward + slows, whole + slows
-        later = backs | {"dp": late}
-        return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, later), weight, longest)
-
-    def _run_time(self, layout: Layout, run: Run) -> RunTime:
-        """Of one unit of a run, computed once for all stages of a layout."""
-        if layout is not self._layout:
-            self._layout, self._run_times = layout, {}
-            self._sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
-        if run not in self._run_times:
-            unit = self.units.unit(layout, run)
-            fronts, backs = _shown(unit.forward_exposed), _shown(unit.backward_exposed)
-            found = RunTime(
-                unit.forward, unit.backward, unit.backward + unit.weight, unit.weight, fronts, backs, unit.longest
-            )
-            self._run_times[run] = self._beside(layout, run, found) if self._sends else found
-        return self._run_times[run]
-
-    def _beside(self, layout: Layout, run: Run, alone: RunTime) -> RunTime:
-        """A unit whose weights are gathered, or gradients reduced, beside its passes."""
-        parallel = self.parallel
-        sent, (ahead, talk) = parallel.sent(layout, run.name), parallel.free(layout, run)
-        meanwhile = alone.forward + ahead
-        shown, slows = parallel.waits(sent.forward, meanwhile)
-        late, slowed = parallel.waits(sent.backward, alone.backward + talk)
-        later, slower = parallel.waits(sent.backward, alone.whole + talk)
-        return alone._replace(
-            forward=alone.forward + slows,
-            backward=alone.backward + slowed,
-            whole=alone.whole + slower,
-            fronts=[*alone.fronts, ("dp", shown)],
-            backs=[*alone.backs, ("dp", late)],
-            late=later,
-            spare=max(0.0, meanwhile - sent.forward.seconds),
-            after=sent.following if parallel.follows(run.name) else None,
-        )
 
     def _after(self, layout: Layout, memory: RankMemory, held: tuple[int, ...]) -> AfterPasses:
         """What comes after the passes of a rank that holds some stages, or between them."""
@@ -253,11 +152,6 @@ class Timeline:
             product = prices.matmul(each.rows, each.columns, each.inner, dtype="bf16", batch=each.number)
             seconds += each.times * product
         return seconds
-
-
-def _shown(exposed: tuple[float, ...]) -> list[tuple[str, float]]:
-    """Exposed seconds in the order of ``AXES`` by axis, where there are any."""
-    return [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds] if any(exposed) else []
 
 
 def _add(exposed: dict[str, float], more: dict[str, float]) -> None:
