@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import import_module
 from typing import ClassVar, NamedTuple
 
 from fivefold.job import Job
@@ -85,3 +87,10 @@ def local_numel(weight: Weight, shards: int) -> int:
 def is_narrow(job: Job) -> bool:
     """Return whether the optimizer updates a copy of less than 32 bits, and so widens it block by block."""
     return job.precision.updated_bytes < 4
+
+
+@cache
+def find_cost(kind: str) -> OptimizerCost:
+    """Return the costs of an optimizer that a job can name."""
+    cost: OptimizerCost = import_module(f"fivefold.optimizers.costs.{kind}").COST
+    return cost

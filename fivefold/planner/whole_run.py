@@ -16,7 +16,7 @@ from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.optimizers import find_cost
+from fivefold.optimizers.cost import find_cost
 from fivefold.record import Mistake
 from fivefold.results.whole_run import Goodput, WholeRun
 from fivefold.step import Step

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.job import RECIPES, Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.optimizers import find_cost
+from fivefold.optimizers.cost import find_cost
 from fivefold.record import Record
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import FACTS

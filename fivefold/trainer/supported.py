@@ -6,7 +6,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.optimizers import find_cost
+from fivefold.optimizers.cost import find_cost
 from fivefold.record import Mistake
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable

@@ -10,7 +10,8 @@ import pytest
 from fivefold.job import Job
 from fivefold.model.catalog import named
 from fivefold.model.weights import weights
-from fivefold.optimizers import KINDS, find_cost
+from fivefold.optimizers import KINDS
+from fivefold.optimizers.cost import find_cost
 from fivefold.record import Mistake
 from fivefold.update import Optimizer
 

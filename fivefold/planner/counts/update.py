@@ -12,8 +12,7 @@ from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
-from fivefold.optimizers import find_cost
-from fivefold.optimizers.cost import Product
+from fivefold.optimizers.cost import Product, find_cost
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.message import Message

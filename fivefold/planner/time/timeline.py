@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
-from fivefold.optimizers import find_cost
+from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.memory.rank_memory import RankMemory
 from fivefold.planner.counts.update import stages_held, update_messages, update_products
 from fivefold.planner.time.data_parallel import DataParallel, StepEnds

@@ -17,7 +17,7 @@ from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_nume
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.optimizers import find_cost
+from fivefold.optimizers.cost import find_cost
 from fivefold.units import ceil_div
 from fivefold.update import quantised
 
