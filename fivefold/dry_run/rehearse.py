@@ -107,6 +107,7 @@ def _step(engine: Engine, recorder: Recorder) -> Tape:
     engine.tokens = torch.zeros(layout.micro_batches(job), layout.mbs, length, dtype=torch.long)
     recorder.silent = False
     recorder.name([engine.tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables], "inputs")
+    recorder.name(built.gather_scales(), "fp8 scales")
     recorder.name(built.weights(), "parameters")
     recorder.name(built.moments(), "optimizer")
     recorder.cut()

@@ -18,6 +18,7 @@ from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, Sched
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.optimizers.cost import find_cost
 from fivefold.record import Mistake
 from fivefold.stack.spec import Runs, Stack
 from fivefold.units import ceil_div
@@ -194,7 +195,7 @@ def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
         (job.stack.linears != "fanned", f"the stack {job.stack.name}"),
         (job.stack.loss == "chunked", "a loss in chunks"),
-        (job.optimizer.kind not in ("adamw", "sgd"), f"optimizer {job.optimizer.kind}"),
+        (not find_cost(job.optimizer.kind).counts_2d_tp, f"optimizer {job.optimizer.kind}"),
     ):
         if lacks:
             return f"2D tensor parallelism is not counted with {what}; try {str(plain)!r}"

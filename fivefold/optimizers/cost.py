@@ -46,11 +46,16 @@ class OptimizerCost(ABC):
     title: its name in tables.
     elementwise: every element is updated by itself, so the update sends nothing and multiplies no matrices.
     fp32_states: the trainer keeps its states in fp32, and refuses a recipe with narrower moments.
+    counts_2d_tp: its update is counted where tensor parallelism has two dimensions.
+    updates_flat_buffer: a software that joins a rank's part of all weights to one tensor (DeepSpeed's ZeRO) updates
+        that tensor, with one step count.
     """
 
     title: ClassVar[str]
     elementwise: ClassVar[bool]
     fp32_states: ClassVar[bool]
+    counts_2d_tp: ClassVar[bool]
+    updates_flat_buffer: ClassVar[bool]
 
     @abstractmethod
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:

@@ -59,6 +59,13 @@ class Built:
         """Tensors that hold the weights from step to step."""
         return [tensor for unit in self.units for tensor in unit.live_tensors()]
 
+    def gather_scales(self) -> list[Tensor]:
+        """Return what fp8 gathers keep from step to step: block indices of rows, and scales of weights held in fp8."""
+        payloads = [unit.payload for unit in self.units if unit.payload is not None]
+        indices = [index for payload in payloads for index in payload.scales.block_rows]
+        held = [getattr(weight, "scale", None) for unit in self.units for weight in unit.parameters]
+        return indices + [scale for scale in held if scale is not None]
+
     def moments(self) -> list[Tensor]:
         """Tensors of the optimizer's state; torch's AdamW has none before its first step."""
         return [tensor for state in self.optimizer.state.values() for tensor in state.values()]

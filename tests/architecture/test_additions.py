@@ -53,6 +53,8 @@ class LionCost(OptimizerCost):
     title = "Lion"
     elementwise = True
     fp32_states = True
+    counts_2d_tp = True
+    updates_flat_buffer = False
 
     def state_bytes(self, weights, *, shards, quantised, job):
         return 4 * sum(local_numel(weight, shards) for weight in weights)

@@ -8,10 +8,13 @@ from typing import get_args
 import pytest
 
 from fivefold.job import Job
+from fivefold.layout.legal import uncounted
+from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.weights import weights
 from fivefold.optimizers import KINDS
 from fivefold.optimizers.cost import find_cost
+from fivefold.planner.counts.memory.states import updates_one
 from fivefold.record import Mistake
 from fivefold.update import Optimizer
 
@@ -20,7 +23,8 @@ def test_every_optimizer_states_its_facts_and_is_trained() -> None:
     assert set(KINDS) == set(get_args(Optimizer.model_fields["kind"].annotation))
     for kind in KINDS:
         cost = find_cost(kind)
-        assert all(isinstance(fact, bool) for fact in (cost.elementwise, cost.fp32_states)), kind
+        facts = (cost.elementwise, cost.fp32_states, cost.counts_2d_tp, cost.updates_flat_buffer)
+        assert all(isinstance(fact, bool) for fact in facts), kind
         assert cost.title
         assert find_spec(f"fivefold.trainer.optimizers.{kind}") is not None
     assert len({find_cost(kind).title for kind in KINDS}) == len(KINDS)
@@ -47,3 +51,15 @@ def test_sgd_without_momentum_has_no_state_anywhere() -> None:
     cost = find_cost("sgd")
     assert cost.state_bytes([matrix], shards=1, quantised=frozenset(), job=job) == 0
     assert cost.moved_bytes(job) == 0
+
+
+def test_facts_that_other_parts_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two-dimensional tensor parallelism and DeepSpeed's flat buffer follow the record, not names."""
+    model, layout = named("llama3-8b"), Layout.parse("dp2 tp2x2 zero1 mbs1")
+    deepspeed = Job(stack={"name": "deepspeed"}, sequence=2048, global_batch=8)
+    assert uncounted(layout, model=model, job=Job()) is None
+    assert updates_one(layout, deepspeed)
+    monkeypatch.setattr(type(find_cost("adamw")), "counts_2d_tp", False)
+    monkeypatch.setattr(type(find_cost("adamw")), "updates_flat_buffer", False)
+    assert "optimizer adamw" in str(uncounted(layout, model=model, job=Job()))
+    assert not updates_one(layout, deepspeed)

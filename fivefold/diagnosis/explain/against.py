@@ -26,7 +26,7 @@ from fivefold.units import show_bytes
 
 OTHER_NUMBERS = ("fp8", "adamw8bit")  # changes by which another model is trained
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
-BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary"}
+BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
 
 def against(

@@ -21,9 +21,19 @@ from fivefold.step import StageMemory
 
 Ints = NDArray[np.int64]
 
-# in the order of a Level's fields, where ``states`` stands for the first three
-PARAMETERS, OPTIMIZER, INPUTS, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, TEMPORARY = range(8)
-CATEGORIES = ("parameters", "optimizer", "inputs", "gradients", "activations", "gathers", "logits", "temporary")
+# In the order of a Level's fields, where ``states`` stands for the first four. "fp8 scales" are those of gathers.
+CATEGORIES = (
+    "parameters",
+    "optimizer",
+    "inputs",
+    "fp8 scales",
+    "gradients",
+    "activations",
+    "gathers",
+    "logits",
+    "temporary",
+)
+PARAMETERS, OPTIMIZER, INPUTS, SCALES, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, TEMPORARY = range(len(CATEGORIES))
 NAMED = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
 BY_LIFE = -1
 PASSES = ("forward", "backward", "pair")  # phases in which activations are allocated
@@ -61,7 +71,7 @@ def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = N
     changed = changed[changed >= _first_event(events)]
     chosen = _thinned(changed, total)
     at = chosen if seconds is None else np.asarray(seconds)[chosen]
-    states = living[PARAMETERS] + living[OPTIMIZER] + living[INPUTS]
+    states = living[:GRADIENTS].sum(axis=0)
     rows = np.stack([states, *living[GRADIENTS:]])[:, chosen].T.tolist()
     causes = _causes(tape, events, chosen)
     return [Level._make((when, *row, cause)) for when, row, cause in zip(at.tolist(), rows, causes, strict=True)]
@@ -87,10 +97,13 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     )  # fmt: skip
 
 
-def input_bytes(tape: Tape) -> int:
-    """Return the bytes of the inputs that are live before the step: tokens, position tables, buffers of modules."""
+def initial_bytes(tape: Tape, category: int) -> int:
+    """Return the bytes of one category that are live before the step.
+
+    INPUTS: tokens, position tables, buffers of modules; SCALES: what gathers in fp8 need of them.
+    """
     lives, begin = lifetimes(tape), _first_event(events_of(tape))
-    return int(lives.size[(lives.category == INPUTS) & (lives.birth <= begin)].sum())
+    return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
 
 
 def largest(tape: Tape, n: int) -> list[LiveStorage]:

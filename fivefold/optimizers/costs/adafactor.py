@@ -20,6 +20,8 @@ class AdafactorCost(OptimizerCost):
     title = "Adafactor"
     elementwise = False
     fp32_states = False
+    counts_2d_tp = False
+    updates_flat_buffer = False
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
         """Return the bytes of means and step counts. Means of each row are sharded like the rows; means of each column,

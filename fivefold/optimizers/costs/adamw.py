@@ -25,6 +25,8 @@ class AdamWCost(OptimizerCost):
     title = "AdamW"
     elementwise = True
     fp32_states = False
+    counts_2d_tp = True
+    updates_flat_buffer = True
 
     def formats(self, job: Job) -> list[tuple[int, bool]]:
         """Return bytes per element of each moment, and whether it is scaled."""

@@ -16,6 +16,8 @@ class AdamW8bitCost(AdamWCost):
     """AdamW with two 8-bit moments (bitsandbytes)."""
 
     title = "8-bit AdamW"
+    counts_2d_tp = False
+    updates_flat_buffer = False
 
     def formats(self, job: Job) -> list[tuple[int, bool]]:
         """Return two scaled bytes."""

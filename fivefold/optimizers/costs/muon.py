@@ -31,6 +31,8 @@ class MuonCost(OptimizerCost):
     title = "Muon"
     elementwise = False
     fp32_states = True
+    counts_2d_tp = False
+    updates_flat_buffer = False
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
         """Return the bytes of one moment per hidden matrix, and of AdamW's states for the rest."""

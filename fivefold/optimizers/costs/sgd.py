@@ -16,6 +16,8 @@ class SgdCost(OptimizerCost):
     title = "SGD"
     elementwise = True
     fp32_states = True
+    counts_2d_tp = True
+    updates_flat_buffer = False
 
     def _momentum_bytes(self, job: Job) -> int:
         return job.precision.moments_bytes[0] if job.optimizer.momentum else 0

@@ -36,7 +36,7 @@ class Scales:
         self.axis, self.block, self.dtype, self.device = axis, block, dtype, device
         self._shards: list[Shard] = []
         self._shapes: list[tuple[int, int, int]] = []
-        self._block_rows: list[Tensor] = []  # per shard: the block row of each of its rows
+        self.block_rows: list[Tensor] = []  # per shard: the block row of each of its rows
         self._cached: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def join(self, shard: Shard) -> int:
@@ -45,7 +45,7 @@ class Scales:
         high, wide = (self.block or size for size in (rows, columns))
         down, across = ceil_div(rows, high), ceil_div(columns, wide)
         row = torch.arange(shard.first_row, shard.first_row + shard.rows, device=self.device)
-        self._block_rows.append(row // rows * down + row % rows // high)
+        self.block_rows.append(row // rows * down + row % rows // high)
         self._shapes.append((math.prod(experts), down, across))
         self._shards.append(shard)
         return len(self._shards) - 1
@@ -56,7 +56,7 @@ class Scales:
 
     def largest(self, place: int) -> Tensor:
         """Largest |w| among the weights that share each own row's scale: fp32 [rows, 1 or blocks across]."""
-        return self._current()[place][0].index_select(0, self._block_rows[place])
+        return self._current()[place][0].index_select(0, self.block_rows[place])
 
     def forget(self) -> None:
         """Drop the scales, because the weights have changed; the next use recomputes them."""
@@ -70,7 +70,7 @@ class Scales:
 
     def _compute(self) -> Iterator[tuple[Tensor, Tensor]]:
         mine = list[Tensor]()
-        for shard, groups, (experts, down, across) in zip(self._shards, self._block_rows, self._shapes, strict=True):
+        for shard, groups, (experts, down, across) in zip(self._shards, self.block_rows, self._shapes, strict=True):
             largest = _by_row(shard.weight.detach(), across)
             found = largest.new_zeros(experts * down, across)
             mine.append(found.scatter_reduce_(0, groups[:, None].expand(-1, across), largest, "amax").flatten())

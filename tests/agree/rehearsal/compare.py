@@ -9,7 +9,7 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from fivefold.dry_run.fake.world import differ_over_cp, representatives
-from fivefold.dry_run.memory.breakdown import input_bytes, stage_memory
+from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, initial_bytes, stage_memory
 from fivefold.dry_run.record.tape import KERNEL, START, Tape
 from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
 from fivefold.dry_run.report import pipeline_rank
@@ -128,8 +128,11 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
 def _inputs(tape: Tape, case: Compared, counts: Counts, *, stages: tuple[int, ...]) -> str:
     """Return a line if the inputs of a rank differ by more than scalars, dropout's keys and the buffers of experts."""
     model, layout, job = case.model, case.layout, case.job
-    planned_bytes = inputs_bytes(model, job, layout=layout) + scale_index_bytes(counts, layout, stages=stages)
-    more = input_bytes(tape) - planned_bytes
+    planned_scales, recorded_scales = scale_index_bytes(counts, layout, stages=stages), initial_bytes(tape, SCALES)
+    if planned_scales != recorded_scales:
+        return f"fp8 scales: {recorded_scales} rehearsed, {planned_scales} planned"
+    planned_bytes = inputs_bytes(model, job, layout=layout)
+    more = initial_bytes(tape, INPUTS) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
     small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.predicted)
     return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} rehearsed, {planned_bytes} planned"

@@ -93,9 +93,9 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
 
 
 def updates_one(layout: Layout, job: Job) -> bool:
-    """Whether AdamW updates this rank's part of all weights as one tensor, with one step count."""
-    whole = job.stack.reduce_bucket > 0 and layout.zero > 0 and job.optimizer.kind == "adamw"
-    return whole and "optimizer" not in layout.offloads(job)
+    """Return whether this rank's part of all weights is updated as one tensor, with one step count."""
+    joins = job.stack.reduce_bucket > 0 and layout.zero > 0 and find_cost(job.optimizer.kind).updates_flat_buffer
+    return joins and "optimizer" not in layout.offloads(job)
 
 
 def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
