@@ -1,6 +1,7 @@
 """The verbs as functions, with the words and defaults of the command line: what ``import fivefold as ff`` offers.
 
-verbs · job_fields     predict, search, compare, ask, sweep, dryrun, train, trace; the job's words as keyword arguments
+verbs                  predict, search, compare, ask, sweep, dryrun, train, trace
+job_fields · job_words a job from keyword arguments; their types, written from the records
 documentation          help texts of the request schemas in docstrings
 watch                  a loop of one's own, measured as a step
 training               train, in processes of its own

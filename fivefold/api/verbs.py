@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.documentation import documented
-from fivefold.api.job_fields import JobWords, job_of
+from fivefold.api.job_fields import job_of
+from fivefold.api.job_words import JobWords
 from fivefold.record import Mistake, Remark
 from fivefold.requests.commands import (
     AskOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fivefold.api.job_fields import JobWords
+from fivefold.api.job_words import JobWords
 from fivefold.record import Mistake
 from fivefold.requests.extras import told
 

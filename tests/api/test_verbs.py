@@ -14,12 +14,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fivefold as ff
-from fivefold.api.job_fields import JobWords
 from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.record import Fault, Mistake
 from fivefold.requests.commands import JobOptions, Question
-from fivefold.stack.spec import FACTS
 from fivefold.trainer.run_lock import hold
 from tests.profiling.traces import kineto
 
@@ -164,10 +162,6 @@ def test_the_file_of_a_run_that_trains_is_not_written_over(tmp_path: Path) -> No
     with hold(tmp_path), pytest.raises(Mistake, match="has been using this folder since"):
         ff.train({"folder": str(tmp_path)})
     assert (tmp_path / "run.json").read_text() == "{}"
-
-
-def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:
-    assert set(JobWords.__annotations__) == (set(JobOptions.model_fields) - {"set"}) | set(Job.model_fields) | FACTS
 
 
 ELSEWHERE = {  # options of search that are functions of their own in Python

@@ -20,17 +20,14 @@ import fivefold as ff
 from fivefold import cli
 from fivefold.api import verbs
 from fivefold.api.documentation import documented
-from fivefold.api.job_fields import JobWords
 from fivefold.cli import app
 from fivefold.cli.parameters import build_request, make_parameters
 from fivefold.cli.request_options import takes_request
-from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.requests import commands
 from fivefold.requests.commands import ConfigOptions, JobRequest, SearchRequest
 from fivefold.requests.schema import Request
-from fivefold.stack.spec import Attention, Stack
 
 SCHEMAS = [each for name, each in vars(commands).items() if name.endswith("Options")]
 HERE: dict[str, Any] = {"Model": Model, "Machine": Machine}
@@ -53,7 +50,6 @@ RENAMED = {
     ("compare", "what"): "words",
     ("sweep", "what"): "file",
 }
-TABLES = {"precision", "optimizer", "learning_rate", "ramp", "stack"}  # by name or as a table of fields
 TYPED = {("dryrun", "ranks")}  # text of numbers on the command line, and numbers in Python
 
 
@@ -116,26 +112,6 @@ def _agree(ours: set[Any], theirs: set[Any]) -> bool:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_signatures_are_those_of_the_schema(command: str) -> None:
     assert differences(*COMMANDS[command]) == []
-
-
-def test_words_of_a_job_have_the_types_of_the_schema() -> None:
-    hints = get_type_hints(JobWords, localns=_of_job())
-    for schema in (JobRequest, Job, Stack):
-        for name, field in schema.model_fields.items():
-            if name in hints and name not in TABLES:
-                ours, theirs = _kinds(hints[name]), _kinds(field.annotation)
-                assert theirs <= ours or set(map(_as_text, theirs)) <= ours, name
-
-
-def _as_text(kind: Any) -> Any:
-    """A word of a Literal as any text, also in a list."""
-    if isinstance(kind, tuple):
-        return kind[0], frozenset(map(_as_text, kind[1]))
-    return str if isinstance(kind, str) else kind
-
-
-def _of_job() -> dict[str, Any]:
-    return {"Job": Job, "Attention": Attention}
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
