@@ -1,6 +1,6 @@
 # demo: from a question to a trained step, predicted next to measured · test: all tests that a change needs, with the slowest named at the end
 # test-fast: the tests that start no process and no browser, with few drawn examples · check: lint and test
-# published: scores predictions against published runs, as docs/how-a-step-costs/published.md has it
+# published: scores predictions against published runs, as docs/explanation/how-a-step-costs/published.md has it
 # docs: the pages of docs/ with the reference as a site, in an environment of its own: build/docs/site/index.html
 # bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over a link of a known
 #        speed (by root: network namespaces); four predictions of step time against the run
@@ -10,7 +10,7 @@
 #         20,000 random command lines; every catalog model on five machines; 5,000 random jobs, planned; bounds of 2,000 random searches; 500 and more written to each software's config and read back, 100 configs of each with random keys; 10,000 requests of the page; every command of the docs; the package in empty environments; notebooks (hours; kills and runs resume)
 # interop: what `fivefold write` makes, parsed, built and trained by the packages that it is for; PyTorch's DDP, FSDP2, tensor and
 #          pipeline parallelism on two processes, measured beside what is predicted of them
-# gpu: everything that wants a GPU, into docs/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
+# gpu: everything that wants a GPU, into docs/explanation/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -64,7 +64,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.time --groups 2 --each 2 --folder runs/time-quick
 
 parity: $(BIN)/fivefold
-	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
+	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/explanation/measurements/003-parity.md
 	$(BIN)/python -m tests.agree.parity.drawn --count 300
 	$(BIN)/python -m tests.agree.parity.families
 	$(BIN)/python -m tests.agree.rehearsal.drawn --count 300
@@ -100,4 +100,4 @@ gpu: $(BIN)/fivefold
 
 interop: .venv-interop/bin/fivefold
 	.venv-interop/bin/python -m pytest tests/third_party -W ignore -rs
-	.venv-interop/bin/python -m tests.third_party.measured --markdown docs/measurements/014-interop.md
+	.venv-interop/bin/python -m tests.third_party.measured --markdown docs/explanation/measurements/014-interop.md

@@ -1,7 +1,8 @@
 """Predictions against published runs: one of ``readers`` per source turns rows into cases, ``run`` scores them.
 
 Every row is a case or is excluded with the rule that says so: a fact that it lacks, a cell that is not read, a layout
-that the planner refuses; never its error. Which constants were set on which source: docs/how-a-step-costs/constants.md.
+that the planner refuses; never its error. Which constants were set on which source:
+docs/explanation/how-a-step-costs/constants.md.
 
 case · cells · convert · exclusions   a published run; cells of a row as our nouns; what readers share; what is left out
 score · intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
@@ -125,7 +126,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
 
 
 def table_markdown(report: Report) -> str:
-    """The summaries as a Markdown table, for docs/how-a-step-costs/published.md."""
+    """The summaries as a Markdown table, for docs/explanation/how-a-step-costs/published.md."""
     return markdown(report.summaries)
 
 

@@ -26,7 +26,7 @@ def published(
     rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
     by: Annotated[Field | None, typer.Option(help="Errors by this instead of by source.")] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="As the table of docs/how-a-step-costs/published.md.")
+        bool, typer.Option("--markdown", help="As the table of docs/explanation/how-a-step-costs/published.md.")
     ] = False,
     halves: Annotated[bool, typer.Option("--halves", help="Calibrate on every second run, score the others.")] = False,
     left_out: Annotated[

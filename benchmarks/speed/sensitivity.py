@@ -3,7 +3,8 @@
     python -m benchmarks.speed.sensitivity [NAME]    each constant, or one, on all sources
     python -m benchmarks.speed.sensitivity --own     those that were set on a source, on that source alone
 
-Every constant of docs/how-a-step-costs/constants.md is taken a fifth lower and a fifth higher, alone. Of all runs with
+Every constant of docs/explanation/how-a-step-costs/constants.md is taken a fifth lower and a fifth higher, alone. Of
+all runs with
 a printed time the error is the mean over sources of their mean absolute (and signed) errors, a source of 900 rows
 counting as much as one of 20; of llm-foundry and dgxc every third. Counts and memory do not depend on these constants
 and are made once.

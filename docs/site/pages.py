@@ -24,20 +24,25 @@ RECORDS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", 
            "fivefold.model.spec:Model", "fivefold.machine.spec:Machine",
            "fivefold.results.sweep_row:Row")  # fmt: skip
 NAV: dict[str, list[str]] = {
-    "Start": ["index.md", "what-it-does.md", "web.md", "python.md", "report.md", "pictures.md",
-              "reference/cheat-sheet.md"],
-    "Guides": [
-        "questions.md", "machines.md", "configs.md", "configs/*", "stacks.md", "sweeps.md",
-        "precision.md", "optimizers.md", "numerics.md", "doctor.md",
-        "explain.md", "traces.md", "watch.md", "hugging-face.md", "many-machines.md", "faults.md", "generation.md",
+    "Home": ["index.md"],
+    "Getting started": ["getting-started/*"],
+    "How-to": [
+        "how-to/configs/*", "how-to/sweeps.md", "how-to/python.md", "how-to/web.md", "how-to/report.md",
+        "how-to/pictures.md", "how-to/hugging-face.md", "how-to/multi-node.md", "how-to/generation.md",
+        "how-to/numerics.md", "how-to/doctor.md", "how-to/explain.md", "how-to/traces.md", "how-to/watch.md",
     ],
-    "The book": ["how-a-step-costs/*", "how-a-step-is-rehearsed.md", "how-a-step-is-run.md",
-                 "how-a-step-is-measured.md",
-                 "how-the-time-model-was-proven.md", "dry-run-and-gpu.md"],
-    "Reference": ["notation.md", "reference/commands.md", "reference/python.md", "reference/records.md",
-                  "contributing.md", "release-notes.md", "changelog.md"],
-    "Decisions": ["decisions/*"],
-    "Measurements": ["measurements/*"],
+    "Reference": [
+        "reference/features.md", "reference/commands.md", "reference/cheat-sheet.md", "notation.md",
+        "reference/records.md", "reference/python.md", "reference/machines.md", "reference/stacks.md",
+        "reference/precision.md", "reference/optimizers.md", "release-notes.md", "changelog.md", "contributing.md",
+    ],
+    "Explanation": [
+        "explanation/how-a-step-costs/*", "explanation/dry-run.md", "explanation/dry-run-and-gpu.md",
+        "explanation/trainer.md", "explanation/measuring.md", "explanation/time-model.md",
+        "explanation/fault-tolerance.md", "explanation/planning-questions.md",
+    ],
+    "Decisions": ["explanation/decisions/*"],
+    "Measurements": ["explanation/measurements/*"],
 }  # fmt: skip
 
 
@@ -91,7 +96,7 @@ def of_python() -> str:
     parts = [
         "# Python",
         "",
-        "`import fivefold as ff`: the verbs, with the words and defaults of the commands ([guide](../python.md)).",
+        "`import fivefold as ff`: functions with the options of the commands ([guide](../how-to/python.md)).",
     ]
     for name in sorted(ff.__all__):
         what = getattr(ff, name)
@@ -279,18 +284,16 @@ def main() -> None:
             "reference/records.md": of_records(),
             "reference/cheat-sheet.md": f"# Cheat sheet\n\n{sheet}\n"}  # fmt: skip
     own = {path.relative_to(pages).as_posix() for path in pages.rglob("*") if path.is_file()}
-    outside = {
-        "index.md": ROOT / "README.md",
-        "contributing.md": ROOT / "CONTRIBUTING.md",
-        "changelog.md": ROOT / "CHANGELOG.md",
-    }
+    outside = {"contributing.md": ROOT / "CONTRIBUTING.md", "changelog.md": ROOT / "CHANGELOG.md"}
+    if not (DOCS / "index.md").exists():
+        outside["index.md"] = ROOT / "README.md"
     for path in [*pages.rglob("*.md")]:
         name = path.relative_to(pages)
         path.write_text(copied(path.read_text(encoding="utf-8"), name, own), encoding="utf-8")
     for name, path in outside.items():
         text = path.read_text(encoding="utf-8").replace("](docs/", "](").replace('src="docs/', 'src="')
         (pages / name).write_text(copied(text, Path(name), own), encoding="utf-8")
-    (pages / "reference").mkdir()
+    (pages / "reference").mkdir(exist_ok=True)
     for name, text in made.items():
         (pages / name).write_text(text, encoding="utf-8")
     (pages / "reference/sheet.html").write_text(cheat_sheet(), encoding="utf-8")

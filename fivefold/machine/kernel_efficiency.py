@@ -39,7 +39,7 @@ class KernelEfficiency(NamedTuple):
 
 
 # FLOPs per joule of large matmuls in long training steps: a chip with a higher power limit sustains a higher clock.
-# Fitted to step times (what depends on each: docs/how-a-step-costs/constants.md): on the flat dense runs of
+# Fitted to step times (what depends on each: docs/explanation/how-a-step-costs/constants.md): on the flat dense runs of
 # NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of NVIDIA-NeMo/Megatron-Bridge on B200, GB200
 # and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
 # Ampere: the larger of Llama-2-7B's matmuls hold 230 TFLOP/s of 400 W in a loop, 0.575

@@ -38,7 +38,7 @@ class Chip(Record):
     bandwidth_share: Share = 0.9
     # Host time of one operation or message of eager PyTorch with the views, casts and hooks around it: narrow layers
     # of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
-    # Fitted to those runs at the minimum of their error: docs/how-a-step-costs/constants.md.
+    # Fitted to those runs at the minimum of their error: docs/explanation/how-a-step-costs/constants.md.
     launch_seconds: Seconds = 67e-6
     source: str = OWN
     share_source: str = "what kernels reach is the default"

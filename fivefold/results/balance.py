@@ -2,7 +2,8 @@
 
     intensity = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
 
-``planner/ratios/__init__.py`` computes them, ``rendering/ratios.py`` prints them, docs/how-a-step-costs/ratios.md
+``planner/ratios/__init__.py`` computes them, ``rendering/ratios.py`` prints them,
+docs/explanation/how-a-step-costs/ratios.md
 explains them.
 """
 

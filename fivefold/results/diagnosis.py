@@ -2,7 +2,7 @@
 
     parameters + buffers + gradients + optimizer + inputs + activations + temporary = peak
 
-``diagnosis/doctor`` fills them, ``rendering/doctor.py`` prints them; docs/doctor.md explains them.
+``diagnosis/doctor`` fills them, ``rendering/doctor.py`` prints them; docs/how-to/doctor.md explains them.
 """
 
 from __future__ import annotations

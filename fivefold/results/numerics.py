@@ -1,6 +1,6 @@
 """Errors of a low-precision recipe against fp32, tensor by tensor, as a record.
 
-``diagnosis/numerics.py`` fills it, ``rendering/numerics.py`` prints it; docs/numerics.md explains it.
+``diagnosis/numerics.py`` fills it, ``rendering/numerics.py`` prints it; docs/how-to/numerics.md explains it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Named stacks by name, and the source of every fact in which they differ from the record's defaults, which are ours.
 
-The entries are beside: ``megatron.py``, ``pytorch.py``, ``others.py``; docs/stacks.md shows them as a table.
+The entries are beside: ``megatron.py``, ``pytorch.py``, ``others.py``; docs/reference/stacks.md shows them as a table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Predicted beside measured step time of drawn models, layouts and jobs on this computer: the proof of the time model.
 
-    python -m tests.agree.time --groups 20 --folder runs/agree-time --markdown docs/measurements/010-time.md
+    python -m tests.agree.time --groups 20 --folder runs/agree-time --markdown docs/explanation/measurements/010-time.md
 
 A group is one model and job under several layouts. Of each case the run's units are measured (``calibrate --for``) and
 the run is trained, in turns of a few seconds, as the machine's speed drifts by a third; the prediction then comes from

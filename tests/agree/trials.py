@@ -1,6 +1,7 @@
 """What trials add to the search: the regret of its pick with and without ``--measure``, on the jobs of ``time.py``.
 
-    python -m tests.agree.trials --groups 8 --folder runs/agree-time --markdown docs/measurements/015-trials.md
+    python -m tests.agree.trials --groups 8 --folder runs/agree-time \\
+        --markdown docs/explanation/measurements/015-trials.md
 
 Of each job, four layouts were predicted (``time.py`` has stored how, in FOLDER). The two that are predicted best are
 tried as ``search --measure 2`` tries them, and the faster is picked; then all that could be the best are trained in

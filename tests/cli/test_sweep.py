@@ -95,7 +95,7 @@ def test_examples_can_be_read(example: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_file_of_the_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "sweeps.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```toml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(ROOT)
     file = Path(os.environ["XDG_CACHE_HOME"]) / "page.toml"

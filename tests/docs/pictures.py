@@ -1,4 +1,4 @@
-"""Makes the pictures of ``docs/pictures.md`` again, by the commands of the page.
+"""Makes the pictures of ``docs/how-to/pictures.md`` again, by the commands of the page.
 
 python -m tests.docs.pictures
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "pictures.md"
+PAGE = ROOT / "docs" / "how-to" / "pictures.md"
 
 
 def commands() -> list[list[str]]:

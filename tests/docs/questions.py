@@ -1,4 +1,4 @@
-"""Ten planning questions that teams have answered, asked anew: docs/questions.md, as the commands print it.
+"""Ten planning questions that teams have answered, asked anew: docs/explanation/planning-questions.md.
 
     python -m tests.docs.questions            all of them (two minutes)      python -m tests.docs.questions 2 5     some
     python -m tests.docs.questions 0          no search: comparisons alone, when prices have moved
@@ -32,7 +32,7 @@ from fivefold.results.search_result import SearchResult
 from fivefold.units import show_risk
 from tests.printed import to_text
 
-PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "planning-questions.md"
 WIDTH = 120
 ROWS = ("step", "MFU", "peak memory", "left of memory", "hardware FLOPs")  # and what a step's seconds are
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BOOK = ROOT / "docs" / "how-a-step-costs"
+BOOK = ROOT / "docs" / "explanation" / "how-a-step-costs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "chapter", [*sorted(BOOK.glob("*.md")), ROOT / "docs" / "python.md"], ids=lambda path: path.name
+    "chapter", [*sorted(BOOK.glob("*.md")), ROOT / "docs" / "how-to" / "python.md"], ids=lambda path: path.name
 )
 def test_what_the_chapter_asserts_holds(chapter: Path) -> None:
     text = chapter.read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def test_what_the_chapter_asserts_holds(chapter: Path) -> None:
         exec(compile("\n" * before + block[1], str(chapter), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/watch.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/watch.md"])
 def test_blocks_with_a_loop_of_the_readers_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a small model, its optimizer, batches and loss in their names."""
     torch = pytest.importorskip("torch")

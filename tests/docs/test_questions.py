@@ -1,4 +1,4 @@
-"""docs/questions.md is what the commands print: comparisons, verdicts and the table, made anew from its proposals."""
+"""docs/explanation/planning-questions.md is what the commands print, made anew from its proposals."""
 
 from __future__ import annotations
 

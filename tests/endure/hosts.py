@@ -31,7 +31,7 @@ RUN: dict[str, Any] = {
     "layout": "dp4 zero2 mbs1", "job": {"global_batch": 4, "steps": STEPS}, "checkpoints": {"every_steps": 10},
     "faults": {"watchdog_seconds": 5},
 }  # fmt: skip
-ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}  # docs/many-machines.md
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}  # docs/how-to/multi-node.md
 NEAR = 1e-3  # of two layouts, which sum in other orders
 NAMED = "ranks 2, 3 did not come for 5 s: no answer, stopped or cut off"
 SILENT = "the store of the processes does not answer"

@@ -1,6 +1,6 @@
 """The package as a stranger gets it: builds wheel and sdist, installs each into empty environments, asks, measures.
 
-    python -m tests.endure.package --markdown docs/measurements/013-package.md
+    python -m tests.endure.package --markdown docs/explanation/measurements/013-package.md
 
 Every Python from 3.11 on that is at hand (``--pythons``) gets the wheel; the first gets the sdist too. Exits 1 if one
 does not answer, loads torch, or is larger or slower than promised.
@@ -115,7 +115,8 @@ def page(rows: list[dict[str, object]]) -> str:
     lines = [
         "# The package in empty environments",
         "",
-        "`python -m tests.endure.package --markdown docs/measurements/013-package.md`: wheel and sdist are built of a",
+        "`python -m tests.endure.package --markdown docs/explanation/measurements/013-package.md`: wheel and sdist are "
+        "built of a",
         "clean clone and installed with pip into empty environments, which then answer `--version`, `predict`,",
         "`search` and `report`. Sizes are of files, without numpy, pip and setuptools; the import is the",
         "processor's seconds, best of five.",

@@ -28,7 +28,7 @@ from fivefold.machine.catalog import ROWS
 from tests.gpu.harness import LATER, no_gpu
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "measurements" / "013-gpu.md"
+PAGE = ROOT / "docs" / "explanation" / "measurements" / "013-gpu.md"
 LIMIT, SPARE = 540.0, 30.0  # seconds of a part's call; of them left for the case underway
 
 

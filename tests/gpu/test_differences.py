@@ -1,4 +1,4 @@
-"""What docs/dry-run-and-gpu.md says of CPU and GPU, as far as fake tensors of both tell it: no GPU is needed.
+"""docs/explanation/dry-run-and-gpu.md is right about CPU and GPU, as far as fake tensors of both show it without a GPU.
 
 A fake GPU knows shapes, and which operations torch makes of one. Where torch is built without CUDA it can neither run
 a backward of autograd nor index, so backwards are called by hand and slices narrowed.

@@ -1,4 +1,4 @@
-"""The commands on the pages of ``docs/configs`` print what the pages show; ``FIVEFOLD_FREEZE=1`` writes it anew."""
+"""The commands in ``docs/how-to/configs`` print what the pages show; ``FIVEFOLD_FREEZE=1`` rewrites the pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from fivefold import cli
 from tests.interop.test_published import HERE
 
-PAGES = sorted(path for path in HERE.parents[2].glob("docs/configs/*.md") if path.name != "published.md")
+FOLDER = HERE.parents[2] / "docs" / "how-to" / "configs"
+PAGES = sorted(path for path in FOLDER.glob("*.md") if path.stem not in ("index", "published"))
 BLOCK = re.compile(r"```sh\n(fivefold [^\n]*)\n```\n\n```text\n(.*?)```", flags=re.DOTALL)
 NUMBER, BARS = re.compile(r"\d+(?:\.\d+)?"), re.compile(r"[█▏▎▍▌▋▊▉ ]+")  # predictions may move by 5 %
 SPREAD = re.compile(r"^step of comparable runs:([^(]*).*\n", flags=re.MULTILINE)  # moves with every run that is scored
@@ -56,6 +57,6 @@ def numbers(text: str) -> list[float]:
 
 
 def test_each_page_is_listed() -> None:
-    docs = HERE.parents[2] / "docs" / "configs.md"
-    assert [page.name for page in PAGES if f"configs/{page.name}" not in docs.read_text(encoding="utf-8")] == []
+    index = (FOLDER / "index.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES if f"({page.name})" not in index] == []
     assert len(PAGES) == 7

@@ -21,7 +21,7 @@ from fivefold.record import Mistake
 from fivefold.units import show_count
 
 HERE = Path(__file__).parent / "published"
-PAGE = Path(__file__).parents[2] / "docs" / "configs" / "published.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "configs" / "published.md"
 FROZEN = "<!-- table of tests/interop/test_published.py -->"
 CONFIGS: list[dict[str, Any]] = tomllib.loads((HERE / "index.toml").read_text(encoding="utf-8"))["config"]
 TITLES = {

@@ -1,4 +1,4 @@
-"""The table of docs/stacks.md is the catalog; ``FIVEFOLD_FREEZE=1`` writes it anew."""
+"""The table of docs/reference/stacks.md is the catalog; ``FIVEFOLD_FREEZE=1`` writes it anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fivefold.stack.catalog import ENTRIES, STACKS
 from fivefold.stack.entry import Fact
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "stacks.md"
+PAGE = ROOT / "docs" / "reference" / "stacks.md"
 BEGIN, END = "FIVEFOLD_FREEZE=1 -->\n", "<!-- end -->"
 
 
@@ -44,4 +44,4 @@ def test_the_page_shows_the_catalog() -> None:
 
 def test_the_readme_counts_them() -> None:
     assert len(STACKS) == 1 + 19  # with ours
-    assert "([nineteen of them](docs/stacks.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "([nineteen of them](docs/reference/stacks.md)" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Other people's stacks on two gloo processes, measured by ``watch`` beside what is predicted of them.
 
-python -m tests.third_party.measured [--only DDP] [--markdown docs/measurements/014-interop.md]
+python -m tests.third_party.measured [--only DDP] [--markdown docs/explanation/measurements/014-interop.md]
 """
 
 from __future__ import annotations

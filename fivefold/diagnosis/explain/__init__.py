@@ -103,7 +103,7 @@ def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> 
 
 KNOWN = (
     "neither a memory snapshot, a flight recorder, a stack dump nor a log with an out-of-memory message or losses: "
-    "see docs/explain.md for how each is written"
+    "see docs/how-to/explain.md for how each is written"
 )
 
 

@@ -1,7 +1,7 @@
 """Messages, FLOPs and temporary bytes of the optimizer's update on a stage's first rank.
 
 Costs of each optimizer are in ``optimizers/costs/``, implementations in ``trainer/optimizers/``, reasons in
-docs/decisions/017 and 020.
+docs/explanation/decisions/017 and 020.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     a message hides while   FLOPs ÷ bytes of the layer  ≥  peak FLOP/s ÷ bytes/s of the machine
 
 ``exchanges`` has one function per message of an axis. Peaks and links are the data sheet's: large matmuls and large
-messages both reach about four fifths of them. Formulas and worked numbers: docs/how-a-step-costs/ratios.md.
+messages both reach about four fifths of them. Formulas and worked numbers: docs/explanation/how-a-step-costs/ratios.md.
 """
 
 from __future__ import annotations

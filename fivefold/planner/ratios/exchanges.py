@@ -3,7 +3,7 @@
     FLOPs per byte = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
 
 The message hides if FLOPs per byte ≥ balance. Formulas, letters, sources and worked numbers:
-docs/how-a-step-costs/ratios.md.
+docs/explanation/how-a-step-costs/ratios.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     about("tile_fill_seconds")                      its unit, meaning, source, range, and the sources it was fitted to
 
 Figures that the catalog gives to a chip or a link are varied on the machine's record instead. What the score of the
-published runs owes to each constant: docs/how-a-step-costs/constants.md, whose table a test holds to this record.
+published runs owes to each constant: docs/explanation/how-a-step-costs/constants.md, whose table a test holds to this
+record.
 """
 
 from __future__ import annotations

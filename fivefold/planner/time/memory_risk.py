@@ -5,7 +5,7 @@
 R: measured / predicted peak of comparable published runs (``errors.py``). Before it fails, PyTorch's allocator frees
 cached segments that are wholly free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside of
 others are lost. Driver: the CUDA context and NCCL. On a CPU the peak is the need: the probability is 0 or 1.
-Sources and calibration: docs/how-a-step-costs/memory-risk.md.
+Sources and calibration: docs/explanation/how-a-step-costs/memory-risk.md.
 """
 
 from __future__ import annotations

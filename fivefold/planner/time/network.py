@@ -201,7 +201,8 @@ def _gloo(collective: str, place: Place, constants: Constants) -> Line | None:
     """Gloo's ring of two turns, which its reduce-scatter runs too; its gathers and exchanges, half of them both ways.
 
     A rank sends before it asks for what it receives, over the same connection: a peer that came earlier and asked is
-    sent to at once, and the other way begins when that has arrived. Measured: docs/how-a-step-costs/constants.md.
+    sent to at once, and the other way begins when that has arrived. Measured:
+    docs/explanation/how-a-step-costs/constants.md.
     """
     if collective in ("all_reduce", "reduce_scatter"):
         return _ring(place, constants, turns=2)[-1]

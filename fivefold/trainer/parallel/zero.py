@@ -3,7 +3,7 @@
 Sharded: the rows of every local weight over the shard group, in the copy that the optimizer updates.
 Per unit: all_gather of the weights when they are stale or were released; its gradients are reduced to the shards once a
 step or after every backward (``gradients.py``).
-FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/decisions/001-own-zero.md``).
+FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/explanation/decisions/001-own-zero.md``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a run logs, from its folder alone: ``transformers``, ``torch.optim.AdamW`` and plain Python; nothing of ours.
 
-The shards, the order of samples and the schedules are read as ``docs/how-a-step-is-run.md`` and ``docs/optimizers.md``
+The shards, the order of samples and the schedules are read as ``docs/explanation/trainer.md`` and
+``docs/reference/optimizers.md``
 describe them.
 """
 

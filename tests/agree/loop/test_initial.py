@@ -1,4 +1,4 @@
-"""Drawn weights have the distribution of ``docs/how-a-step-is-run.md``, by name and seed, under all layouts."""
+"""Drawn weights have the distribution of ``docs/explanation/trainer.md``, by name and seed, under all layouts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The whole parity matrix, resumable: finished cases are lines of FOLDER/cases.jsonl and are not run again.
 
-    python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
+    python -m tests.agree.parity.matrix --markdown docs/explanation/measurements/003-parity.md
 
 A change of the engine makes finished cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
 """
@@ -95,7 +95,7 @@ def told(line: Line) -> str:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """The page for docs/measurements."""
+    """The page for docs/explanation/measurements."""
     _, impossible = covering()
     equal = sum(sound(line) for line in lines)
     whole = [line for line in lines if "broken" not in line]

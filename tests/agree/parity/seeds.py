@@ -1,6 +1,6 @@
 """300 steps of the demo model in bf16: do layouts differ from one process by more than seeds do?
 
-    python -m tests.agree.parity.seeds --out docs/measurements/003-seeds
+    python -m tests.agree.parity.seeds --out docs/explanation/measurements/003-seeds
 
 Writes OUT.csv (run, step, loss) and OUT.png. Finished runs are kept in FOLDER. All runs read the same text in the same
 order; a seed draws the weights. On two cores expect an hour or more.
@@ -57,7 +57,7 @@ Curves = dict[str, list[float]]
 def main() -> int:
     """Run what is not yet done, then write the table and the chart."""
     parser = argparse.ArgumentParser(description="layouts against seeds")
-    parser.add_argument("--out", type=Path, default=Path("docs/measurements/003-seeds"))
+    parser.add_argument("--out", type=Path, default=Path("docs/explanation/measurements/003-seeds"))
     parser.add_argument("--folder", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--demo", type=Path, default=Path("examples/demo.toml"))
     options = parser.parse_args()

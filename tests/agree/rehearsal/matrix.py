@@ -1,6 +1,6 @@
 """Planner against rehearsal on every case, resumable: finished ones are lines of FOLDER/cases.jsonl.
 
-    python -m tests.agree.rehearsal.matrix --markdown docs/measurements/005-rehearsal.md
+    python -m tests.agree.rehearsal.matrix --markdown docs/explanation/measurements/005-dry-run.md
 
 A change of planner or engine makes finished cases stale: ``--fresh`` forgets them, ``--again`` those that differ.
 Exits 1 unless all counts are equal and peaks are within the bounds.
@@ -135,7 +135,7 @@ def _mean(errors: Sequence[float]) -> float:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """The page for docs/measurements."""
+    """The page for docs/explanation/measurements."""
     kinds = Counter(line["model"].partition("/")[0] for line in lines)
     return "\n".join((
         "# 005 · Rehearsal: the planner against the engine on fake tensors",

@@ -5,7 +5,7 @@
 
 A third step runs under ``trainer/measure/meter.py``: its peak, FLOPs and messages are those of the rehearsed tape.
 
-    python -m tests.agree.rehearsal.real --markdown docs/measurements/006-rehearsal-against-run.md
+    python -m tests.agree.rehearsal.real --markdown docs/explanation/measurements/006-dry-run-against-run.md
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _row(case: Case) -> tuple[str, bool]:
 
 def _page(cases: Sequence[Case], equal: int) -> tuple[str, ...]:
     worlds = ", ".join(map(str, sorted({case.layout.world for case in cases})))
-    command = "python -m tests.agree.rehearsal.real --markdown docs/measurements/006-rehearsal-against-run.md"
+    command = "python -m tests.agree.rehearsal.real --markdown docs/explanation/measurements/006-dry-run-against-run.md"
     return (
         "# 006 · The rehearsal against the run",
         "",

@@ -20,7 +20,7 @@ from fivefold.planner.time.errors import TABLE
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-PAGE, README = ROOT / "docs/how-a-step-costs/published.md", ROOT / "README.md"
+PAGE, README = ROOT / "docs/explanation/how-a-step-costs/published.md", ROOT / "README.md"
 FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"
 
 # Mean absolute error that each may have, in percent: a little over what it has today.

@@ -20,7 +20,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, about
 
 ROOT = Path(__file__).parents[3]
-TABLE = ROOT / "docs" / "how-a-step-costs" / "constants.md"
+TABLE = ROOT / "docs" / "explanation" / "how-a-step-costs" / "constants.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", flags=re.MULTILINE)
 PRICED = [*sorted((ROOT / "fivefold/planner/time").glob("*.py")), ROOT / "fivefold/machine/kernel_efficiency.py"]
 # Words and sizes, not figures of the model: kinds of kernels, axes, bytes of a dtype, the table of errors and its use.

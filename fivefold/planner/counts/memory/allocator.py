@@ -26,7 +26,7 @@ from fivefold.units import MIB, ceil_div
 
 
 class AllocatorConstants(NamedTuple):
-    """Figures of PyTorch's allocator, of CUDA and of NCCL; sources: docs/how-a-step-costs/constants.md."""
+    """Figures of PyTorch's allocator, of CUDA and of NCCL; sources: docs/explanation/how-a-step-costs/constants.md."""
 
     # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
     # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
