@@ -17,7 +17,7 @@ from fivefold.machine.spec import Chip, Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
-from fivefold.planner.time.timeline import Timeline
+from fivefold.planner.time.timeline import step_seconds
 from fivefold.planner.time.units import Units
 
 STEPS = (1.3, 1.1, 1.03)  # of a factor, coarse to fine
@@ -96,7 +96,7 @@ def error(runs: Sequence[Run], factors: Factors) -> float:
 def seconds(run: Run, factors: Factors) -> float:
     """The predicted step on the changed machine."""
     units = Units(run.counts, factors.apply(run.case.machine))
-    return Timeline(units).step(run.case.layout, run.memory).seconds
+    return step_seconds(units, run.case.layout, run.memory).seconds
 
 
 class Halves(NamedTuple):

@@ -28,7 +28,7 @@ from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.errors import expected_interval, run_class
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.planner.time.timeline import StepTime, Timeline
+from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import parts
 from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, build_step
@@ -71,8 +71,9 @@ class Planner:
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine, constants)
-        slow = None if straggler == 1 else Units(self.counts, with_kernels(machine, speed=1 / straggler), constants)
-        self.timeline = Timeline(self.units, straggler=slow)
+        self.straggler: Units | None = None
+        if straggler != 1:
+            self.straggler = Units(self.counts, with_kernels(machine, speed=1 / straggler), constants)
         self.risk, self.memory_risk = risk, MemoryRisk(model=model, machine=machine, job=job)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
@@ -111,7 +112,7 @@ class Planner:
         if ranks is None:
             refuse(layout, model=self.model, job=self.job, machine=self.machine)
             ranks = memory(self.counts, layout)
-        return Estimate(layout, ranks, self.timeline.step(layout, ranks))
+        return Estimate(layout, ranks, step_seconds(self.units, layout, ranks, straggler=self.straggler))
 
     def step(self, layout: Layout) -> Step:
         """The full prediction as a ``Step``, the record that rehearsals and measurements share."""

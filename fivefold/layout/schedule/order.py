@@ -6,7 +6,7 @@ Computed once per table, so that ``play`` with any durations is one pass over si
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.layout.schedule.action import Kind, named
@@ -23,6 +23,11 @@ class Task(NamedTuple):
     kind: Kind
     stage: int
     backward_stage: int
+
+    def on_stages(self, stages: Sequence[int]) -> Task:
+        """Return the task with each of its stages replaced by the one that ``stages`` names for it."""
+        kind, stage, back = self
+        return Task(kind, stages[stage], stages[back] if back >= 0 else -1)
 
 
 class Order(NamedTuple):

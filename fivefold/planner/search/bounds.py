@@ -29,6 +29,8 @@ from fivefold.planner.search.shapes import (
     weights_after,
 )
 from fivefold.planner.search.space import Space
+from fivefold.planner.time.unit_overlap import reduces_beside_forward
+from fivefold.planner.time.update_time import elementwise_seconds
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
 PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
@@ -170,7 +172,7 @@ class Bounds:
                 )
                 slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
                 both = np.maximum(compute, beside) + stays
-                if self.planner.timeline.beside:
+                if self.planner.units.overlaps:
                     units = front + halves[:, 0], back + halves[:, 3]
                     longer, shorter = (
                         over(ahead, each(units[0], sent[0])) + over(behind, each(units[1], sent[1]))
@@ -199,10 +201,10 @@ class Bounds:
 
     def _exposed(self, sent: Floats, unit: Floats) -> Floats:
         """Of ``_each_way`` those seconds that a unit's own compute does not hide, and by which the others slow it."""
-        if not self.planner.timeline.beside:
+        if not self.planner.units.overlaps:
             return sent
         hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
-        return np.asarray(sent - (1 - self.planner.timeline.parallel.contention) * hidden)
+        return np.asarray(sent - (1 - self.planner.units.contention) * hidden)
 
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
@@ -214,12 +216,12 @@ class Bounds:
         if self.planner.job.stack.weights == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
         gathers, reduces, copies = (over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
-        if not self.planner.timeline.beside:
+        if not self.planner.units.overlaps:
             return gathers + reduces + copies
         first, last, each = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
         # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
         room = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
-        if self.planner.timeline.parallel.follows("embed"):
+        if reduces_beside_forward("embed", self.planner.job):
             room[:, 0] = np.inf
         often = self.estimates.each(candidates)[:, None]
         copies += np.where(often, np.minimum(each, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
@@ -229,7 +231,7 @@ class Bounds:
         if self.planner.job.stack.weights == "ahead":
             early = first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead)
         hidden = gathers + reduces - early - late
-        return np.asarray(early + late + copies + self.planner.timeline.parallel.contention * np.maximum(0.0, hidden))
+        return np.asarray(early + late + copies + self.planner.units.contention * np.maximum(0.0, hidden))
 
     def resting(self) -> Floats:
         """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.
@@ -274,5 +276,5 @@ def _update_slope(planner: Planner) -> float:
     if planner.machine.calibration is not None:
         return 0.0
     sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
-    small, large = (planner.timeline.update(Layout(), empty._replace(updated=size)) for size in sizes)
+    small, large = (elementwise_seconds(planner.units, Layout(), empty._replace(updated=size)) for size in sizes)
     return (large - small) / (sizes[1] - sizes[0]) * (1 - 1e-6)

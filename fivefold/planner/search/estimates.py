@@ -1,6 +1,6 @@
 """The planner's figures for many layouts at once, computed once for each distinct way to cut, place and shard a unit.
 
-    columns of integers → distinct keys → ``Counts``, ``Units``, ``Timeline`` → a vector over units → gathered by row
+    columns of integers → distinct keys → ``Counts``, ``Units`` → a vector over units → gathered by row
 
 The units are embedding, head, and each kind of block with and without recomputation, in the order of ``runs``.
 """
@@ -278,7 +278,7 @@ class Estimates(Tables):
         return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
 
     def between_stages(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (lateness, sending)] seconds of a message between stages, as in ``Timeline``."""
+        """[n, (lateness, sending)] seconds of a message between stages, as in ``StageSeconds``."""
         s = self.partials.take(candidates.partial)
         columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._hides[candidates.shape]]
         columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
@@ -302,7 +302,7 @@ class Estimates(Tables):
         columns += [*self._places(candidates, ("tp",)), *(dual * each for each in self._places(candidates, ("pp",)))]
 
         def make(layout: Layout, _: int) -> Floats:
-            found = [self.planner.timeline.data_parallel(layout, run.name) for run in self.runs]
+            found = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
             return np.array([(each.gather, each.reduce, each.copies) for each in found], float).T
 
         return self._table("parallel", candidates, columns, make)

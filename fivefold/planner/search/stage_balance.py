@@ -17,6 +17,7 @@ from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.incumbents import Incumbents
+from fivefold.planner.time.stage_time import stage_seconds
 
 MOVES = 16  # layers that may change their rank
 LOOKED_AT, TRIED = 60, 20  # of the best pipelines, those whose stages are weighed, and evened out
@@ -90,7 +91,7 @@ def _others(layout: Layout, planner: Planner) -> Iterator[Layout]:
 
 def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) -> list[float]:
     """Seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
-    stages = planner.timeline.durations(layout).stages
+    stages = stage_seconds(planner.units, layout).times
     return [sum(stages[stage].forward.seconds + stages[stage].whole.seconds for stage in mine) for mine in held]
 
 

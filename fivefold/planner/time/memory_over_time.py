@@ -94,7 +94,7 @@ class _Filler:
     def _shares(self, chunk: int) -> dict[str, float]:
         """Share of the stage's forward seconds at the middle of each unit, by its name."""
         runs = self.runs[chunk]
-        seconds = [self.planner.timeline.units.unit(self.layout, run).forward for run in runs]
+        seconds = [self.planner.units.unit(self.layout, run).forward for run in runs]
         whole = sum(each * run.times for each, run in zip(seconds, runs, strict=True))
         found: dict[str, float] = {}
         now = 0.0

@@ -1,20 +1,19 @@
-"""Seconds of a micro-batch through a unit and through a stage, with data parallelism's messages beside them.
+"""Seconds of a micro-batch through each stage of a layout: units add up, with data parallelism's messages beside them.
 
-unit_seconds → stage_seconds → ``durations.py``: the actions of a schedule → ``timeline.py``: the step
+``unit_overlap.py``: units → stage_seconds → ``action_time.py``: the actions of a schedule → ``timeline.py``: the step
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Run
 from fivefold.planner.counts.operations.local_shapes import part_of
-from fivefold.planner.time.data_parallel import DataParallel
 from fivefold.planner.time.network import MessageTime
+from fivefold.planner.time.unit_overlap import UnitSeconds, overlap_message, unit_seconds
 from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
@@ -43,72 +42,51 @@ class StageTime(NamedTuple):
     longest: tuple[float, str]  # seconds of the unit that takes most, and its longest operation
 
 
-class UnitSeconds(NamedTuple):
-    """Seconds of a micro-batch through one unit, with data parallelism's messages beside it; exposed ones by axis.
+class StageSeconds(NamedTuple):
+    """The stages of one layout, from which the seconds of its actions follow (``action_time.py``).
 
-    ``late``: exposed data parallelism of a whole backward; ``spare``: of its forward in which the link is free;
-    ``after``: the reduction that travels beside the next forward.
+    ``alike``: of each stage the first one with equal units, as fast. ``late``, ``sending``: seconds by which a message
+    between stages makes its receiver late, and those that it takes of its sender.
     """
 
-    forward: float
-    backward: float
-    whole: float
-    weight: float
-    fronts: list[tuple[str, float]]
-    backs: list[tuple[str, float]]
-    longest: str
-    late: float = 0.0
-    spare: float = 0.0
-    after: MessageTime | None = None
+    units: Units
+    layout: Layout
+    work: tuple[Work, ...]
+    unit_seconds: tuple[dict[Run, UnitSeconds], ...]  # by stage
+    times: tuple[StageTime, ...]
+    alike: tuple[int, ...]
+    late: float
+    sending: float
 
 
-def sends_beside_passes(parallel: DataParallel, layout: Layout) -> bool:
-    """Whether weights are gathered, or gradients reduced, beside the passes of each micro-batch."""
-    return not policy(layout, parallel.job).weights_stay or parallel.counts.reduces_each(layout)
+def stage_seconds(
+    units: Units, layout: Layout, *, straggler: Units | None = None, slow: Collection[int] = ()
+) -> StageSeconds:
+    """Return the seconds of one micro-batch through each stage; those in ``slow`` take the ``straggler``'s seconds."""
+    work, alike = units.counts.stage_work(layout), units.counts.alike_work(layout)
+    usual = unit_seconds(units, layout)
+    each, seconds = [units] * len(work), [usual] * len(work)
+    if straggler is not None and slow:
+        straggling, first = unit_seconds(straggler, layout), dict[tuple[int, bool], int]()
+        for stage in slow:
+            each[stage], seconds[stage] = straggler, straggling
+        alike = tuple([first.setdefault((like, stage in slow), stage) for stage, like in enumerate(alike)])
+    times = {stage: add_units(each[stage], work[stage], seconds[stage]) for stage in dict.fromkeys(alike)}
+    every = tuple([times[stage] for stage in alike])
+    return StageSeconds(units, layout, work, tuple(seconds), every, alike, *between_stages(units, layout))
 
 
-def unit_seconds(parallel: DataParallel, layout: Layout, run: Run, *, sends: bool) -> UnitSeconds:
-    """Seconds of one unit; ``sends``: what ``sends_beside_passes`` says of the layout."""
-    unit = parallel.units.unit(layout, run)
-    fronts, backs = _shown(unit.forward_exposed), _shown(unit.backward_exposed)
-    whole = unit.backward + unit.weight
-    alone = UnitSeconds(unit.forward, unit.backward, whole, unit.weight, fronts, backs, unit.longest)
-    return _with_messages(parallel, layout, run, alone) if sends else alone
-
-
-def _with_messages(parallel: DataParallel, layout: Layout, run: Run, alone: UnitSeconds) -> UnitSeconds:
-    """A unit whose weights are gathered, or gradients reduced, beside its passes."""
-    sent, (ahead, talk) = parallel.sent(layout, run.name), parallel.free(layout, run)
-    meanwhile = alone.forward + ahead
-    shown, slows = parallel.waits(sent.forward, meanwhile)
-    late, slowed = parallel.waits(sent.backward, alone.backward + talk)
-    later, slower = parallel.waits(sent.backward, alone.whole + talk)
-    return alone._replace(
-        forward=alone.forward + slows,
-        backward=alone.backward + slowed,
-        whole=alone.whole + slower,
-        fronts=[*alone.fronts, ("dp", shown)],
-        backs=[*alone.backs, ("dp", late)],
-        late=later,
-        spare=max(0.0, meanwhile - sent.forward.seconds),
-        after=sent.following if parallel.follows(run.name) else None,
-    )
-
-
-def stage_seconds(parallel: DataParallel, work: Work, unit_time: Callable[[Run], UnitSeconds]) -> StageTime:
-    """Seconds of one micro-batch through one stage, with nothing of another micro-batch beside it.
-
-    ``unit_time``: what ``unit_seconds`` says of each unit.
-    """
+def add_units(units: Units, work: Work, seconds: Mapping[Run, UnitSeconds]) -> StageTime:
+    """Return the seconds of one micro-batch through one stage, with nothing of another micro-batch beside it."""
     forward = backward = whole = weight = late = spare = 0.0  # spare: seconds of the next forward
     fronts, backs = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
     longest, after = (0.0, ""), MessageTime(0.0, 0.0)  # after: the reduction that travels beside the next forward
     for run, times in work:
-        unit = unit_time(run)
-        for axis, seconds in unit.fronts:
-            fronts[axis] = fronts.get(axis, 0.0) + times * seconds
-        for axis, seconds in unit.backs:
-            backs[axis] = backs.get(axis, 0.0) + times * seconds
+        unit = seconds[run]
+        for axis, exposed in unit.fronts:
+            fronts[axis] = fronts.get(axis, 0.0) + times * exposed
+        for axis, exposed in unit.backs:
+            backs[axis] = backs.get(axis, 0.0) + times * exposed
         late += times * unit.late
         spare += times * unit.spare
         after = unit.after or after
@@ -118,9 +96,9 @@ def stage_seconds(parallel: DataParallel, work: Work, unit_time: Callable[[Run],
         weight += times * unit.weight
         span = times * (unit.forward + unit.whole)
         if span > longest[0]:
-            longest = span, unit.longest
+            longest = span, unit.time.longest
     if after.seconds:
-        shown, slows = parallel.waits(after, spare)
+        shown, slows = overlap_message(units, after, spare)
         backs["dp"], late = backs["dp"] + shown, late + shown
         backward, whole = backward + slows, whole + slows
     later = backs | {"dp": late}
@@ -143,11 +121,6 @@ def _hop(units: Units, layout: Layout) -> MessageTime:
         return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
     sent = network.seconds("p2p", size // layout.tp, pp)
     return MessageTime(sent + network.seconds("all_gather", size, group(layout, "tp")), 0.0)
-
-
-def _shown(exposed: tuple[float, ...]) -> list[tuple[str, float]]:
-    """Exposed seconds in the order of ``AXES`` by axis, where there are any."""
-    return [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds] if any(exposed) else []
 
 
 def add_up(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:

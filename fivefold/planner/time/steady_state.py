@@ -9,7 +9,7 @@ periodic once the slowest rank sets the pace.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,8 +22,8 @@ from fivefold.layout.spec import Layout
 
 
 class Extrapolated(NamedTuple):
-    """Per pipeline rank: seconds at its end, seconds busy, how often it runs each of ``some`` tasks, by index, the
-    stages it holds, and the first rank with equal ones.
+    """Per pipeline rank: seconds at its end, seconds busy, how often it runs each of ``distinct_tasks``, by
+    index, the stages it holds, and the first rank with equal ones.
     """
 
     ends: list[float]
@@ -31,7 +31,6 @@ class Extrapolated(NamedTuple):
     tasks: tuple[tuple[tuple[int, int], ...], ...]
     held: tuple[tuple[int, ...], ...]
     like: tuple[int, ...]
-    some: tuple[Task, ...]
 
 
 class AlikeTasks(NamedTuple):
@@ -58,18 +57,21 @@ class Rounds(NamedTuple):
     whole: list[Mapping[Task, int]]
 
 
+def distinct_tasks(layout: Layout, micro_batches: int, alike: tuple[int, ...]) -> tuple[Task, ...]:
+    """Return one task of each that take equally long; ``alike``: of each stage the first one that is as fast."""
+    return alike_tasks(layout.schedule, layout.pp, layout.v, micro_batches, alike).some
+
+
 def extrapolate(
-    layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float,
-    alike: tuple[int, ...] | None = None,
+    layout: Layout, micro_batches: int, *, seconds: Sequence[float], hop: float, alike: tuple[int, ...]
 ) -> Extrapolated:  # fmt: skip
-    """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message;
-    ``alike``: of each stage the first one whose tasks take as long, None if each has its own.
+    """Return ends and work of the layout's schedule, with the ``seconds`` of its ``distinct_tasks`` and ``hop`` seconds
+    per message.
     """
-    shape = layout.schedule, layout.pp, layout.v, micro_batches
-    asked = *shape, tuple(range(layout.pp * layout.v)) if alike is None else alike
-    found, tables = alike_tasks(*asked), rounds_of(*shape).tables
-    ends, busy = _played(*asked, tuple(map(seconds, found.some)), hop)
-    return Extrapolated(ends, busy, found.whole, tables[0][0].rank_stages, found.like, found.some)
+    asked = layout.schedule, layout.pp, layout.v, micro_batches, alike
+    found, tables = alike_tasks(*asked), rounds_of(*asked[:4]).tables
+    ends, busy = _played(*asked, tuple(seconds), hop)
+    return Extrapolated(ends, busy, found.whole, tables[0][0].rank_stages, found.like)
 
 
 @lru_cache(maxsize=1024)
@@ -81,7 +83,7 @@ def alike_tasks(
     numbers: dict[Task, int] = {}
     some: list[Task] = []
     for task in tasks:
-        same = Task(task.kind, alike[task.stage], alike[task.backward_stage] if task.backward_stage >= 0 else -1)
+        same = task.on_stages(alike)
         if numbers.setdefault(same, len(some)) == len(some):
             some.append(same)
         numbers[task] = numbers[same]

@@ -5,7 +5,7 @@ by what the unit computes, where its groups lie, and how many ranks share a cali
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from fivefold.layout.mesh import Group, group
@@ -17,6 +17,12 @@ from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time.compute import OpTime, Prices
 from fivefold.planner.time.constants import PUBLISHED, Constants
+from fivefold.planner.time.gather_reduce import (
+    GatherReduceKey,
+    GatherReduceTime,
+    gather_reduce_key,
+    gather_reduce_seconds,
+)
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.profiled import Profiled
 from fivefold.planner.time.unit_time import AXES, UnitKernels, UnitTime, UnitTimer, unit_kernels
@@ -34,25 +40,39 @@ class Nearest(NamedTuple):
     backward_sent: tuple[float, ...]
 
 
+class Placement(NamedTuple):
+    """What of a layout the seconds of its units depend on."""
+
+    part: Part
+    groups: tuple[Group, ...]  # of ``AXES``, without those of experts where there are none
+    ranks: int  # that share a calibrated machine; elsewhere 1
+    gather_reduce: GatherReduceKey
+
+
+UnitKey = tuple[Part, Name, tuple[Group, ...], int, str]  # the last: of a unit measured within a step
+WRITES, GRADIENTS = Op._fields.index("writes"), Op._fields.index("gradients")
+
+
 class Units:
-    """Seconds of the units of one model, job and machine by layout, computed once each."""
+    """The time model of one model, job and machine: seconds of units by layout, computed once each."""
 
     def __init__(self, counts: Counts, machine: Machine, constants: Constants = PUBLISHED) -> None:
         self.counts, self.machine, self.job, self.constants = counts, machine, counts.job, constants
         self.network = Network(machine, constants)
         known = machine.calibration is not None and bool(machine.calibration.units)
         self.profiled = Profiled(counts, machine) if known else None
+        self.overlaps = "dp" in self.job.stack.overlap and machine.overlaps  # data parallelism's messages and compute
+        # the share of overlapped seconds by which compute slows; where messages are not NCCL's, what is busy is exposed
+        self.contention = constants.hidden_message_slowdown if machine.backend == "nccl" else 0.0
+        self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
         self._prices: dict[int, Prices] = {}
+        self._placements: Cache[Layout, Placement] = Cache()
         self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = Cache()
         self._anywhere: Cache[tuple[Part, Name, int], UnitKernels] = Cache()
-        self._priced: Cache[tuple[int, int], tuple[Op, OpTime]] = Cache(PRICED)
-        self._units: Cache[tuple[object, ...], UnitTime] = Cache(CACHED)
+        self._priced: Cache[tuple[Hashable, ...], OpTime] = Cache(PRICED)
+        self._units: Cache[UnitKey, UnitTime] = Cache(CACHED)
         self._nearest: Cache[tuple[Part, Name], Nearest] = Cache(CACHED)
-        self._layout, self._part = Layout(), part_of(Layout())
-        self._places: tuple[Group, ...] = ()
-        self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
-        self._ranks = 1
-        self._here: dict[Run, UnitTime] = {}  # of the layout last asked for
+        self._gather_reduces: Cache[tuple[GatherReduceKey, Name, bool], GatherReduceTime] = Cache(CACHED)
 
     def prices(self, layout: Layout) -> Prices:
         """Costs of operations; on a calibrated machine they depend on how many processes share it."""
@@ -63,25 +83,36 @@ class Units:
             self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.job, constants=self.constants)
         return self._prices[ranks]
 
+    def _placement(self, layout: Layout) -> Placement:
+        found = self._placements.get(layout)
+        if found is None:
+            found = self._placements[layout] = Placement(
+                part_of(layout),
+                tuple([group(layout, axis) for axis in self._axes]),
+                layout.world if self.machine.calibration else 1,
+                gather_reduce_key(self.counts, layout),
+            )
+        return found
+
     def unit(self, layout: Layout, run: Run) -> UnitTime:
         """Seconds of one unit of a run."""
-        if layout is not self._layout:  # callers ask for all units of one layout in a row
-            self._here = {}
-            self._ranks = layout.world if self.machine.calibration else 1
-            self._layout, self._part = layout, part_of(layout)
-            self._places = tuple([group(layout, axis) for axis in self._axes])
-        here = self._here.get(run)
-        if here is not None:
-            return here
-        part = run_part(self._part, run)
-        key: tuple[object, ...] = (part, run.name, places_of(run, self._places), self._ranks)
-        if self.profiled is not None:
-            key = *key, self.profiled.unit_key(layout, run)
+        place = self._placement(layout)
+        part = run_part(place.part, run)
+        measured = "" if self.profiled is None else self.profiled.unit_key(layout, run)
+        key = part, run.name, places_of(run, place.groups), place.ranks, measured
         found = self._units.get(key)
         if found is None:
-            found = self._timer(part, run, lambda axis: group(layout, axis), ranks=self._ranks).read()
+            found = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).read()
             found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
-        self._here[run] = found
+        return found
+
+    def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
+        """Seconds of one unit's messages of data parallelism, each sent once."""
+        key = self._placement(layout).gather_reduce, name, self.counts.reduces_each(layout, name)
+        found = self._gather_reduces.get(key)
+        if found is None:
+            found = gather_reduce_seconds(self.counts, self.network, self.constants, layout, name)
+            self._gather_reduces[key] = found
         return found
 
     def nearest(self, part: Part, run: Run) -> Nearest:
@@ -111,12 +142,12 @@ class Units:
         return found
 
     def _price(self, op: Op, *, heads: int, ranks: int) -> OpTime:
-        """Seconds of one operation; of one that several units share, computed once."""
-        key = id(op), ranks
-        known = self._priced.get(key)
-        if known is None or known[0] is not op:  # of which there may be another by now
-            known = self._priced[key] = op, self._prices_of(ranks).operation(op, heads=heads)
-        return known[1]
+        """Seconds of one operation; of equal ones of several units, computed once."""
+        key = *_values_of(op), heads, ranks
+        found = self._priced.get(key)
+        if found is None:
+            found = self._priced[key] = self._prices_of(ranks).operation(op, heads=heads)
+        return found
 
     def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
         key = part, run.name, ranks
@@ -144,6 +175,12 @@ def _nearest(part: Part) -> Callable[[str], Group]:
     """The group of each axis, were its ranks next to one another."""
     sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
     return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
+
+
+def _values_of(op: Op) -> tuple[Hashable, ...]:
+    """Return all that tells operations apart, by value."""
+    tensors, gradients = tuple(op.writes.items()), tuple((op.gradients or {}).items())
+    return op[:WRITES], tensors, op[WRITES + 1 : GRADIENTS], gradients, op[GRADIENTS + 1 :]
 
 
 def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:

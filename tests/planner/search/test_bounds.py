@@ -100,7 +100,7 @@ def test_what_hidden_messages_slow_is_in_the_bound() -> None:
     seconds, _ = Bounds(planner, space, space.partials).seconds(candidates)
     for at, bound in enumerate(seconds):
         assert bound <= planner.estimate(space.layout(space.partials, candidates, at)).step_time.seconds
-    planner.timeline.parallel.contention = 0.0
+    planner.units.contention = 0.0
     free, _ = Bounds(planner, space, space.partials).seconds(candidates)
     assert (seconds > 1.01 * free).all()
     assert len(seconds) > 1

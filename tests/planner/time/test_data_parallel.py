@@ -13,8 +13,10 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import PUBLISHED
-from fivefold.planner.time.data_parallel import _hidden
+from fivefold.planner.time.data_parallel import _hidden, end_seconds
 from fivefold.planner.time.network import MessageTime
+from fivefold.planner.time.stage_time import stage_seconds
+from fivefold.planner.time.unit_overlap import unit_seconds
 from fivefold.stack.catalog import named as named_stack
 
 JOB = Job(sequence=2048, global_batch=64, graphs="full")
@@ -27,12 +29,12 @@ def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
 def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
     """One sequence a rank on slow links: the last backward has no room left beside ZeRO-3's gathers."""
     plan, layout = planner(JOB.replace(sequence=1024)), Layout.parse("dp64 zero3")  # one micro-batch
-    trips = {run.name: plan.timeline.data_parallel(layout, run.name) for run, _ in plan.counts.stage_work(layout)[0]}
+    trips = {run.name: plan.units.gather_reduce(layout, run.name) for run, _ in plan.counts.stage_work(layout)[0]}
     units = {run.name: plan.units.unit(layout, run) for run, _ in plan.counts.stage_work(layout)[0]}
     (block,) = set(units) - {"embed", "head"}
     gather, backward = trips[block].gather, units[block].backward + units[block].weight
     assert max(gather, trips[block].reduce) < 1.5 * backward < 1.5 * (gather + trips[block].reduce)
-    ends = plan.timeline.parallel.ends(layout, (0,))
+    ends = end_seconds(plan.units, layout, (0,), unit_seconds(plan.units, layout))
     reduce = 32 * trips[block].reduce + trips["head"].reduce
     room = max(0.0, backward - gather)  # of a block for the reduction of the unit behind it; the embedding has its own
     hidden = 31 * min(trips[block].reduce, room) + min(trips["head"].reduce, room)
@@ -47,9 +49,7 @@ def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
     once, each = (planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).step_time.exposed["dp"]
                   for how in ("step", "micro_batch"))  # fmt: skip
     plan = planner()
-    reduce = sum(
-        n * plan.timeline.data_parallel(layout, run.name).reduce for run, n in plan.counts.stage_work(layout)[0]
-    )
+    reduce = sum(n * plan.units.gather_reduce(layout, run.name).reduce for run, n in plan.counts.stage_work(layout)[0])
     assert each - once == pytest.approx((8 - 1) * reduce, rel=1e-9)
 
 
@@ -59,14 +59,14 @@ def test_the_last_reduction_hides_behind_nothing() -> None:
     for stack in ("fivefold", "fsdp2"):
         plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch", shards="within")))
         runs = [run for run, times in plan.counts.stage_work(layout)[0] for _ in range(times)]
-        gathers = [plan.timeline.data_parallel(layout, run.name).gather for run in runs]
+        gathers = [plan.units.gather_reduce(layout, run.name).gather for run in runs]
         units = [plan.units.unit(layout, run) for run in runs]
-        last = plan.timeline.data_parallel(layout, runs[0].name).reduce
+        last = plan.units.gather_reduce(layout, runs[0].name).reduce
         if stack == "fsdp2":  # which waits for it after every backward
             last = min(last, units[0].backward + units[0].weight)
         late = sum(max(0.0, gather - unit.forward) for gather, unit in zip(gathers[1:], units, strict=False))
         assert late > 0  # the first block's: looking tokens up hides nothing
-        exposed = plan.timeline.parallel.ends(layout, (0,)).exposed
+        exposed = end_seconds(plan.units, layout, (0,), unit_seconds(plan.units, layout)).exposed
         assert exposed == pytest.approx(last + gathers[0] + late, rel=1e-9)
 
 
@@ -74,9 +74,9 @@ def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
     """In our engine, where that has room; the others beside the backward of another unit, or not at all."""
     plan = planner(JOB.replace(reduce="micro_batch"))
     layout = Layout.parse("dp8 zero2")
-    stage = plan.timeline.durations(layout).stages[0]
+    stage = stage_seconds(plan.units, layout).times[0]
     units = {run.name: (plan.units.unit(layout, run), times) for run, times in plan.counts.stage_work(layout)[0]}
-    reduce = {name: plan.timeline.data_parallel(layout, name).reduce for name in units}
+    reduce = {name: plan.units.gather_reduce(layout, name).reduce for name in units}
     assert reduce["embed"] < sum(times * unit.forward for unit, times in units.values())
     late = sum(
         times * max(0.0, reduce[name] - unit.backward - unit.weight)
@@ -89,9 +89,9 @@ def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
 def test_what_is_summed_over_tp_depends_on_whether_the_stream_is_cut() -> None:
     """Whatever was asked first: norms see all rows without sequence parallelism."""
     plain, cut = Layout.parse("dp4 tp2 zero1 nosp"), Layout.parse("dp4 tp2 zero1")
-    found = [[planner().timeline.data_parallel(each, "head").copies for each in (plain, cut)]]
+    found = [[planner().units.gather_reduce(each, "head").copies for each in (plain, cut)]]
     again = planner()
-    found.append([again.timeline.data_parallel(each, "head").copies for each in (plain, cut)])
+    found.append([again.units.gather_reduce(each, "head").copies for each in (plain, cut)])
     assert found[0] == found[1]
     assert found[0][0] == 0 < found[0][1]
 

@@ -14,6 +14,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
+from fivefold.planner.time.action_time import action_costs
+from fivefold.planner.time.stage_time import stage_seconds
 
 MODEL = Model(name="small", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=1024)
 JOB = Job(sequence=256, global_batch=8)
@@ -74,7 +76,7 @@ def test_one_reduction_is_under_way_at_a_time() -> None:
     planner = Planner(model=MODEL, machine=hosts(3e8), job=JOB)
     layout = Layout.parse("dp2 mbs4")
     runs = [run for run, times in planner.counts.stage_work(layout)[0] for _ in range(times)]
-    reduces = [planner.timeline.data_parallel(layout, run.name).reduce for run in runs]
+    reduces = [planner.units.gather_reduce(layout, run.name).reduce for run in runs]
     backwards = [unit.backward + unit.weight for unit in (planner.units.unit(layout, run) for run in runs)]
     shown = reduces[0] + sum(max(0.0, late - room) for room, late in zip(backwards, reduces[1:], strict=False))
     assert planner.estimate(layout).step_time.exposed["dp"] == pytest.approx(shown, rel=1e-3)
@@ -94,6 +96,8 @@ def test_a_slower_link_is_never_quicker(layout: str) -> None:
 def test_a_pair_runs_one_after_the_other_on_a_cpu() -> None:
     """An FB of DualPipeV, whose halves no stream runs side by side, however much its messages could hide."""
     planner = Planner(model=MODEL, machine=hosts(1e9), job=JOB)
-    cost = planner.timeline.durations(Layout.parse("pp2 v2 dualpipev mbs1")).cost
-    apart = cost(Task("F", 1, -1)).seconds + cost(Task("BW", 2, -1)).seconds
-    assert cost(Task("FB", 1, 2)).seconds == pytest.approx(apart, rel=1e-9)
+    tasks = Task("F", 1, -1), Task("BW", 2, -1), Task("FB", 1, 2)
+    costs = action_costs(stage_seconds(planner.units, Layout.parse("pp2 v2 dualpipev mbs1")), tasks)
+    forward, backward, both = (costs[task].seconds for task in tasks)
+    apart = forward + backward
+    assert both == pytest.approx(apart, rel=1e-9)

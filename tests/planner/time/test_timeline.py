@@ -15,8 +15,10 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.planner.predict import Planner
+from fivefold.planner.time.action_time import action_costs, pass_seconds
 from fivefold.planner.time.constants import PUBLISHED
-from fivefold.planner.time.steady_state import extrapolate
+from fivefold.planner.time.stage_time import StageSeconds, stage_seconds
+from fivefold.planner.time.steady_state import Extrapolated, distinct_tasks, extrapolate
 from fivefold.planner.time.unit_time import AXES
 from fivefold.record import Mistake
 
@@ -62,6 +64,16 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
     assert step_time.bound_by
 
 
+def extrapolated(layout, count, duration, *, hop: float, alike) -> Extrapolated:
+    tasks = distinct_tasks(layout, count, tuple(alike))
+    return extrapolate(layout, count, seconds=list(map(duration, tasks)), hop=hop, alike=tuple(alike))
+
+
+def costs_of(stages: StageSeconds, *tasks: Task) -> list:
+    costs = action_costs(stages, tasks)
+    return [costs[task] for task in tasks]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(["1f1b", "interleaved", "gpipe", "zb1p", "zb2p", "zbv", "dualpipev"]),
@@ -81,7 +93,7 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
 
     table = schedule(name, pp=pp, v=v, micro_batches=count)
     whole = play_table.play(table, seconds=duration, hop_seconds=lambda *_: hop)
-    found = extrapolate(layout, count, seconds=duration, hop=hop)
+    found = extrapolated(layout, count, duration, hop=hop, alike=range(pp * v))
     # A schedule whose pace is set late is not periodic yet where it is cut.
     assert max(found.ends) == pytest.approx(whole.seconds, rel=0.02)
     assert found.busy == pytest.approx(whole.busy, rel=1e-9)
@@ -107,9 +119,9 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
         back = seconds[kinds[task.backward_stage]] if task.backward_stage >= 0 else 0.0
         return {"F": 1, "B": 1, "W": 0.7, "BW": 1.7, "FB": 1}[task.kind] * seconds[kinds[task.stage]] + 1.7 * back
 
-    each = extrapolate(layout, count, seconds=duration, hop=0.1)
+    each = extrapolated(layout, count, duration, hop=0.1, alike=range(pp * v))
     alone, alike = len(asked), tuple(map(kinds.index, kinds))
-    found = extrapolate(layout, count, seconds=duration, hop=0.1, alike=alike)
+    found = extrapolated(layout, count, duration, hop=0.1, alike=alike)
     assert found.ends == pytest.approx(each.ends, rel=1e-12)
     assert found.busy == pytest.approx(each.busy, rel=1e-12)
     assert len(asked) - alone <= alone
@@ -158,14 +170,12 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
 def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(text, overlap):
     job = JOB.replace(overlap=overlap, global_batch=256, graphs="full")
     layout, plan = Layout.parse(text), planner(job, model="qwen3-30b-a3b", machine="h800:256")
-    durations, stages = plan.timeline.durations(layout), range(layout.pp * layout.v)
-    for other in stages:
-        both, forward, backward = (
-            durations.cost(Task(*task)) for task in (("FB", 1, other), ("F", 1, -1), ("BW", other, -1))
-        )
-        one, two = durations.pass_time(1, back=False), durations.pass_time(other, back=True)
+    stages = stage_seconds(plan.units, layout)
+    for other in range(layout.pp * layout.v):
+        both, forward, backward = costs_of(stages, Task("FB", 1, other), Task("F", 1, -1), Task("BW", other, -1))
+        one, two = pass_seconds(stages, 1, back=False), pass_seconds(stages, other, back=True)
         talk, compute = sum((*one.beside.values(), *two.beside.values())), one.compute + two.compute
-        stays = sum((*one.stays.values(), *two.stays.values())) + 2 * durations.sending
+        stays = sum((*one.stays.values(), *two.stays.values())) + 2 * stages.sending
         assert both.seconds >= (max(talk, compute) + stays) * (1 - 1e-9)
         assert both.seconds >= (one.gathered + two.gathered) * (1 - 1e-9)  # of ZeRO-3, unit by unit
         hidden = talk + one.gathers + two.gathers + stays - sum(both.exposed.values())
@@ -186,9 +196,7 @@ def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
                      for axes in (("dp", "pp"), ("dp", "ep", "pp")))  # fmt: skip
     flat = planner(JOB.replace(overlap=("dp", "pp"), graphs="full"), **known)
     layout = Layout.parse(text)
-    durations = flat.timeline.durations(layout)
-    fb = durations.cost(Task("FB", 1, 2))
-    apart = [durations.cost(Task("F", 1, -1)), durations.cost(Task("BW", 2, -1))]
+    fb, *apart = costs_of(stage_seconds(flat.units, layout), Task("FB", 1, 2), Task("F", 1, -1), Task("BW", 2, -1))
     assert fb.exposed["ep"] == pytest.approx(sum(each.exposed["ep"] for each in apart), rel=1e-9)
     assert hidden.exposed.get("ep", 0.0) < 0.5 * shown.exposed["ep"]
     assert hidden.seconds < shown.seconds
@@ -204,10 +212,11 @@ def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
         planner(JOB.replace(global_batch=256, overlap=("dp", "cp"))),
         Layout.parse(f"dp4 tp2 cp2 pp4 zero{zero} {name}"),
     )
-    step_time, durations = plan.estimate(layout).step_time, plan.timeline.durations(layout)
+    step_time, stages = plan.estimate(layout).step_time, stage_seconds(plan.units, layout)
     table = schedule(layout.schedule, pp=4, v=layout.v, micro_batches=64)
     rows = [
-        [durations.cost(Task(action.kind, action.stage, action.backward_stage)) for action in row] for row in table.rows
+        costs_of(stages, *(Task(action.kind, action.stage, action.backward_stage) for action in row))
+        for row in table.rows
     ]
     sums = [{axis: sum(cost.exposed.get(axis, 0.0) for cost in row) for axis in ("tp", "cp", "pp")} for row in rows]
     assert (

@@ -1,0 +1,107 @@
+"""Seconds of the actions of one layout: what an F, B, W, BW or FB of each stage takes.
+
+Compute and a message that overlap take as long as the longer one, and the hidden part slows compute
+(``Constants.hidden_message_slowdown``). Under FB (DualPipe) it is the longer of
+max(compute of both, all their messages)  and  Σ over units max(compute, gather).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fivefold.layout.schedule.order import Task
+from fivefold.planner.time.stage_time import Cost, StageSeconds, add_up
+from fivefold.planner.time.unit_time import AXES
+
+
+class PassTime(NamedTuple):
+    """Seconds of one micro-batch through one stage in one direction, as a half of an FB needs them."""
+
+    compute: float
+    stays: dict[str, float]  # exposed messages of axes that do not overlap, by axis
+    beside: dict[str, float]  # all messages of axes that overlap, hidden or not, by axis
+    hidden: float  # the part of ``beside`` that is hidden within the pass, for which ``compute`` is slowed already
+    gathers: float  # ZeRO-3's gathers, and reductions where they follow every backward
+    gathered: float  # Σ over units max(work, those messages)
+    meanwhile: float  # Σ over units min(work, those messages)
+
+
+def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Cost]:
+    """Return what each action takes: the single place that says so; of stages with equal units, computed once."""
+    passes: dict[tuple[int, bool], PassTime] = {}
+    costs: dict[Task, Cost] = {}
+
+    def timed(stage: int, *, back: bool) -> PassTime:
+        if (stage, back) not in passes:
+            passes[stage, back] = pass_seconds(stages, stage, back=back)
+        return passes[stage, back]
+
+    def cost(task: Task) -> Cost:
+        kind, time = task.kind, stages.times[task.stage]
+        if kind == "W":
+            return Cost(time.weight, {})
+        if kind != "FB":
+            return _with_sends(stages, time.forward if kind == "F" else time.backward if kind == "B" else time.whole)
+        if stages.units.machine.backend == "gloo":  # one after the other
+            both = Cost(*add_up([(time.forward, 1), (stages.times[task.backward_stage].whole, 1)]))
+        else:
+            both = _paired(stages, timed(task.stage, back=False), timed(task.backward_stage, back=True))
+        return _with_sends(stages, both, hops=2)
+
+    found: dict[Task, Cost] = {}
+    for task in tasks:
+        like = task.on_stages(stages.alike)
+        if like not in costs:
+            costs[like] = cost(like)
+        found[task] = costs[like]
+    return found
+
+
+def _with_sends(stages: StageSeconds, cost: Cost, hops: int = 1) -> Cost:
+    return cost._replace(exposed={**cost.exposed, "pp": hops * stages.sending}) if stages.sending else cost
+
+
+def pass_seconds(stages: StageSeconds, stage: int, *, back: bool) -> PassTime:
+    """Return the seconds of one direction of a stage, as a half of an FB."""
+    compute = hidden = gathers = gathered = meanwhile = 0.0
+    stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+    overlap = stages.units.job.stack.overlap
+    for run, times in stages.work[stage]:
+        unit, sent = stages.unit_seconds[stage][run].time, stages.unit_seconds[stage][run].messages
+        ours = unit.backward + unit.weight if back else unit.forward
+        shown, whole = unit.backward_exposed, unit.backward_apart
+        if not back:
+            shown, whole = unit.forward_exposed, unit.forward_apart
+        work = ours
+        for axis, some, every in zip(AXES, shown, whole, strict=True):
+            if axis in overlap:
+                beside[axis] += times * every
+                hidden += times * max(0.0, every - some)
+            else:
+                stays[axis] += times * some
+                work += some
+        message = (sent.backward if back else sent.forward).seconds
+        compute += times * ours
+        gathers += times * message
+        gathered += times * max(work, message)
+        meanwhile += times * min(work, message)
+    return PassTime(compute, stays, beside, hidden, gathers, gathered, meanwhile)
+
+
+def _paired(stages: StageSeconds, one: PassTime, other: PassTime) -> Cost:
+    """Return the cost of an FB: a forward of one stage overlapped with a backward of another."""
+    compute = one.compute + other.compute
+    exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
+    overlapping = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
+    messages = sum(overlapping.values())
+    work = max(compute, messages) + sum(exposed.values())
+    slowed = max(0.0, min(compute, messages) - one.hidden - other.hidden)
+    if messages > compute:
+        exposed = {axis: exposed[axis] + overlapping[axis] * (1 - compute / messages) for axis in AXES}
+    if stages.units.overlaps:
+        exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
+        slowed += one.meanwhile + other.meanwhile
+    else:
+        exposed["dp"] = one.gathers + other.gathers
+    return Cost(compute + stages.units.constants.hidden_message_slowdown * slowed, exposed)
