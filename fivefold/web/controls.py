@@ -50,6 +50,7 @@ HELP = {
     "zero": ("ZeRO", "what is sharded over data parallel ranks: 1 optimizer, 2 gradients too, 3 weights too"),
     "mbs": ("micro-batch", "sequences that go through the model at once"),
     "ac": ("recompute", "activations that are not kept but computed again in the backward"),
+    "offload": ("offload", "what is kept in host memory instead of on the GPU"),
     "cp_kind": ("context by", "ring: keys and values go round; ulysses: heads are exchanged for tokens"),
     "sp": ("sequence parallel", "norms and streams are split over tp too"),
 }
@@ -64,7 +65,7 @@ def controls(noun: Noun, layout: Layout) -> list[Control]:
 def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
     """The choices of one word."""
     for value in _values(noun, layout, field):
-        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        text = _text(value)
         try:
             other = changed(noun, layout, **{field: value})
         except Mistake as mistake:
@@ -72,6 +73,13 @@ def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
             continue
         why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), "")
         yield Option(text, str(other), getattr(layout, field) == value, why)
+
+
+def _text(value: object) -> str:
+    """Return a value of a field as a page shows it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
 def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
@@ -131,6 +139,8 @@ def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
     if field == "ac":
         some = ["full@1"] if layout.pp > 1 else []
         return [*dict.fromkeys(["none", "selective", "norm+act", *some, "full", now])]
+    if field == "offload":
+        return [(), ("optimizer",), ("activations",), ("optimizer", "activations")]
     if field == "schedule":
         return list(SCHEDULES) if layout.pp > 1 else []
     if field in ("cp_kind", "sp"):

@@ -55,6 +55,15 @@ def test_the_reason_is_the_rule_with_its_numbers() -> None:
     assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
 
 
+def test_offload_is_a_control() -> None:
+    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
+    row = next(row for row in controls(noun, now) if row.word == "offload")
+    chosen = {option.text: option.chosen for option in row.options}
+    assert chosen == {"none": False, "optimizer": True, "activations": False, "optimizer+activations": False}
+    assert row.options[0].layout == "dp8 zero3 mbs1"
+    assert "offload=optimizer+activations" in row.options[3].layout
+
+
 def test_a_larger_machine_is_used_whole() -> None:
     noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
     assert sizes(noun, now) == [

@@ -67,6 +67,16 @@ def files_below(folder: Folder) -> list[str]:
     return [name for name in names if not any(part.startswith(".") for part in Path(name).parts)][:200]
 
 
+def describe_question(rows: Sequence[Row]) -> str:
+    """Return in one line what the rows have in common, and how many values there are of what they have not."""
+    parts = []
+    for name in ("model", "machine", "ranks", "sequence", "batch", "precision", "stack"):
+        values = list(dict.fromkeys(str(getattr(row, name)) for row in rows))
+        if values:
+            parts.append(f"{name} {values[0]}" if len(values) == 1 else f"{name}: {len(values)} values")
+    return " · ".join(parts)
+
+
 def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
     """The rows and their pictures."""
     rows = read(site.folder.path(asked.file))
@@ -74,7 +84,7 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
     fitting = [row for row in known if row.status == "fits"]
     best = sorted(fitting, key=lambda row: -(row.mfu_causal or 0.0))
     return {
-        "rows": rows, "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
+        "rows": rows, "question": describe_question(rows), "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
         "points": points(best, known) if known else "",
         "heat": heat.table(cells(fitting, asked), show=lambda size: worded(asked.value, size),
                            less=asked.value in ("step_seconds", "peak_bytes")) if fitting else None,
