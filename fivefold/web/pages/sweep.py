@@ -84,7 +84,8 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
     fitting = [row for row in known if row.status == "fits"]
     best = sorted(fitting, key=lambda row: -(row.mfu_causal or 0.0))
     return {
-        "rows": rows, "question": describe_question(rows), "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
+        "rows": rows, "question": describe_question(rows),
+        "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
         "points": points(best, known) if known else "",
         "heat": heat.table(cells(fitting, asked), show=lambda size: worded(asked.value, size),
                            less=asked.value in ("step_seconds", "peak_bytes")) if fitting else None,
