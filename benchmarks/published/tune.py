@@ -16,7 +16,7 @@ from fivefold.job import Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.time.timeline import step_seconds
 from fivefold.planner.time.units import Units
 

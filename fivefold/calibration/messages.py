@@ -23,7 +23,7 @@ from torch import Tensor
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Collective, CollectivePoint
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.rank_memory import table_of
+from fivefold.planner.counts.memory.peak import table_of
 from fivefold.planner.counts.traffic import messages
 from fivefold.record import Record
 

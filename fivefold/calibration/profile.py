@@ -25,7 +25,7 @@ from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoint
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Run
-from fivefold.planner.counts.memory.rank_memory import memory
+from fivefold.planner.counts.memory.peak import memory
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner, planner
 from fivefold.planner.time.profiled import Profiled, beside

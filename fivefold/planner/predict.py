@@ -22,7 +22,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.allocator import AllocatorTotals, allocator_totals
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.counts.memory.liveness import kept_bytes
-from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants

@@ -8,7 +8,7 @@ from typing import Any
 
 from fivefold.machine.datacenter import Site
 from fivefold.planner import questions
-from fivefold.planner.counts.memory.rank_memory import memory, over_time
+from fivefold.planner.counts.memory.peak import memory, over_time
 from fivefold.planner.predict import planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search

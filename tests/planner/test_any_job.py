@@ -17,8 +17,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import named
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.backward import Sums
-from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.counts.memory.liveness import Sums
+from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes

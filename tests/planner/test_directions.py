@@ -18,7 +18,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
-from fivefold.planner.counts.memory.rank_memory import RankMemory
+from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.traffic import per_step
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.record import Mistake

@@ -7,9 +7,7 @@ Layers of one kind share their operations, profile and states. A stage is a sequ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.sharding import Unit as Sharded
@@ -18,9 +16,19 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
-from fivefold.planner.counts.cache import Cache
-from fivefold.planner.counts.memory.backward import NO_WAITS, Sums, Waits
-from fivefold.planner.counts.memory.liveness import Profile, SplitProfile, play, play_graph, play_split
+from fivefold.planner.counts.cache import Cache, Caches
+from fivefold.planner.counts.memory.liveness import (
+    NO_SUMS,
+    NO_WAITS,
+    EnteredUnit,
+    Profile,
+    SplitProfile,
+    Sums,
+    Waits,
+    play,
+    play_graph,
+    play_split,
+)
 from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, sharded
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
 from fivefold.planner.counts.operations.layer import Kind, kind_of
@@ -30,10 +38,7 @@ from fivefold.planner.counts.operations.op import Op, scratch_tensor
 from fivefold.planner.counts.operations.recompute import Unit
 from fivefold.planner.counts.operations.unit_cache import Built
 
-Played = TypeVar("Played")
 Name = Kind | str  # a kind of block, or "embed" or "head"
-
-NO_SUMS = Sums()
 
 
 class Run(NamedTuple):
@@ -75,7 +80,7 @@ class Counts:
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
+        self.caches = Caches()  # of modules that count from what is counted here
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         self.kinds = tuple(kinds)
@@ -98,24 +103,29 @@ class Counts:
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
         """Live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
         key = part, name, sums
-        if key not in self._profiles:
-            self._profiles[key] = self._play(play, *key)
-        return self._profiles[key]
+        found = self._profiles.get(key)
+        if found is None:
+            found = self._profiles[key] = play(self._entered_unit(part, name), sums=sums)
+        return found
 
     def split(self, part: Part, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
         """Live bytes of a unit whose weight gradients (W) are deferred; ``waits`` as in ``liveness.play_split``."""
         key = part, name, sums, waits
-        if key not in self._splits:
-            how = play_graph if self.job.stack.deferred == "graph" else partial(play_split, waits=waits)
-            self._splits[key] = self._play(how, part, name, sums)
-        return self._splits[key]
+        found = self._splits.get(key)
+        if found is None:
+            unit = self._entered_unit(part, name)
+            graph = self.job.stack.deferred == "graph"
+            found = play_graph(unit, sums=sums) if graph else play_split(unit, sums=sums, waits=waits)
+            self._splits[key] = found
+        return found
 
-    def _play(self, how: Callable[..., Played], part: Part, name: Name, sums: Sums) -> Played:
-        local = self.local(part)
+    def _entered_unit(self, part: Part, name: Name) -> EnteredUnit:
+        """Return the operations of a unit as one pass runs them, with what enters it."""
+        local, width = self.local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
-        unit, width = self.unit(part, name), self.job.precision.gradients_bytes
+        unit = self.unit(part, name)
         unit = fuse_linears(unit, width=width) if self.job.stack.linears == "fanned" else unit
-        return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)
+        return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
         """(out, in) shapes of a block's weights whose matmul accumulates the gradient itself (fused wgrad)."""

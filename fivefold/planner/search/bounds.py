@@ -13,7 +13,7 @@ from copy import copy
 import numpy as np
 
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.rank_memory import RankMemory
+from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts
 from fivefold.planner.search.estimates import Estimates

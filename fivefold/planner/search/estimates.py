@@ -170,7 +170,7 @@ class Estimates(Tables):
         return np.array([rows[name] for name in names], float)
 
     def _gathered_ahead(self, layout: Layout, name: Name) -> int:
-        """Return bytes of a block that are gathered during the backward before its own, at least (``PeakFinder``)."""
+        """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""
         stack, parts = self.counts.job.stack, self.counts.parts(layout, name)
         if isinstance(name, str) or not regathers(layout, self.counts.job) or stack.fetch == "weights":
             return 0

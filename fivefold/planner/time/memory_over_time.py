@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.rank_memory import Moment, PassMoments, over_time, passes
+from fivefold.planner.counts.memory.peak import Moment, PassMoments, over_time, passes
 from fivefold.planner.time.spans import Rows, shown, spans
 from fivefold.results.spans import Level, Span
 

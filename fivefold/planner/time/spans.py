@@ -16,7 +16,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.rank_memory import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.time.action_time import action_costs
 from fivefold.planner.time.stage_time import Cost, stage_seconds
 from fivefold.planner.time.timeline import after_passes

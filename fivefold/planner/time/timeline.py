@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Run
-from fivefold.planner.counts.memory.rank_memory import RankMemory
+from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.time.action_time import action_costs
 from fivefold.planner.time.data_parallel import StepEnds, end_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import find_cost
-from fivefold.planner.counts.memory.rank_memory import RankMemory
+from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.update import update_messages, update_products
 from fivefold.planner.time.units import Units
 

@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.buffers import inputs_bytes, scale_index_bytes
+from fivefold.planner.counts.memory.stages import inputs_bytes, scale_index_bytes
 from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, sent_bytes
 from tests.agree.said import Said, add_up, count_planned

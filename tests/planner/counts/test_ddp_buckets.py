@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.ddp_buckets import buckets
-from fivefold.planner.counts.memory.rank_memory import memory
+from fivefold.planner.counts.memory.peak import memory
 from fivefold.planner.counts.parameter_prefetch import fetches
 from fivefold.planner.counts.traffic import messages
 from fivefold.stack.catalog import named

@@ -9,7 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import resolve as model
-from fivefold.planner.counts.memory.rank_memory import memory
+from fivefold.planner.counts.memory.peak import memory
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import spans

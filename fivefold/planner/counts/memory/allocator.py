@@ -18,8 +18,8 @@ from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, Run, run_part
-from fivefold.planner.counts.memory.rank_memory import RankMemory, table_of
-from fivefold.planner.counts.memory.stage import stages_of
+from fivefold.planner.counts.memory.peak import RankMemory, table_of
+from fivefold.planner.counts.memory.stages import stages_of
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import MIB, ceil_div

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.rank_memory import memory
+from fivefold.planner.counts.memory.peak import memory
 
 
 def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:

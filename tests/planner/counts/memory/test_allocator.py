@@ -10,7 +10,7 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, segment
-from fivefold.planner.counts.memory.rank_memory import memory, over_time
+from fivefold.planner.counts.memory.peak import memory, over_time
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.stack.catalog import named as named_stack
 from fivefold.units import GIB, MIB

@@ -13,7 +13,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.rank_memory import memory
+from fivefold.planner.counts.memory.peak import memory
 
 MODEL = Model(name="m", layers=8, width=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096, vocab=32768)
 

@@ -9,7 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.rank_memory import Moment, memory, over_time
+from fivefold.planner.counts.memory.peak import Moment, memory, over_time
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.stack.catalog import named as stack_named
 

@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.backward import Sums
+from fivefold.planner.counts.memory.liveness import Sums
 from fivefold.planner.counts.operations.feedforward import routed_rows
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import part_of

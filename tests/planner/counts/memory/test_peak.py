@@ -13,9 +13,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.backward import Sums
-from fivefold.planner.counts.memory.liveness import play
-from fivefold.planner.counts.memory.rank_memory import RankMemory, memory, over_time
+from fivefold.planner.counts.memory.liveness import EnteredUnit, Sums, play
+from fivefold.planner.counts.memory.peak import RankMemory, memory, over_time
 from fivefold.planner.counts.operations.layer import kind_of
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.operations.op import elementwise, matmul
@@ -215,15 +214,14 @@ def test_the_tape_by_hand() -> None:
     """h = x·a keeps x, y = x + h keeps nothing."""
     first = matmul("first", "x", "h", rows=2, into=4, outof=4, width=4)
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]
-    profile = play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums=Sums(1000))
+    entered = EnteredUnit(Unit(tuple(ops)), entry="x", entry_bytes=32, gradient_width=4)
+    profile = play(entered, sums=Sums(1000))
     assert profile.kept_bytes == 32  # x alone: h dies in the sum
     assert profile.forward_peak_bytes == 32 + 32 + 32
     # Gradient of y (also of h and, in part, of x) 32, x 32; then a's gradient 64 and the product into x 32; then x and
     # the product of y's gradient are summed into a third buffer; last the sums are born while a's gradient lives.
     assert profile.backward_peak_bytes == 32 + 1000 + 64
-    assert (
-        play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums=Sums()).backward_peak_bytes == 32 + 32 + 32 + 64
-    )
+    assert play(entered, sums=Sums()).backward_peak_bytes == 32 + 32 + 32 + 64
 
 
 def test_bytes_per_step_are_those_of_the_formulas() -> None:

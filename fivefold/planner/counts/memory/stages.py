@@ -1,0 +1,272 @@
+"""What the stages of a pipeline are in bytes: runs of equal units with their profiles and states, and the totals; and
+what a rank that holds stages keeps throughout a step.
+
+Computed once per model and job: ranks, schedules and mesh orders share the stages. ``passes.py`` walks through runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.sharding import multiplies, policy, shard_numel
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts, Name, Run, run_part
+from fivefold.planner.counts.memory.liveness import Profile, Sums
+from fivefold.planner.counts.memory.states import UnitStates, count_scales
+from fivefold.planner.counts.operations.local_shapes import Part, part_of
+
+UnitKey = tuple[Name, bool]  # name of a unit, and whether it is recomputed
+Cause = tuple[Any, ...]  # (index of the run, of the unit in it, phase, operation), or one word
+
+
+class RunMemory(NamedTuple):
+    """A run with the live bytes of one unit: ``first`` allocates the gradient sums ``born``, ``later`` finds them
+    allocated. ``state``: bytes of one unit; ``parts``: the same by what is gathered apart (dense, experts).
+    """
+
+    run: Run
+    part: Part
+    first: Profile
+    later: Profile
+    state: UnitStates
+    parts: tuple[UnitStates, ...]
+    born: Sums
+    logits: int
+    noted: bool = True  # whether a moment of it can be the peak
+
+
+class Chunk(NamedTuple):
+    """One stage, in bytes. ``states``: of all its units; ``kept``: activations of one micro-batch until its backward.
+    ``alike``: index of the first stage with equal units.
+    """
+
+    runs: tuple[RunMemory, ...]
+    states: UnitStates
+    kept: int
+    alike: int
+    shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
+
+
+class PassKey(NamedTuple):
+    """The values on which the peak of a pass through a stage depends, besides the stages themselves."""
+
+    alike: int  # the first stage with equal units
+    output: int  # bytes of the stage's output that live until its backward has ended
+    kind: str
+    first: bool
+    last: bool
+    lag: int
+    held: bool
+    each: bool
+
+
+class Stages(NamedTuple):
+    """All stages in model order; and two caches that ``passes.py`` fills: the peak bytes of a pass with their cause,
+    and the bytes that a micro-batch keeps between B and W, by the first stage with equal units and whether gradients
+    are reduced with every micro-batch.
+    """
+
+    chunks: tuple[Chunk, ...]
+    peaks: dict[PassKey, tuple[int, Cause]]
+    late: dict[tuple[int, bool], int]
+
+
+class StageCache(dict[tuple[object, ...], Stages]):
+    """Stages by ``stages_key``."""
+
+
+def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
+    """Return the values of a layout on which the bytes of its stages depend."""
+    return part_of(layout), counts.stage_key(layout), counts.states_key(layout)
+
+
+def stages_of(counts: Counts, layout: Layout) -> Stages:
+    """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
+    cache, key = counts.caches.of(StageCache), stages_key(counts, layout)
+    found = cache.get(key)
+    if found is None:
+        stages, units = counts.stage_runs(layout), dict[UnitKey, RunMemory]()
+        for run in chain(*stages):
+            if _unit_key(run) not in units:
+                units[_unit_key(run)] = _run_memory(counts, layout, run)
+        kinds = [tuple((*_unit_key(run), run.times) for run in runs) for runs in stages]
+        chunks: list[Chunk] = []
+        for at, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
+            alike = kinds.index(kind)
+            equal = _same_units(chunks[alike], runs) if alike < at else _chunk(counts, layout, runs, alike, units)
+            chunks.append(equal)
+        found = cache[key] = Stages(tuple(chunks), {}, {})
+    return found
+
+
+def _unit_key(run: Run) -> UnitKey:
+    """Return the values on which the live bytes of a unit of ``run`` depend, under one layout."""
+    return run.name, run.recomputed
+
+
+def describe(cause: Cause, chunk: Chunk | None = None) -> str:
+    """A cause as text, e.g. ``block 3 backward mlp.act``."""
+    if len(cause) == 1 or chunk is None:
+        return str(cause[0])
+    place, index, *words = cause
+    return " ".join((chunk.runs[place].run.called(index), *words)).strip()
+
+
+def _chunk(
+    counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int, units: Mapping[UnitKey, RunMemory]
+) -> Chunk:
+    """Return a stage that consists of ``units``.
+
+    Of equal runs that recur (every second layer recomputed) only the first and last can be the peak.
+    """
+    kinds = [(*_unit_key(run), run.times) for run in runs]
+    ends = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
+    held = [units[_unit_key(run)]._replace(run=run, noted=at in ends) for at, run in enumerate(runs)]
+    total = UnitStates()
+    for each in held:
+        total += UnitStates._make(each.run.times * size for size in each.state)
+    return Chunk(
+        runs=tuple(held),
+        states=total,
+        # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
+        kept=sum(each.run.times * each.later.kept_bytes for each in held)
+        + (4 * (1 + counts.model.predicted) if runs[-1].name == "head" else counts.local(part_of(layout)).width),
+        alike=alike,
+        shapes=frozenset(shape for run in runs for shape in counts.shapes(part_of(layout), run.name)),
+    )
+
+
+def _same_units(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
+    """An equal stage of other layers."""
+    return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
+
+
+def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
+    """Live bytes and states of one unit of a run."""
+    part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
+    parts, dense = counts.parts(layout, run.name), state.sums
+    experts = parts[-1].sums if counts.routed(run.name) else 0
+    if counts.adds(layout):
+        # The head's gradient of a tied table is the first of it, so the head allocates the embedding's sums.
+        table = (
+            counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
+        )  # else the last of the head's
+        dense += {"head": table, "embed": -dense}.get(str(run.name), 0)
+    ahead = _looked_up(counts, layout, run, parts)
+    tied = counts.model.tied_embeddings
+    if tied or not counts.adds(layout):
+        dense -= ahead
+    born = Sums(dense - experts, experts, table=ahead, tied=tied and ahead > 0)
+    profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)
+    logits = counts.logits(part) if run.name == "head" else 0
+    return RunMemory(run, part, *profiles, state, parts, born, logits)
+
+
+def _looked_up(counts: Counts, layout: Layout, run: Run, parts: tuple[UnitStates, ...]) -> int:
+    """Bytes of the sums of a table of which a head that predicts further makes the first gradient."""
+    if run.name != "head" or not counts.model.predicted:
+        return 0
+    if counts.adds(layout):
+        return counts.states(layout, "embed").sums
+    copies = parts[1:-1] if counts.routed(run.name) else parts[1:]
+    return sum(part.sums for part in copies)
+
+
+# Weights that stay gathered
+
+
+def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
+    """Bytes of a stage's weights that may stay gathered from an F to a B: all but the embedding's, and ``but``."""
+    return sum(unit.run.times * unit.state.whole for unit in units if unit.run.name not in ("embed", but))
+
+
+def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
+    """Bytes of the head's gathered weights and of a ``table`` that it shares; 0 in a stage without the head."""
+    return units[-1].state.whole + table if units[-1].run.name == "head" else 0
+
+
+# Inputs and outputs of stages
+
+
+class StageBuffers(NamedTuple):
+    """What PyTorch's pipelines hold of a stage: its output until its backward has ended; inputs and gradients in
+    buffers of each micro-batch. ``stream``: bytes of one input or output.
+
+    Source: pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache, args_recv_info and grad_recv_info.
+    """
+
+    stages: int
+    stream: int
+    received: bool  # what is received lives in a buffer of each micro-batch
+    outputs: bool
+    graph: bool  # stays between B and W
+    turn: int  # the stage of a V whose next is on the same rank; -1: none
+
+    def output(self, stage: int) -> int:
+        """Bytes of a stage's output, if it lives until its backward has ended: not of the last, nor where it is the
+        input of the next on the same rank.
+        """
+        return self.stream * (self.outputs and stage < self.stages - 1 and stage != self.turn)
+
+    def of_graph(self, stage: int) -> int:
+        """Bytes of what a stage keeps between B and W that are counted as buffers: its input, its output's gradient."""
+        return self.stream * (self.graph and self.received) * ((stage > 0) + (stage < self.stages - 1))
+
+
+def stage_buffers(layout: Layout, job: Job, *, stages: int, stream: int) -> StageBuffers:
+    """Return what the job's software holds of the ``stages`` of a layout."""
+    stack, piped = job.stack, layout.pp > 1
+    return StageBuffers(
+        stages,
+        stream,
+        received=piped and stack.received == "held",
+        outputs=piped and stack.outputs == "held",
+        graph=stack.deferred == "graph",
+        turn=stages // 2 - 1 if layout.pipeline.places_v else -1,
+    )
+
+
+# What lives throughout a step next to the states
+
+
+def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
+    """Return the bytes of a step's token ids (int64, one more per sequence for the targets) and position tables."""
+    wide = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
+    tables = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if wide else 2)
+    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
+
+
+def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:
+    """Return the bytes that the engine keeps to gather the matrices of ``stages`` in fp8, on the rank with the largest
+    shards: for each of its rows the index of its block of scales (int64), and fp32 scales if weights are held in fp8.
+    """
+    recipe, total = counts.job.precision, 0
+    if recipe.gathers != "fp8" or counts.job.stack.name != "fivefold":
+        return 0
+    for run, times in (work for stage in stages for work in counts.stage_work(layout)[stage]):
+        for unit, shards, _ in counts.local_parts(layout, run.name):
+            if shards > 1 or recipe.holds_casts:
+                matrices = [weight for weight in unit.weights if multiplies(weight)]
+                rows = sum(shard_numel(weight, shards=shards) // weight.shape[-1] for weight in matrices)
+                scales = sum(count_scales(weight, recipe) for weight in matrices) if recipe.holds_casts else 0
+                total += times * (8 * rows + 4 * scales)
+    return total
+
+
+def spare_gradients_bytes(job: Job, chunks: Collection[Chunk], *, layout: Layout) -> int:
+    """Bytes of a rank's unused gradients: a placeholder per weight shape, or buckets that hold every gradient again;
+    ZeRO-3's bucket, which lives beside its shards.
+    """
+    recipe = job.precision
+    if job.stack.reduce_bucket and not policy(layout, job).weights_stay:
+        return job.stack.reduce_bucket * recipe.summed_bytes
+    if job.stack.weight_gradients == "placeholders":
+        shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
+        return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes
+    if job.stack.weight_gradients in ("buckets", "bucketed"):
+        return sum(chunk.states.sums for chunk in chunks) * recipe.gradients_bytes // recipe.summed_bytes
+    return 0
