@@ -44,14 +44,14 @@ class Recipe(Record):
     ``gradients_bytes`` of one weight exist only until they are added.
     """
 
-    name: str
+    name: str  # as in ``--precision``
     compute: Dtype  # of the matrix multiplications
-    weights_bytes: ElementBytes
-    gradients_bytes: ElementBytes
-    master_bytes: KeptBytes = 0
-    accumulated_bytes: KeptBytes = 0
-    moments_bytes: tuple[KeptBytes, KeptBytes] = (4, 4)
-    loss_scaling: bool = False
+    weights_bytes: ElementBytes  # of a weight as gathered and multiplied
+    gradients_bytes: ElementBytes  # of the gradient of a weight
+    master_bytes: KeptBytes = 0  # of the copy that the optimizer updates
+    accumulated_bytes: KeptBytes = 0  # of the gradient accumulation buffer
+    moments_bytes: tuple[KeptBytes, KeptBytes] = (4, 4)  # of each of the two moments of Adam
+    loss_scaling: bool = False  # dynamic loss scaling (fp16)
     scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
     wide_gradients: bool = False  # weights' gradients are products of operands that were not cast
     gathers: Literal["weights", "fp8"] = "weights"  # what ZeRO sends of the matrices of blocks
@@ -269,18 +269,18 @@ class Job(Record):
 
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step
-    precision: Recipe = RECIPES["bf16"]
+    precision: Recipe = RECIPES["bf16"]  # name of a recipe such as ``bf16`` or ``fp8-tiles``
     # apart: no token attends to one of another document that is packed into its sequence; counted alike by the planner
     documents: Literal["joined", "apart"] = "joined"
     # fp8, fp4 and tf32 where there is no kernel for them: operands are cast as for one and multiplied in fp32
     emulate: bool = False
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert rank over the even share
     offload: tuple[Offloaded, ...] = ()  # kept in host memory, under every layout
-    optimizer: Optimizer = Optimizer()
-    learning_rate: LearningRate = LearningRate()
+    optimizer: Optimizer = Optimizer()  # update rule and its settings
+    learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # how the batch grows to ``global_batch``, which is all that is planned
-    steps: Steps = 1000
-    seed: Seed = 0
+    steps: Steps = 1000  # optimizer steps of the run
+    seed: Seed = 0  # of initial weights and of the order of the data
     stack: Stack = Stack()  # the software that runs it
 
     @model_validator(mode="before")

@@ -36,8 +36,8 @@ NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "lo
 class Group(Record):
     """Overrides for one part of the weights; ``rate``: a factor on the learning rate."""
 
-    of: Part
-    rate: Natural = 1.0
+    of: Part  # part of the weights
+    rate: Natural = 1.0  # factor on the learning rate
     weight_decay: Natural | None = None  # None: the optimizer's; for vectors 0
 
 
@@ -54,13 +54,13 @@ class Optimizer(Record):
     ``weight_decay`` applies to all weights but vectors, unless a group overrides it.
     """
 
-    kind: Kind = "adamw"
+    kind: Kind = "adamw"  # update rule
     betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, also for the weights that muon leaves to adamw
     momentum: Beta = 0.95  # of sgd and muon
-    epsilon: Positive = 1e-8
-    weight_decay: Natural = 0.1
-    groups: tuple[Group, ...] = ()
-    clip: Natural = 1.0
+    epsilon: Positive = 1e-8  # added to the denominator of the update
+    weight_decay: Natural = 0.1  # decoupled; not of norms and biases, unless a group names them
+    groups: tuple[Group, ...] = ()  # overrides for parts of the weights
+    clip: Natural = 1.0  # largest global gradient norm; 0: no clipping
 
     @model_validator(mode="after")
     def _one_group_each(self) -> Self:
@@ -82,10 +82,10 @@ class Optimizer(Record):
 class LearningRate(Record):
     """Linear warm-up to ``peak``, then constant, cosine, or WSD (stable, then linear decay) to ``floor`` x peak."""
 
-    kind: Literal["constant", "cosine", "wsd"] = "cosine"
-    peak: Positive = 3e-4
-    floor: float = Field(0.1, ge=0, le=1)
-    warmup_steps: int = Field(0, ge=0, le=2**40)
+    kind: Literal["constant", "cosine", "wsd"] = "cosine"  # shape after the warm-up; wsd: constant, then linear decay
+    peak: Positive = 3e-4  # rate after the warm-up
+    floor: float = Field(0.1, ge=0, le=1)  # final rate as a share of ``peak``
+    warmup_steps: int = Field(0, ge=0, le=2**40)  # steps of the linear warm-up
     decay_steps: Steps | None = None  # only wsd; None: a fifth of the run
 
 
@@ -96,10 +96,10 @@ class Ramp(Record):
     ``--rampup-batch-size first step samples`` (NVIDIA/Megatron-LM:megatron/core/num_microbatches_calculator.py).
     """
 
-    first: Sequences
-    step: Sequences
-    every: Steps | None = None
-    samples: Steps | None = None
+    first: Sequences  # sequences of the first batch
+    step: Sequences  # sequences by which the batch grows
+    every: Steps | None = None  # optimizer steps at each size; give this or ``samples``
+    samples: Steps | None = None  # sequences over which the sizes are evenly spread
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -42,25 +42,25 @@ STAGES = 2**12  # more than any model has layers
 class Layout(Record):
     """Degrees of parallelism and policies; ``Layout.parse`` reads the text form and ``str`` prints it."""
 
-    dp: Degree = 1
-    tp: Degree = 1
+    dp: Degree = 1  # data-parallel replicas
+    tp: Degree = 1  # tensor-parallel ranks
     tp_inner: Degree = 1  # the y of tp = x·y: 2D tensor parallelism
-    cp: Degree = 1
-    pp: Degree = 1
-    ep: Degree = 1
-    etp: Degree = 1
-    v: Degree = 1
-    zero: int = Field(0, ge=0, le=3)
+    cp: Degree = 1  # context-parallel ranks, which share a sequence
+    pp: Degree = 1  # pipeline-parallel ranks
+    ep: Degree = 1  # expert-parallel ranks, within dp·cp·tp
+    etp: Degree = 1  # tensor-parallel ranks of an expert
+    v: Degree = 1  # virtual pipeline stages per rank
+    zero: int = Field(0, ge=0, le=3)  # ZeRO stage
     shard_group: Degree | None = None  # None: all of dp·cp
-    schedule: ScheduleName = DEFAULT_SCHEDULE
-    mbs: Sequences = 1
+    schedule: ScheduleName = DEFAULT_SCHEDULE  # pipeline schedule
+    mbs: Sequences = 1  # sequences per micro-batch
     # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +; full@2: on the first
     # two pipeline ranks alone, which hold the most micro-batches
     ac: str = "none"
     stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
-    cp_kind: CpKind = "ring"
-    sp: bool = True
+    cp_kind: CpKind = "ring"  # context parallelism by ring attention or by all-to-all
+    sp: bool = True  # sequence parallelism, with tp > 1
     offload: tuple[Offloaded, ...] = ()  # kept in host memory, with what the job keeps there
 
     @model_validator(mode="after")

@@ -23,25 +23,25 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 class Chip(Record):
     """One accelerator (or one process's share of a CPU)."""
 
-    name: str
+    name: str  # as in the catalog, or a name of your own
     generation: str = ""  # chips of one generation err alike (``planner/time/errors.py``); without one: the name
     peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # dense FLOP/s of the matrix units, by number format
-    memory_bytes: Bytes
+    memory_bytes: Bytes  # as ``torch.cuda`` reports it (``total_memory``)
     memory_bandwidth: Rate  # bytes/s
-    power_watts: Watts | None = None
-    multiprocessors: Degree = 108
+    power_watts: Watts | None = None  # power cap
+    multiprocessors: Degree = 108  # streaming multiprocessors (SMs), or compute units
     matmul_share: dict[Dtype, Share] = {}  # of the peak, sustained by large matmuls in a training step
     flops_per_joule: dict[Dtype, Rate] = {}  # of large matmuls on real data; with power_watts a cap on their rate
     attention_share: Share = 0.8  # flash attention forward, of the sustained matmul rate
-    attention_backward_share: Share = 0.73
+    attention_backward_share: Share = 0.73  # the same of its backward
     flash2_share: Share = 1.0  # FlashAttention-2, of the rate of the chip's best attention kernels
-    bandwidth_share: Share = 0.9
+    bandwidth_share: Share = 0.9  # of the memory bandwidth, sustained by element-wise kernels
     # Host time of one operation or message of eager PyTorch with the views, casts and hooks around it: narrow layers
     # of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
     # Fitted to those runs at the minimum of their error: docs/explanation/how-a-step-costs/constants.md.
     launch_seconds: Seconds = 67e-6
-    source: str = OWN
-    share_source: str = "what kernels reach is the default"
+    source: str = OWN  # where the figures of the data sheet are from
+    share_source: str = "what kernels reach is the default"  # where the sustained shares are from
 
     def peak(self, dtype: Dtype) -> float:
         """Peak dense FLOP/s of ``dtype``, or of the nearest wider format that the chip has."""
@@ -68,14 +68,14 @@ def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
 class Link(Record):
     """One tier of the network, which connects groups of up to ``span`` neighbouring ranks."""
 
-    name: str
-    span: Degree
+    name: str  # such as NVLink or InfiniBand
+    span: Degree  # neighbouring ranks that the link connects
     bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
     sustained: float = Field(1.0, ge=1e-6, le=1)  # share of it that a ring of large messages reaches
     reduction_bandwidth: Rate | None = None  # bytes/s per rank of in-switch reductions (NVLink SHARP)
     latency_seconds: Seconds = 4e-6  # per step of a small message; default: NCCL between nodes
     direct: bool = False  # all-to-all wiring: a group of n in a span of s uses n - 1 of s - 1 links
-    source: str = OWN
+    source: str = OWN  # where the figures are from
 
 
 class MatmulPoint(Record):
@@ -158,29 +158,29 @@ class UpdatePoint(Record):
 class Calibration(Record):
     """Measurements of one machine, with their date and torch version."""
 
-    date: str
-    torch: str
-    cores: PositiveInt
-    matmuls: tuple[MatmulPoint, ...] = ()
-    attentions: tuple[AttentionPoint, ...] = ()
-    kernels: tuple[KernelPoint, ...] = ()
-    collectives: tuple[CollectivePoint, ...] = ()
+    date: str  # of the measurement
+    torch: str  # version of PyTorch
+    cores: PositiveInt  # cores of the host
+    matmuls: tuple[MatmulPoint, ...] = ()  # matrix multiplications
+    attentions: tuple[AttentionPoint, ...] = ()  # attention kernels
+    kernels: tuple[KernelPoint, ...] = ()  # memory-bound kernels
+    collectives: tuple[CollectivePoint, ...] = ()  # collectives
     spread: NonNegativeFloat | None = None  # of nine tenths of the points, between their two best rounds; relative
-    units: tuple[UnitPoint, ...] = ()
-    updates: tuple[UpdatePoint, ...] = ()
+    units: tuple[UnitPoint, ...] = ()  # blocks, embedding and head in the trainer's own step
+    updates: tuple[UpdatePoint, ...] = ()  # optimizer updates in the trainer's own step
 
 
 class Machine(Record):
     """``ranks`` chips in nodes of ``ranks_per_node``."""
 
-    name: str
-    chip: Chip
-    ranks: Degree
-    ranks_per_node: Degree
+    name: str  # for tables and messages
+    chip: Chip  # the accelerator of each rank
+    ranks: Degree  # chips in all
+    ranks_per_node: Degree  # chips of one node
     links: tuple[Link, ...] = Field(min_length=1)  # nearest first; the last one joins everything
-    backend: Literal["nccl", "gloo"] = "nccl"
-    dollars_per_rank_hour: Dollars | None = None
-    calibration: Calibration | None = None
+    backend: Literal["nccl", "gloo"] = "nccl"  # library of the collectives
+    dollars_per_rank_hour: Dollars | None = None  # price of one chip for one hour
+    calibration: Calibration | None = None  # measurements of ``fivefold calibrate``, used before the chip's shares
 
     @model_validator(mode="after")
     def _legal(self) -> Self:

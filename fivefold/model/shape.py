@@ -34,33 +34,33 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 class MLA(Record):
     """Multi-head latent attention (DeepSeek-V2): low-rank queries and a compressed key-value latent."""
 
-    q_rank: Latent | None
-    kv_rank: Latent
-    nope_dim: HeadDim
-    rope_dim: HeadDim
-    v_dim: HeadDim
+    q_rank: Latent | None  # of the compressed queries; None: queries are not compressed
+    kv_rank: Latent  # of the compressed keys and values
+    nope_dim: HeadDim  # dims of a head without rotary position
+    rope_dim: HeadDim  # dims of a head with rotary position
+    v_dim: HeadDim  # dims of a value head
     norm_epsilon: Positive = 1e-6  # of the two norms on the latents
 
 
 class MoE(Record):
     """A mixture of experts that replaces the MLP from layer ``dense_layers`` on."""
 
-    experts: Experts
-    topk: Experts
-    ffn: Ffn
-    shared_experts: int = Field(0, ge=0, le=2**10)
+    experts: Experts  # routed experts of a layer (E)
+    topk: Experts  # experts of each token
+    ffn: Ffn  # width of one expert (F)
+    shared_experts: int = Field(0, ge=0, le=2**10)  # experts that every token visits
     shared_ffn: Ffn | None = None  # of one shared expert; None: equal to ``ffn``
-    dense_layers: int = Field(0, ge=0, le=2**12)
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    balance: Literal["none", "aux", "free"] = "aux"
-    aux_coefficient: float = Field(0.01, ge=0, le=1e30)
+    dense_layers: int = Field(0, ge=0, le=2**12)  # first layers, which have a dense MLP
+    score: Literal["softmax", "sigmoid"] = "softmax"  # function of the router's logits
+    balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
+    aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # of the auxiliary loss
     capacity: Positive | None = None  # capacity factor: tokens per expert over the even share; None: dropless
     normalized: bool = True  # top-k weights rescaled to sum to one
-    scaling: Scalar = 1.0
+    scaling: Scalar = 1.0  # factor on the routing weights
     groups: Experts = 1  # ranked by their best expert (softmax) or their two best (sigmoid)
-    topk_groups: Experts = 1
-    router_bias: bool = False
-    expert_bias: bool = False
+    topk_groups: Experts = 1  # groups that a token's experts are chosen from
+    router_bias: bool = False  # the router has a bias
+    expert_bias: bool = False  # the experts have biases
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
     weighs: Literal["outputs", "inputs"] = (
         "outputs"  # of experts: what their routing weights multiply (Llama 4: inputs)
@@ -87,8 +87,8 @@ class Temperature(Record):
     Of layers without rotary positions; the first ``floor`` − 1 tokens of a sequence have the factor 1.
     """
 
-    scale: Scalar = 0.1
-    floor: Tokens = 8192
+    scale: Scalar = 0.1  # factor on the logarithm
+    floor: Tokens = 8192  # tokens per step of the logarithm
 
 
 class MTP(Record):
@@ -97,26 +97,26 @@ class MTP(Record):
     The training loss is that of the next token + ``coefficient`` / ``depth`` · Σ over modules of theirs.
     """
 
-    depth: Layers = 1
-    coefficient: Positive = 0.3
+    depth: Layers = 1  # modules, each of which predicts one token further ahead
+    coefficient: Positive = 0.3  # weight of their losses
 
 
 class RopeScaling(Record):
     """Scaling of rotary frequencies for sequences longer than in pre-training."""
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-    factor: Positive = 1.0
-    original_positions: Tokens | None = None
-    low_frequency_factor: Positive = 1.0
-    high_frequency_factor: Positive = 4.0
-    beta_fast: Positive = 32.0
-    beta_slow: Positive = 1.0
-    attention_factor: Scalar | None = None
-    mscale: Scalar | None = None
-    mscale_all_dims: Scalar | None = None
-    truncate: bool = True
-    short_factors: tuple[Scalar, ...] = ()
-    long_factors: tuple[Scalar, ...] = ()
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]  # ``rope_type`` of Hugging Face
+    factor: Positive = 1.0  # ratio of the new to the old context length
+    original_positions: Tokens | None = None  # context length of pre-training, in tokens
+    low_frequency_factor: Positive = 1.0  # llama3 alone
+    high_frequency_factor: Positive = 4.0  # llama3 alone
+    beta_fast: Positive = 32.0  # yarn alone
+    beta_slow: Positive = 1.0  # yarn alone
+    attention_factor: Scalar | None = None  # factor on cosines and sines; None: computed
+    mscale: Scalar | None = None  # yarn alone (DeepSeek)
+    mscale_all_dims: Scalar | None = None  # yarn alone (DeepSeek)
+    truncate: bool = True  # yarn: round the range of corrected dims
+    short_factors: tuple[Scalar, ...] = ()  # longrope: per dim, within the original context length
+    long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
 
 
 class DropoutRates(NamedTuple):
@@ -130,57 +130,57 @@ class DropoutRates(NamedTuple):
 class ModelShape(Record):
     """A decoder-only transformer. All counts are of the whole model, unsharded and unpadded."""
 
-    name: str
-    layers: Layers
-    width: Width
-    heads: Heads
-    kv_heads: Heads
-    head_dim: HeadDim
-    ffn: Ffn
-    vocab: Vocab
+    name: str  # as printed in tables
+    layers: Layers  # transformer blocks (L)
+    width: Width  # width of the residual stream (D)
+    heads: Heads  # query heads (N)
+    kv_heads: Heads  # key and value heads (K)
+    head_dim: HeadDim  # dims of a head (H)
+    ffn: Ffn  # width of the feed-forward (F)
+    vocab: Vocab  # vocabulary size (V)
     positions: Tokens = 4096  # longest supported sequence, in tokens
 
-    norm: NormName = "rmsnorm"
-    norm_epsilon: Positive = 1e-5
+    norm: NormName = "rmsnorm"  # kind of norm
+    norm_epsilon: Positive = 1e-5  # added to the variance
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     norm_bias: bool = True  # of LayerNorm; an RMSNorm has none
     block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the stream
-    mlp: Literal["gated", "plain"] = "gated"
-    activation: ActivationName = "silu"
-    mlp_bias: bool = False
+    mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
+    activation: ActivationName = "silu"  # activation function of the feed-forward
+    mlp_bias: bool = False  # the feed-forward has biases
 
-    position: Literal["rope", "learned", "none"] = "rope"
-    rope_theta: Positive = 10_000.0
+    position: Literal["rope", "learned", "none"] = "rope"  # how positions are encoded
+    rope_theta: Positive = 10_000.0  # base of the rotary frequencies
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
     rope_fraction: float = Field(1.0, gt=0, le=1)  # share of the head dim that is rotated
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | None = None  # for sequences longer than in pre-training
     rope_pattern: tuple[bool, ...] = ()  # per layer, repeated: True rotates; empty: all rotate, if position is rope
 
-    qkv_bias: bool = False
-    out_bias: bool = False
+    qkv_bias: bool = False  # the projections of q, k and v have biases
+    out_bias: bool = False  # the output projection has a bias
     # head: of each head, by one weight; heads: by a weight of its own; full: over all; unit: without, in rotary layers
     qk_norm: Literal["none", "head", "heads", "full", "unit"] = "none"
-    temperature: Temperature | None = None
-    attention_sinks: bool = False
+    temperature: Temperature | None = None  # factor on queries that grows with the position
+    attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
-    attention_softcap: Positive | None = None
-    logit_softcap: Positive | None = None
-    window: Tokens | None = None
+    attention_softcap: Positive | None = None  # attention logits are capped at this by tanh
+    logit_softcap: Positive | None = None  # output logits are capped at this by tanh
+    window: Tokens | None = None  # tokens of sliding-window attention; None: full attention
     window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide if window
     window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: tokens attend inside their run of ``window`` tokens
-    mla: MLA | None = None
-    moe: MoE | None = None
-    mtp: MTP | None = None
+    mla: MLA | None = None  # latent attention
+    moe: MoE | None = None  # mixture of experts
+    mtp: MTP | None = None  # multi-token prediction
 
-    tied_embeddings: bool = False
-    embedding_scale: Scalar = 1.0
-    logit_scale: Scalar = 1.0
-    head_bias: bool = False
+    tied_embeddings: bool = False  # the head shares the weights of the embedding
+    embedding_scale: Scalar = 1.0  # factor on the output of the embedding
+    logit_scale: Scalar = 1.0  # factor on the output logits
+    head_bias: bool = False  # the head has a bias
     dropout: Rate = 0.0  # of what attention and feed-forward add to the stream
     attention_dropout: Rate | None = None  # of attention's probabilities; None: as ``dropout``
     embedding_dropout: Rate | None = None  # None: as ``dropout``
-    source: str = ""
+    source: str = ""  # where the figures are from
 
     @model_validator(mode="after")
     def _legal(self) -> Self:

@@ -25,19 +25,19 @@ class Runs(Record):
     """The layouts that a stack can run."""
 
     axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # whose degree may exceed 1
-    schedules: tuple[ScheduleName, ...] = SCHEDULES
-    zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+    schedules: tuple[ScheduleName, ...] = SCHEDULES  # pipeline schedules
+    zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # ZeRO stages
     pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # of these, with pp > 1
     shard_groups: bool = True  # ZeRO within groups of replicas (zero3/8)
-    cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")
+    cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")  # kinds of context parallelism
     expert_tensor: bool = True  # etp smaller than tp, or larger than 1
     no_sp: bool = True  # tensor parallelism without sequence parallelism
-    uneven_stages: bool = True
+    uneven_stages: bool = True  # stages with different numbers of layers
     orders: bool | tuple[str, ...] = True  # any order of the axes over the ranks; or these beside the usual one
     # What its config can be told to recompute: full, full/n, and groups of operations, some of them in models with
     # experts alone; empty: all. The search takes no other; any is predicted, as some configs are read for the nearest.
     recomputes: tuple[str, ...] = ()
-    expert_recomputes: tuple[str, ...] = ()
+    expert_recomputes: tuple[str, ...] = ()  # further groups, in models with experts alone
     experts_as_mlp: bool = False  # told likewise: etp is tp without ep, and 1 with it
     told_axes: tuple[Axis, ...] = ()  # told likewise: of ``axes``; empty: all
     told_zero: tuple[ZeroStage, ...] = ()  # told likewise, with pp = 1: of ``zero``; empty: all
@@ -78,7 +78,7 @@ class Runs(Record):
 class Stack(Record):
     """A training software: its kernels, what it keeps, sends and hides, and what it can run."""
 
-    name: str = "fivefold"
+    name: str = "fivefold"  # as in ``--stack``
     version: str = ""  # of the software that the facts are of
     family: str = "fivefold"  # softwares that err alike in predictions (``planner/time/errors.py``)
 
@@ -158,10 +158,10 @@ class Stack(Record):
     # weight alone, and its gradient too, as lists of a tensor per rank that PyTorch copies one by one (DeepSpeed until
     # 2021; ``planner/counts/bucketed_reduction.py``)
     fetch: Literal["units", "weights", "lists"] = "units"
-    fetch_ahead: Elements = 50_000_000
-    fetch_small: Elements = 100_000
-    fetch_reuse: Elements = 1_000_000_000
-    fetch_live: Elements = 1_000_000_000
+    fetch_ahead: Elements = 50_000_000  # DeepSpeed's stage3_prefetch_bucket_size
+    fetch_small: Elements = 100_000  # DeepSpeed's stage3_param_persistence_threshold
+    fetch_reuse: Elements = 1_000_000_000  # DeepSpeed's stage3_max_reuse_distance
+    fetch_live: Elements = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
     # elements of gradients that are reduced at once, whole under ZeRO-1 and -2, in a buffer that lives beside them
     # (DeepSpeed); 0: unit by unit, or as ``weight_gradients`` says
     reduce_bucket: Elements = 0
@@ -195,7 +195,7 @@ class Stack(Record):
     vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
     expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
 
-    runs: Runs = Runs()
+    runs: Runs = Runs()  # layouts that the software can run
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -25,7 +25,7 @@ KEYWORDS = ("stdlib", "bytes")  # of data: a corpus and a tokenizer that are no 
 class Data(Record):
     """[data]: the text to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
 
-    corpus: str = "stdlib"
+    corpus: str = "stdlib"  # ``stdlib`` (Python's own library), or a file or folder of text
     tokenizer: str = "bytes"  # bytes, bpe:SIZE, or a tokenizer.json
     key: str = "text"  # field of .jsonl, column of .parquet
     heldout: float = Field(0.02, gt=0, lt=1)  # share of the documents
@@ -35,7 +35,7 @@ class Checkpoints(Record):
     """[checkpoints]: how often the run is saved; the newest ``keep`` are kept."""
 
     every_steps: NonNegativeInt = 100  # 0: none, unless a signal ends the run
-    keep: PositiveInt = 2
+    keep: PositiveInt = 2  # newest checkpoints that are kept
     asynchronous: bool = True  # copy to host memory, and write that while training goes on
 
     def due(self, step: int, *, last: bool) -> bool:
@@ -52,32 +52,32 @@ class Start(Record):
 class Boards(Record):
     """[logs]: where a run logs besides its folder. ``wandb``: a project of Weights & Biases; empty: none."""
 
-    wandb: str = ""
+    wandb: str = ""  # project of Weights & Biases; empty: none
 
 
 class Run(Record):
     """One training run: names of model, machine and layout (``auto``: the fastest that fits), the job, settings."""
 
-    model: str = "tiny"
-    machine: str = "local"
-    layout: str = "auto"
+    model: str = "tiny"  # catalog name, or path of a model file
+    machine: str = "local"  # catalog name such as ``h100:8``, machine file, or ``local``
+    layout: str = "auto"  # keywords of a layout; auto: the fastest that fits
     measure: NonNegativeInt = 0  # with layout = "auto": train so many of the best for a few steps, and take the fastest
     schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
-    folder: Path = Path("runs/tiny")
-    job: Job = Job()
-    start: Start = Start()
-    data: Data = Data()
-    checkpoints: Checkpoints = Checkpoints()
-    faults: Faults = Faults()
-    logs: Boards = Boards()
-    evaluate_every: PositiveInt = 50
-    evaluate_sequences: PositiveInt = 64
+    folder: Path = Path("runs/tiny")  # where logs, checkpoints and results are written
+    job: Job = Job()  # [job]: sequence, batch, precision, optimizer, software
+    start: Start = Start()  # [start]: initial weights
+    data: Data = Data()  # [data]: text to train on
+    checkpoints: Checkpoints = Checkpoints()  # [checkpoints]: how often the run is saved
+    faults: Faults = Faults()  # [faults]: what happens after a fault
+    logs: Boards = Boards()  # [logs]: further loggers
+    evaluate_every: PositiveInt = 50  # steps between two evaluations of the held-out loss
+    evaluate_sequences: PositiveInt = 64  # held-out sequences of one evaluation
     trace_steps: NonNegativeInt = (
         0  # steps whose trace is written to ``folder``/trace; 0: a few are traced, none written
     )
     noise_scale: bool = False  # measure the gradient noise scale, in every step but the one that is metered
     sample: str = "def "  # prompt of the sample; empty: none
-    sample_tokens: NonNegativeInt = 200
+    sample_tokens: NonNegativeInt = 200  # tokens of the sample
     sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log
 
     @classmethod

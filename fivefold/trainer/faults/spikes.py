@@ -27,8 +27,8 @@ class Faults(Record):
 
     watchdog_seconds: PositiveFloat = 300.0  # if no step, evaluation or save ends for so long, a rank hangs
     max_restarts: NonNegativeInt = 3  # of local processes, in a row, without a new checkpoint between
-    on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    on_spike: Literal["ignore", "skip", "rollback"] = "ignore"
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do after a loss that is not finite
+    on_spike: Literal["ignore", "skip", "rollback"] = "ignore"  # what to do after a loss spike
     spike_deviations: PositiveFloat = 8.0  # k
     spike_window: int = Field(64, ge=8)  # n
     max_rollbacks: NonNegativeInt = 10  # over the whole run, skips included
