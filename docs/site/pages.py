@@ -118,9 +118,9 @@ extra_css: [extra.css]
 """
 CSS = """\
 [data-md-color-scheme=default] .md-nav__link--active { color: #3046c0; }  /* the theme's color is too pale */
-.md-grid { max-width: 76rem; }  /* so that the output of a command, 110 characters, fits beside both menus */
-.md-typeset pre > code { font-size: .62rem; }
-.md-typeset .language-sh code { white-space: pre-wrap; }
+.md-grid { max-width: 76rem; }  /* so that lines of 120 characters fit between both menus */
+.md-typeset pre > code { font-size: .6rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+@media (max-width: 76em) { .md-typeset .language-text code { white-space: pre; } }  /* narrow: tables scroll */
 .md-typeset table:not([class]) { font-size: .66rem; }
 """
 

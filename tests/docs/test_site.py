@@ -47,6 +47,20 @@ def test_docs_have_four_parts() -> None:
     assert top - folders <= {"index.md", "notation.md", "release-notes.md"}
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("FSDP", "how-to/fsdp.md"), ("HSDP", "how-to/fsdp.md"), ("LoRA", "how-to/lora.md"),
+        ("MFU", "explanation/mfu.md"), ("out of memory", "how-to/troubleshooting.md"),
+        ("glossary", "reference/glossary.md"), ("configuration", "reference/configuration.md"),
+    ],
+)  # fmt: skip
+def test_words_that_are_searched_for_stand_in_a_heading_of_their_page(words: str, page: str) -> None:
+    """The search of the site ranks headings first."""
+    headings = re.findall(r"^##? (.+)$", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert any(words.lower() in heading.lower() for heading in headings)
+
+
 def anchors(path: Path) -> set[str]:
     """What can be linked to in a page: its headings, as code hosts name them."""
     found: set[str] = set()
