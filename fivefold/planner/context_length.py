@@ -15,7 +15,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions import longest_sequence
-from fivefold.planner.search.neighbours import changed_words
+from fivefold.planner.search.layout_changes import change, changed_words
 from fivefold.record import Mistake
 from fivefold.results.search_result import Answer, LengthCurve, LengthPoint, Lengths, NearMiss, SearchResult
 from fivefold.step import FITS_RISK
@@ -59,8 +59,8 @@ def _varied(layout: Layout) -> Iterator[Layout]:
     ranks = layout.dp * layout.cp
     for cp in (2**power for power in range(MOST_CP.bit_length()) if ranks % 2**power == 0):
         for ac in dict.fromkeys((layout.ac, *RECOMPUTATIONS)):
-            kind = layout.cp_kind if cp > 1 else "ring"
-            yield layout.replace(cp=cp, dp=ranks // cp, ac=ac, cp_kind=kind)
+            if other := change(layout, cp=cp, dp=ranks // cp, ac=ac):
+                yield other
 
 
 def _points(

@@ -12,7 +12,6 @@ from math import ceil, log2
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import is_legal, refuse
-from fivefold.layout.schedule.pipeline_schedule import usual_schedule
 from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -21,6 +20,7 @@ from fivefold.planner.batch import laws, near
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import fits_any, search
+from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.whole_run import checked
 from fivefold.record import Mistake
 from fivefold.results.search_result import Answer, Batch, Change
@@ -218,7 +218,8 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
 def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     """Single changes: what is changed in words, the job and the layout."""
     for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
-        yield f"zero{zero}", job, layout.replace(zero=zero, shard_group=layout.shard_group if zero else None)
+        if other := with_zero(layout, zero):
+            yield f"zero{zero}", job, other
     for ac in ("none", "norm+act", "selective", "full"):
         yield f"ac={ac}", job, layout.replace(ac=ac)
     if layout.mbs % 2 == 0:
@@ -228,18 +229,15 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     if layout.tp > 1 and not layout.sp:
         yield "sequence parallel", job, layout.replace(sp=True)
     if layout.pp > 1:
-        yield (
-            "interleaved, twice the stages",
-            job,
-            layout.replace(schedule=usual_schedule(2), v=2 * layout.v, stages=()),
-        )
+        if other := with_virtual_stages(layout, 2 * layout.v):
+            yield "interleaved, twice the stages", job, other
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if not job.precision.narrow:
         yield "fp8", job.replace(precision=recipe("fp8")), layout
     if job.optimizer.kind == "adamw":
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
     if "optimizer" not in layout.offloads(job):
-        yield "offload=optimizer", job, offloading(layout)
+        yield "offload=optimizer", job, with_optimizer_offloaded(layout)
     yield "flash attention", job.replace(attention="flash"), layout
     yield "fused kernels", job.replace(kernels="fused", compile=False), layout
     yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
@@ -271,14 +269,9 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
     )  # fmt: skip
 
 
-def offloading(layout: Layout) -> Layout:
-    """Return the layout with the optimizer's states in host memory."""
-    return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
-
-
 def _too_large(planner: Planner, layout: Layout) -> str:
     risk, mend = planner.out_of_memory_risk(layout), "raise zero, tp or pp"
-    if "optimizer" not in layout.offloads(planner.job) and planner.fits(other := offloading(layout)):
+    if "optimizer" not in layout.offloads(planner.job) and planner.fits(other := with_optimizer_offloaded(layout)):
         host = host_bytes(planner.counts, other, planner.machine)
         mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
     return (

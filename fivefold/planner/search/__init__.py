@@ -3,7 +3,8 @@
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
 bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
-simplest · why · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least
+simplest · why · robust · scenarios   the simplest of the best; its alternatives; what loses least
+layout_changes · neighbours   single changes of a layout; all of them, and the walk that takes the best each time
 rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """

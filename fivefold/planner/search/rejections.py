@@ -17,6 +17,7 @@ from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Estimate, Planner, fullest
 from fivefold.planner.search.bounds import PARTS
 from fivefold.planner.search.columns import Ints
+from fivefold.planner.search.layout_changes import with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
 from fivefold.units import show_bytes, show_seconds
 
@@ -117,7 +118,7 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: flo
         return fullest(ranks) if planner.fits(at, ranks) else None
 
     if "optimizer" not in layout.offloads(job):
-        offloading = layout.replace(offload=("optimizer", *layout.offload))
+        offloading = with_optimizer_offloaded(layout)
         if (size := peak(job, offloading)) is not None:
             host = host_bytes(Counts(model, job), offloading, machine)
             yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host)} of host memory per node"

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import log2
 from typing import NamedTuple
 
-from fivefold.layout.legal import is_legal, told
 from fivefold.layout.names import DEFAULT_ORDER
-from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, usual_schedule
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
+from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
 from fivefold.planner.time.timeline import StepTime
 from fivefold.results.difference import because
 from fivefold.results.search_result import Alternative
@@ -108,7 +107,7 @@ class Simplest:
         key = layout, planner.job
         if key in self.known:
             return self.known[key]
-        if not self.left or not self.where.holds(layout) or not is_run(layout, planner):
+        if not self.left or not self.where.holds(layout) or not can_run(layout, planner):
             return None
         ranks = planner.memory(layout)
         if not planner.fits(layout, ranks):
@@ -138,60 +137,24 @@ def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | Non
 
 def _moves(layout: Layout) -> Iterator[Layout]:
     """Layouts that differ in one choice, each with other micro-batches, recomputation and ZeRO, which may make up."""
-    for moved in (layout, *_structures(layout)):
+    for moved in (layout, *filter(None, _simpler_structures(layout))):
         sizes = {layout.mbs, 1, 2 * layout.mbs, max(1, layout.mbs // 2)}
         for mbs in sorted(sizes):
             for ac in dict.fromkeys((layout.ac, "none", "selective", "full")):
                 for zero in range(4) if moved.dp * moved.cp > 1 else (0,):
                     group = moved.shard_group if zero and zero == layout.zero else None
-                    if other := made(moved, mbs=mbs, ac=ac, zero=zero, shard_group=group):
+                    if other := change(moved, mbs=mbs, ac=ac, zero=zero, shard_group=group):
                         yield other
 
 
-def _structures(layout: Layout) -> Iterator[Layout]:
+def _simpler_structures(layout: Layout) -> Iterator[Layout | None]:
     """One axis smaller, or a plainer schedule, placement or sharding."""
-    for axis in ("tp", "cp", "pp", "ep", "etp"):
-        for degree in divisors(getattr(layout, axis))[:-1]:
-            if other := _with_degree(layout, axis, degree):
-                yield other
-    simple: list[dict[str, object]] = [
-        {"order": DEFAULT_ORDER}, {"shard_group": None}, {"sp": True}, {"cp_kind": "ring"},
-        {"stages": ()}, {"schedule": DEFAULT_SCHEDULE, "v": 1, "stages": ()},
-    ]  # fmt: skip
-    simple += [{"schedule": usual_schedule(v), "v": v, "stages": ()} for v in divisors(layout.v) if 1 < v < layout.v]
-    for fields in simple:
-        if other := made(layout, **fields):
-            yield other
-
-
-def _with_degree(layout: Layout, axis: str, degree: int) -> Layout | None:
-    """The layout with a smaller degree of ``axis``, whose ranks go to dp."""
-    fields: dict[str, object] = {axis: degree}
-    if axis not in ("ep", "etp"):
-        fields["dp"] = layout.dp * getattr(layout, axis) // degree
-    return made(layout, **fields, **dropped(layout, axis, degree))
-
-
-def dropped(layout: Layout, axis: str, degree: int) -> dict[str, object]:
-    """The fields that another degree of ``axis`` rules out, as they then are."""
-    if axis == "tp":
-        return {"sp": layout.sp or degree == 1, "etp": 1 if degree % layout.etp else layout.etp}
-    if axis == "cp" and degree == 1:
-        return {"cp_kind": "ring"}
-    if axis == "pp":
-        return {"stages": ()} | ({"schedule": DEFAULT_SCHEDULE, "v": 1} if degree == 1 else {})
-    return {}
-
-
-def made(layout: Layout, **fields: object) -> Layout | None:
-    """The layout with other fields; None if they contradict each other."""
-    try:
-        return layout.replace(**fields)
-    except ValueError:
-        return None
-
-
-def is_run(layout: Layout, planner: Planner) -> bool:
-    """Whether the layout is legal, and the config of the job's software has words for it."""
-    model, job = planner.model, planner.job
-    return is_legal(layout, model=model, job=job, machine=planner.machine) and told(layout, model=model, job=job)
+    yield from rank_moves(layout, give=("tp", "cp", "pp"), take=("dp",))
+    yield from (change(layout, ep=ep) for ep in divisors(layout.ep)[:-1])
+    yield from (change(layout, etp=etp) for etp in divisors(layout.etp)[:-1])
+    yield change(layout, order=DEFAULT_ORDER)
+    yield change(layout, shard_group=None)
+    yield change(layout, sp=True)
+    yield change(layout, cp_kind="ring")
+    yield change(layout, stages=())
+    yield from (with_virtual_stages(layout, v) for v in divisors(layout.v) if v == 1 or v < layout.v)

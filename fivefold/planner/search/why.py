@@ -7,19 +7,21 @@ dp has none, from pp or cp), a pipeline of other ranks may have other virtual st
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, usual_schedule
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.neighbours import changed_words
-from fivefold.planner.search.simplest import Evaluated, dropped, is_run, made
+from fivefold.planner.search.layout_changes import can_run, change, changed_words, with_virtual_stages
+from fivefold.planner.search.simplest import Evaluated
 from fivefold.results.difference import because
 from fivefold.results.search_result import Why
 from fivefold.units import show_bytes
 
 Ways = list[Layout | None]  # of one alternative
+Fields = dict[str, Any]
 FEW = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
 ALIKE = 5e-4  # share of a step that prints as 0.0 %
 
@@ -39,7 +41,7 @@ def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] =
 def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
     """What an alternative costs; "" where it is illegal. One that ``where`` excludes is said to be."""
     planner = chosen.planner
-    legal = [each for each in dict.fromkeys(ways) if each and each != chosen.layout and is_run(each, planner)]
+    legal = [each for each in dict.fromkeys(ways) if each and each != chosen.layout and can_run(each, planner)]
     admitted = [each for each in legal if where.holds(each)]
     if not legal:
         return ""
@@ -82,18 +84,18 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
     if layout.pp > 1:
         yield f"{layout.schedule} v{layout.v}", list(_schedules(layout))
     sizes = [each for each in (layout.mbs // 2, 2 * layout.mbs) if each >= 1]
-    yield f"mbs{layout.mbs}", [(f"mbs{each}", [made(layout, mbs=each)]) for each in sizes]
+    yield f"mbs{layout.mbs}", [(f"mbs{each}", [change(layout, mbs=each)]) for each in sizes]
     kinds = [each for each in ("none", "selective", "full") if each != layout.ac]
-    yield f"ac={layout.ac}", [(f"ac={each}", [made(layout, ac=each)]) for each in kinds]
+    yield f"ac={layout.ac}", [(f"ac={each}", [change(layout, ac=each)]) for each in kinds]
     if layout.order != DEFAULT_ORDER:
-        yield f"order={'-'.join(layout.order)}", [("the default order", [made(layout, order=DEFAULT_ORDER)])]
+        yield f"order={'-'.join(layout.order)}", [("the default order", [change(layout, order=DEFAULT_ORDER)])]
     if not layout.sp:
-        yield "nosp", [("sequence parallelism", [made(layout, sp=True)])]
+        yield "nosp", [("sequence parallelism", [change(layout, sp=True)])]
 
 
 def _kinds(layout: Layout) -> list[tuple[str, Ways]]:
     other = "ring" if layout.cp_kind == "ulysses" else "ulysses"
-    return [(f"cp={other}", [made(layout, cp_kind=other)])]
+    return [(f"cp={other}", [change(layout, cp_kind=other)])]
 
 
 def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
@@ -102,7 +104,7 @@ def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
     stages = [(each, group if each else None) for each in (zero - 1, zero + 1) if 0 <= each <= 3]
     sizes = [each for each in (group // 2, 2 * group, replicas) if each > 1] if group else []
     stages += [(zero, each if each < replicas else None) for each in dict.fromkeys(sizes)]
-    found = [(z, n, made(layout, zero=z, shard_group=n)) for z, n in stages]
+    found = [(z, n, change(layout, zero=z, shard_group=n)) for z, n in stages]
     return _sharded(zero, group), [(_sharded(z, n), [other]) for z, n, other in found]
 
 
@@ -111,32 +113,32 @@ def _sharded(zero: int, group: int | None) -> str:
 
 
 def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
-    yield DEFAULT_SCHEDULE, [made(layout, schedule=DEFAULT_SCHEDULE, v=1, stages=())]
+    yield DEFAULT_SCHEDULE, [with_virtual_stages(layout, 1)]
     for v in (layout.v // 2, 2 * layout.v):
         if v > 1 and layout.schedule == usual_schedule(layout.v):
-            yield f"v{v}", [made(layout, schedule=usual_schedule(v), v=v, stages=())]
-    yield "zb1p", [made(layout, schedule="zb1p", v=1, stages=())]
+            yield f"v{v}", [with_virtual_stages(layout, v)]
+    yield "zb1p", [change(layout, schedule="zb1p", v=1, stages=())]
 
 
 def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
     """Ways to another degree of ``axis``: virtual stages as they are and as many stages in all, other ZeRO where there
     were no replicas; with half the micro-batch beside.
     """
-    fields: dict[str, object] = {axis: degree, **dropped(layout, axis, degree)}
+    fields: Fields = {axis: degree, "zero": layout.zero}
     if axis not in ("ep", "etp"):
         moved = _moved(layout, axis, degree)
         if moved is None:
             return []
         fields |= moved
     ways = [fields]
-    if axis == "pp" and degree > 1:
-        ways = [fields | each for each in _virtual(layout, degree)]
+    if axis == "pp":
+        ways = [fields | {"stages": ()} | each for each in (_virtual(layout, degree) if degree > 1 else [{}])]
     if layout.dp * layout.cp == 1:
         ways = [each | {"zero": zero} for each in ways for zero in (0, 1)]
-    return [made(layout, **each) for each in ways]
+    return [change(layout, **each) for each in ways]
 
 
-def _moved(layout: Layout, axis: str, degree: int) -> dict[str, object] | None:
+def _moved(layout: Layout, axis: str, degree: int) -> Fields | None:
     """The axis that gives or takes the ranks, with its new degree; None if no axis has them."""
     now = int(getattr(layout, axis))
     if degree < now:
@@ -144,11 +146,11 @@ def _moved(layout: Layout, axis: str, degree: int) -> dict[str, object] | None:
     for giver in ("dp", "pp", "cp"):
         fewer, odd = divmod(int(getattr(layout, giver)), degree // now)
         if giver != axis and not odd and fewer:
-            return {giver: fewer, **dropped(layout, giver, fewer)}
+            return {giver: fewer, **({"stages": ()} if giver == "pp" else {})}
     return None
 
 
-def _virtual(layout: Layout, degree: int) -> list[dict[str, object]]:
+def _virtual(layout: Layout, degree: int) -> list[Fields]:
     """Schedules of a pipeline of ``degree`` ranks that are like the layout's: of as many virtual stages, or stages."""
     if layout.schedule != usual_schedule(layout.v):
         return [{}]

@@ -15,7 +15,8 @@ from fivefold.layout.where import Where
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
-from fivefold.planner.search.neighbours import changed_words, neighbours, walk
+from fivefold.planner.search.layout_changes import changed_words
+from fivefold.planner.search.neighbours import neighbours, walk
 from fivefold.record import Mistake
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
 from tests.planner.search.test_space import every_layout

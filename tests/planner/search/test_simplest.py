@@ -15,7 +15,8 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.constraints import uneven_batch
-from fivefold.planner.search.simplest import Evaluated, Simplest, complexity, dropped, made
+from fivefold.planner.search.layout_changes import rank_moves
+from fivefold.planner.search.simplest import Evaluated, Simplest, complexity
 from fivefold.planner.time.timeline import StepTime
 from fivefold.record import Mistake
 from fivefold.rendering.search import page
@@ -183,13 +184,11 @@ def test_the_remark_stands_in_the_proposal() -> None:
 def test_a_smaller_degree_takes_along_what_depends_on_it(axis: str) -> None:
     """Experts cut over more ranks than tensor parallelism has left, or a schedule without a pipeline, are no layout."""
     layout = Layout.parse("dp2 tp4 cp2 pp2 ep2 etp4 v2 interleaved cp=ulysses zero1 mbs1")
-    for degree in (1, 2)[: 2 if axis == "tp" else 1]:
-        smaller = made(layout, **{axis: degree}, **dropped(layout, axis, degree))
-        assert smaller is not None
-        assert getattr(smaller, axis) == degree
-        assert smaller.tp % smaller.etp == 0
-    assert dropped(layout, "tp", 2)["etp"] == 1
-    assert dropped(layout.replace(etp=2), "tp", 2)["etp"] == 2
+    for start in (layout, layout.replace(etp=2)):
+        smaller = [each for each in rank_moves(start, give=(axis,), take=("dp",)) if each]
+        assert [getattr(each, axis) for each in smaller] == ([2, 1] if axis == "tp" else [1])
+        assert all(each.world == layout.world and each.tp % each.etp == 0 for each in smaller)
+        assert smaller[0].etp == (start.etp if axis != "tp" or start.etp == 2 else 1)
 
 
 def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:

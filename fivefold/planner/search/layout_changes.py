@@ -1,0 +1,100 @@
+"""Single changes of a layout, each without what it rules out: no pipeline, no schedule.
+
+All that try other layouts than a given one make them here: the walk (``neighbours.py``), the simplest of the best
+(``simplest.py``), the reasons for each choice (``why.py``), and the questions of ``ask``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import Any
+
+from fivefold.layout.legal import is_legal, told
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, usual_schedule
+from fivefold.layout.spec import Layout, divisors
+from fivefold.planner.predict import Planner
+
+RANKED = ("dp", "tp", "cp", "pp")  # axes whose product is the world
+DEGREES = {*RANKED, "v"}  # with which something else may no longer go
+
+
+def can_run(layout: Layout, planner: Planner) -> bool:
+    """Whether the layout is legal, and the config of the job's software has words for it."""
+    model, job = planner.model, planner.job
+    return told(layout, model=model, job=job) and is_legal(layout, model=model, job=job, machine=planner.machine)
+
+
+def change(layout: Layout, **fields: Any) -> Layout | None:
+    """Return the layout with other fields, without what they rule out; None if they contradict the rest of it."""
+    ruled_out = {} if DEGREES.isdisjoint(fields) else _ruled_out(layout, layout.model_copy(update=fields))
+    try:
+        return layout.replace(**(ruled_out | fields))
+    except ValueError:
+        return None
+
+
+def rank_moves(
+    layout: Layout, *, give: Sequence[str] = RANKED, take: Sequence[str] = RANKED
+) -> Iterator[Layout | None]:
+    """Return every layout in which an axis of ``give`` has a fraction of its ranks, and one of ``take`` the others."""
+    for giver, taker in permutations(RANKED, 2):
+        if giver in give and taker in take:
+            for factor in divisors(getattr(layout, giver))[1:]:
+                degrees = {giver: getattr(layout, giver) // factor, taker: getattr(layout, taker) * factor}
+                yield change(layout, **degrees)
+
+
+def with_zero(layout: Layout, zero: int) -> Layout | None:
+    """Return the layout with another ZeRO stage, and its shard group if that shards anything."""
+    return change(layout, zero=zero, shard_group=layout.shard_group if zero else None)
+
+
+def with_virtual_stages(layout: Layout, v: int) -> Layout | None:
+    """Return the layout with 1F1B of ``v`` even stages on each rank."""
+    return change(layout, schedule=usual_schedule(v), v=v, stages=())
+
+
+def with_optimizer_offloaded(layout: Layout) -> Layout:
+    """Return the layout with the optimizer's states in host memory."""
+    return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
+
+
+def _ruled_out(before: Layout, layout: Layout) -> dict[str, Any]:
+    """Return what a layout with other degrees than ``before`` cannot keep, as it then is."""
+    replicas, group = layout.dp * layout.cp, layout.shard_group
+    fields: dict[str, Any] = {}
+    if layout.pp == 1:
+        fields |= {"schedule": DEFAULT_SCHEDULE, "v": 1}
+    if layout.stages and layout.pp * layout.v != len(layout.stages):
+        fields |= {"stages": ()}
+    if layout.recompute_ranks >= layout.pp:
+        fields |= {"ac": layout.recomputation}
+    if layout.tp == 1:
+        fields |= {"sp": True}
+    if layout.tp % layout.etp:
+        fields |= {"etp": 1}
+    if layout.cp == 1:
+        fields |= {"cp_kind": "ring"}
+    if replicas != before.dp * before.cp:
+        if replicas == 1:
+            fields |= {"zero": 0}
+        if replicas == 1 or group == replicas or (group and replicas % group):
+            fields |= {"shard_group": None}
+    return fields
+
+
+def changed_words(before: Layout, after: Layout) -> str:
+    """Return the words of ``after`` that ``before`` has not, and those that it dropped: ``dp32 tp4 without v2``."""
+    was, now = str(before).split(), str(after).split()
+    kinds = {_kind(word) for word in now}
+    dropped = [word for word in was if word not in now and _kind(word) not in kinds]
+    words = [word for word in now if word not in was]
+    return " ".join([*words, *(["without", *dropped] if dropped else [])])
+
+
+def _kind(word: str) -> str:
+    """Return what a word of a layout sets: ``tp8`` and ``tp4`` the same, and so any two schedules."""
+    if word in SCHEDULES:
+        return "schedule"
+    return word.partition("=")[0] if "=" in word else word.rstrip("0123456789/x")
