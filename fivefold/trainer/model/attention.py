@@ -3,9 +3,9 @@
     grouped   x → q, k, v → (norm) → rope → core → out
     latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
 
-The core, softmax(q·kᵀ·scale, causal)·v, is flash attention: it keeps q, k, v, its output and one log-sum-exp per
-query (arXiv:2205.14135), with the layer's window, soft cap and sinks. Parallelisms replace ``run``, ``core``, ``hooks``
-and, of MLA, ``share``.
+The core, softmax(q·kᵀ·scale, causal)·v, is flash attention with the layer's window, soft cap and sinks. It keeps q, k,
+v, its output and one log-sum-exp per query (arXiv:2205.14135). Parallelisms replace ``run``, ``core``, ``hooks`` and,
+for MLA, ``share``.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | 
 
 
 class AttentionHooks(Protocol):
-    """Calls around the core where a rank attends with other heads or tokens than its own: Ulysses, the KV cache."""
+    """Calls around the core, for a rank that attends with other heads or tokens than its own: Ulysses, the KV cache."""
 
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
-        """This rank's q, k and v → those that the core gets."""
+        """Exchange this rank's q, k and v for those that the core gets."""
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """Output of the core → output for this rank's queries [B, T, N, H]."""
+        """Exchange the output of the core for the output for this rank's queries [B, T, N, H]."""
 
 
 class _Attention(nn.Module):
-    """What GQA and MLA share: core and output projection. Subclasses make q, k and v in ``_heads``."""
+    """The common part of GQA and MLA: core and output projection. Subclasses make q, k and v in ``_heads``."""
 
     out: Linear
 
@@ -60,7 +60,7 @@ class _Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
-        """[R, D] → [R, D]."""
+        """Apply attention: [R, D] → [R, D]."""
         heads = self._heads(x_RD, rows)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
@@ -75,7 +75,7 @@ class _Attention(nn.Module):
         return out_RD
 
     def _attended(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
-        """The core's output [B, T, N, H]; where the layer attends inside of chunks, that of every chunk."""
+        """Return the core's output [B, T, N, H]; if the layer attends inside chunks, the output of every chunk."""
         (q, k, v), documents, keys = heads, rows.documents, rows.keys
         if self.chunk is not None and k.shape[1] > self.chunk:
             if q.shape[1] < k.shape[1]:
@@ -93,20 +93,20 @@ class _Attention(nn.Module):
         return out_BTNH
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """[R, D] → q [B, T, N, H], k and v [B, T, K, H], rotated."""
+        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]."""
         raise NotImplementedError
 
 
 class GroupedAttention(_Attention):
-    """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read off their shapes."""
+    """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read from their shapes."""
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
         super().__init__(model, layer=layer, head_dim=model.head_dim)
         self.head_dim, self.qk_norm = model.head_dim, model.qk_norm
-        wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        self.q = Linear(model.width, wide, bias=model.qkv_bias)
-        self.k = Linear(model.width, narrow, bias=model.qkv_bias)
-        self.v = Linear(model.width, narrow, bias=model.qkv_bias)
+        q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.q = Linear(model.width, q_width, bias=model.qkv_bias)
+        self.k = Linear(model.width, kv_width, bias=model.qkv_bias)
+        self.v = Linear(model.width, kv_width, bias=model.qkv_bias)
         self.q_norm: nn.Module
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:  # before the rotation, which keeps the norm
@@ -114,7 +114,7 @@ class GroupedAttention(_Attention):
         shapes = norm_shape(model, model.heads), norm_shape(model, model.kv_heads)
         if shapes[0] is not None and shapes[1] is not None:
             self.q_norm, self.k_norm = norm(model, *shapes[0]), norm(model, *shapes[1])
-        self.out = Linear(wide, model.width, bias=model.out_bias)
+        self.out = Linear(q_width, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         # reusing the names frees each tensor once the operation on it has run
@@ -140,7 +140,8 @@ class LatentAttention(_Attention):
     """MLA. A head's query and key have ``nope_dim`` dims without positions, then ``rope_dim`` rotated ones.
 
     ``share``: under tp, gathers the rows of the rotary key (sp) and sums its gradient. ``bare``: the core attends to
-    the latent itself (absorbed form, for decoding), so that no keys and values are made from it."""
+    the latent itself (absorbed form, for decoding), so that no keys and values are made from it.
+    """
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
         mla = model.mla
@@ -149,13 +150,13 @@ class LatentAttention(_Attention):
         self.mla = mla
         self.share: Callable[[Tensor], Tensor] = _identity
         self.bare = False
-        wide = model.heads * (mla.nope_dim + mla.rope_dim)
+        q_width = model.heads * (mla.nope_dim + mla.rope_dim)
         if mla.q_rank is None:
-            self.q = Linear(model.width, wide, bias=False)
+            self.q = Linear(model.width, q_width, bias=False)
         else:
             self.q_down = Linear(model.width, mla.q_rank, bias=model.qkv_bias)
             self.q_norm = norm(model, mla.q_rank, epsilon=mla.norm_epsilon)
-            self.q_up = Linear(mla.q_rank, wide, bias=False)
+            self.q_up = Linear(mla.q_rank, q_width, bias=False)
         self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
         self.kv_norm = norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
@@ -181,15 +182,18 @@ class LatentAttention(_Attention):
     def _absorbed_heads(
         self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """As ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
+        """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens = self.mla, cos_TH.shape[0]
         q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
-        turned = self.kernels.rotate_last(key, cos_TH, sin_TH)
-        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), turned), dim=-1)
+        rotated_key = self.kernels.rotate_last(key, cos_TH, sin_TH)
+        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), rotated_key), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
     def _down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, D] → q [R, N · (nope + rope)] of this rank's heads, and latent | rotary key [R, kv_rank + rope]."""
+        """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads and to latent | rotary key.
+
+        The latter is [R, kv_rank + rope].
+        """
         if self.mla.q_rank is None:
             q = self.run("attention.q", self.q, x_RD)
             (kv,) = self.run("attention.down", fused_linears, x_RD, self.kv_down)
@@ -205,5 +209,5 @@ def _identity(rows: Tensor) -> Tensor:
 
 
 def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
-    """[B · T, N · H] → [B, T, N, H]."""
+    """View rows [B · T, N · H] as [B, T, N, H]."""
     return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)

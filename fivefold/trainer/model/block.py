@@ -27,21 +27,21 @@ Add = Callable[[Tensor, Tensor], Tensor]
 
 
 class Block(nn.Module):
-    """Attention, then MLP or mixture of experts, as ``model`` has at ``layer``, with its norms around them."""
+    """Attention, then MLP or mixture of experts, as ``model`` has at ``layer``, with the norms around them."""
 
     def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
         self.run: Run = direct
         self.kind = model.block
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
-        after = model.block == "sandwich"
+        has_post_norms = model.block == "sandwich"
         self.norm1 = norm(model, model.width)
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer)
-        self.norm1_post = norm(model, model.width) if after else None
+        self.norm1_post = norm(model, model.width) if has_post_norms else None
         self.norm2 = None if model.block == "parallel_shared" else norm(model, model.width)
         self.moe = Moe(model) if model.is_moe(layer) else None
         self.mlp = None if model.is_moe(layer) else Mlp(model, ffn=model.ffn, name="mlp")
-        self.norm2_post = norm(model, model.width) if after else None
+        self.norm2_post = norm(model, model.width) if has_post_norms else None
         self.drops = nn.ModuleDict()
         if model.dropout:
             places = {"attention": ATTENTION, "mlp": FEED_FORWARD}
@@ -50,30 +50,30 @@ class Block(nn.Module):
 
     @property
     def feed_forward(self) -> nn.Module:
-        """The mixture of experts or the MLP."""
-        found = self.moe or self.mlp
-        assert found is not None
-        return found
+        """Return the mixture of experts or the MLP."""
+        layer = self.moe or self.mlp
+        assert layer is not None
+        return layer
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
-        """[R, D] → [R, D]."""
-        post, parallel = self.kind == "post", self.kind in ("parallel", "parallel_shared")
-        h_RD: Tensor = x_RD if post else self.run("norm1", self.norm1, x_RD)
+        """Apply the layer: [R, D] → [R, D]."""
+        is_post, is_parallel = self.kind == "post", self.kind in ("parallel", "parallel_shared")
+        h_RD: Tensor = x_RD if is_post else self.run("norm1", self.norm1, x_RD)
         a_RD: Tensor = self.attention(h_RD, rows)
-        entry_RD = h_RD if self.norm2 is None else None  # of the feed-forward, if it reads what attention reads
+        entry_RD = h_RD if self.norm2 is None else None  # input of the feed-forward, if it is that of attention
         del h_RD
-        y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if post else "norm1_post")
+        y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
         del a_RD
         if entry_RD is None:
-            stream_RD = x_RD if parallel else y_RD
-            entry_RD = stream_RD if post else self.run("norm2", self.norm2, stream_RD)
+            stream_RD = x_RD if is_parallel else y_RD
+            entry_RD = stream_RD if is_post else self.run("norm2", self.norm2, stream_RD)
             del stream_RD
         d_RD: Tensor = self.feed_forward(entry_RD)
         del entry_RD
-        return self._added("mlp", y_RD, d_RD, rows, name="norm2" if post else "norm2_post")
+        return self._added("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
 
     def _added(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: Rows, *, name: str) -> Tensor:
-        """``onto`` + what the ``branch`` put out, through its norm ``name`` if the block has one there."""
+        """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there."""
         if self.kind in ("post", "sandwich"):
             out_RD = self.run(name, self.get_submodule(name), out_RD)
         if rows.keys is not None and branch in self.drops:
@@ -83,5 +83,5 @@ class Block(nn.Module):
 
 
 def residual(x_RD: Tensor, y_RD: Tensor, *, scale: float = 1.0) -> Tensor:
-    """``x + scale · y`` of the residual stream."""
+    """Return ``x + scale · y`` of the residual stream."""
     return torch.add(x_RD, y_RD, alpha=scale)

@@ -1,6 +1,6 @@
-"""Attention inside of chunks of a sequence (Llama 4): each chunk becomes a sequence of its own before the core.
+"""Attention inside chunks of a sequence (Llama 4): each chunk becomes a sequence of its own before the core.
 
-[B, T, N, H] → [B · T / C, C, N, H] → core → [B, T, N, H]        views where C divides T, else padded at the end
+[B, T, N, H] → [B · T / C, C, N, H] → core → [B, T, N, H]        views if C divides T, else padded at the end
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from fivefold.trainer.model.dropout import GAMMA, mix
 
 
 def apart(x: Tensor, *, chunk: int, fill: float = 0) -> Tensor:
-    """[B, T, …] → [B · ⌈T / C⌉, C, …], the last chunk of a sequence filled up."""
-    if lacking := -x.shape[1] % chunk:
-        x = F.pad(x, (*(0, 0) * (x.dim() - 2), 0, lacking), value=fill)
-    found: Tensor = x.unflatten(1, (-1, chunk)).flatten(0, 1)
-    return found
+    """Split sequences into chunks: [B, T, …] → [B · ⌈T / C⌉, C, …], the last chunk of a sequence padded."""
+    if padding := -x.shape[1] % chunk:
+        x = F.pad(x, (*(0, 0) * (x.dim() - 2), 0, padding), value=fill)
+    chunks: Tensor = x.unflatten(1, (-1, chunk)).flatten(0, 1)
+    return chunks
 
 
 def together(x: Tensor, *, sequences: int, tokens: int) -> Tensor:
-    """The inverse of ``apart`` for ``sequences`` of ``tokens``."""
-    found: Tensor = x.unflatten(0, (sequences, -1)).flatten(1, 2)[:, :tokens]
-    return found
+    """Reverse ``apart`` for ``sequences`` of ``tokens``."""
+    joined: Tensor = x.unflatten(0, (sequences, -1)).flatten(1, 2)[:, :tokens]
+    return joined
 
 
 def apart_keys(keys_B: Tensor, *, chunks: int) -> Tensor:
-    """Keys of dropout, for every chunk of each sequence one of its own: [B · chunks]."""
+    """Return a dropout key for every chunk of each sequence: [B · chunks]."""
     return mix(keys_B[:, None] + torch.arange(chunks, device=keys_B.device) * GAMMA).flatten()
 
 
 def last_chunk(keys_BSKH: Tensor, *, chunk: int) -> Tensor:
-    """Of cached keys or values those that the newest token sees."""
+    """Return the cached keys or values that the newest token sees."""
     return keys_BSKH[:, (keys_BSKH.shape[1] - 1) // chunk * chunk :]

@@ -24,17 +24,20 @@ from fivefold.trainer.model.linear import Linear, accumulate_grad
 def chunked_loss(
     h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss: Nats, into: Tensor | None = None
 ) -> Tensor:
-    """``scale`` · Σ over rows of −log softmax(out(h))[target] in nats. ``h`` [rows, D], ``targets`` of any shape.
+    """Return ``scale`` · Σ over rows of −log softmax(out(h))[target] in nats.
 
-    Where ``h`` requires a gradient the scalar is NaN until its backward, which may run once, has filled it in.
-    ``into``: where the scalar lies then, an element of another tensor.
+    ``h``: [rows, D]; ``targets`` of any shape. If ``h`` requires a gradient the scalar is NaN until its backward, which
+    may run once, has filled it in. ``into``: an element of another tensor, in which the scalar is stored then.
     """
-    found: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss, into)  # type: ignore[no-untyped-call]
-    return found
+    total: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss, into)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _Chunked(torch.autograd.Function):
-    """Forward saves h; without gradients it computes the loss. Backward computes loss, dh, dW and db by chunks."""
+    """Save h in the forward, which computes the loss only without gradients.
+
+    Compute loss, dh, dW and db by chunks later.
+    """
 
     @staticmethod
     def forward(
@@ -46,37 +49,41 @@ class _Chunked(torch.autograd.Function):
             ctx.save_for_backward(h, targets)
             ctx.out, ctx.scale, ctx.loss, ctx.total = out, scale, loss, total.fill_(math.nan)
             return total.detach()  # shares ``total``'s storage; returning ``total`` would make ctx refer to itself
-        whole, targets = out.hooks.enter(h), targets.flatten()
-        for rows in _chunks(whole):
-            total += loss(F.linear(whole[rows], out.matrix, out.bias), targets[rows], None)
+        all_rows, targets = out.hooks.enter(h), targets.flatten()
+        for rows in _chunks(all_rows):
+            total += loss(F.linear(all_rows[rows], out.matrix, out.bias), targets[rows], None)
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, targets = ctx.saved_tensors
         out: Linear = ctx.out
-        whole, targets, total, times = out.hooks.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
-        gradient = torch.empty_like(whole)
-        weight = bias = None
-        for rows in _chunks(whole):
-            logits = F.linear(whole[rows], out.matrix, out.bias)
-            total += ctx.loss(logits, targets[rows], times)
+        all_rows, targets, total, factor = out.hooks.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
+        gradient = torch.empty_like(all_rows)
+        weight_gradient = bias_gradient = None
+        for rows in _chunks(all_rows):
+            logits = F.linear(all_rows[rows], out.matrix, out.bias)
+            total += ctx.loss(logits, targets[rows], factor)
             torch.mm(logits, out.matrix, out=gradient[rows])
-            weight = logits.t() @ whole[rows] if weight is None else weight.addmm_(logits.t(), whole[rows])
+            weight_gradient = (
+                logits.t() @ all_rows[rows]
+                if weight_gradient is None
+                else weight_gradient.addmm_(logits.t(), all_rows[rows])
+            )
             if out.bias is not None:
-                bias = logits.sum(0) if bias is None else bias.add_(logits.sum(0))
+                bias_gradient = logits.sum(0) if bias_gradient is None else bias_gradient.add_(logits.sum(0))
             del logits  # freed before those of the next chunk are allocated
         total *= ctx.scale
-        del whole
-        entered = out.hooks.begin_enter_backward(gradient)
+        del all_rows
+        wait_gradient = out.hooks.begin_enter_backward(gradient)
         del gradient
-        if out.bias is not None and bias is not None:
-            accumulate_grad(out.bias, bias)
-        assert weight is not None
-        accumulate_grad(out.matrix, weight)
-        return entered(), None, None, None, None, None, None
+        if out.bias is not None and bias_gradient is not None:
+            accumulate_grad(out.bias, bias_gradient)
+        assert weight_gradient is not None
+        accumulate_grad(out.matrix, weight_gradient)
+        return wait_gradient(), None, None, None, None, None, None
 
 
 def _chunks(rows: Tensor) -> list[slice]:
-    """Slices of ``LOSS_CHUNK_ROWS`` rows; the last may be shorter."""
+    """Return slices of ``LOSS_CHUNK_ROWS`` rows; the last may be shorter."""
     return [slice(start, start + LOSS_CHUNK_ROWS) for start in range(0, len(rows), LOSS_CHUNK_ROWS)]

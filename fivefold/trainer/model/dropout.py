@@ -1,6 +1,6 @@
-"""Dropout whose masks are drawn from a counter, so that every layout draws the same ones and a recomputation repeats
-them: out = x · kept / (1 − rate), in training only.
+"""Dropout with masks drawn from a counter: every layout draws the same masks, and recomputation repeats them.
 
+    out = x · mask / (1 − rate), in training only
     key of a sequence   mix(seed, step, sample)          key of a row   mix(sequence, layer and place in it, position)
     bits of 4 columns   mix(row + ⌊column / 4⌋ · γ)      mix: SplitMix64 (Steele et al., OOPSLA 2014)
 
@@ -21,62 +21,62 @@ GAMMA, FIRST, SECOND = (
     value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # as int64
 LEVELS = 2**16
-LARGEST = 2**20  # elements whose bits are made at once
+LARGEST = 2**20  # elements whose bits are computed at once
 EMBEDDING = 0
 PROBABILITIES, ATTENTION, FEED_FORWARD = range(3)  # places in a layer
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's output for the counters ``x``, int64; overwrites ``x``."""
+    """Return SplitMix64's output for the counters ``x``, int64; overwrites ``x``."""
     for shift, factor in ((30, FIRST), (27, SECOND)):
         x.bitwise_xor_((x >> shift) & (2 ** (64 - shift) - 1)).mul_(factor)
     return x.bitwise_xor_((x >> 31) & (2**33 - 1))
 
 
 def sequence_keys(samples: Tensor, *, seed: int, step: int) -> Tensor:
-    """A key per sample of a step, int64 in the shape of ``samples``: their numbers within the global batch."""
+    """Return a key per sample of a step, int64 in the shape of ``samples``, the indices within the global batch."""
     start = mix(torch.tensor([seed], device=samples.device)).add_(_gammas(step))
     return mix(mix(start) + samples * GAMMA)
 
 
 def _gammas(number: int) -> int:
-    """``number`` · γ as int64."""
+    """Return ``number`` · γ as int64."""
     return (number * GAMMA + 2**63) % 2**64 - 2**63
 
 
 def place_keys(keys_B: Tensor, place: int) -> Tensor:
-    """Keys of the sequences at one place."""
+    """Return the keys of the sequences at one place."""
     return mix(keys_B + _gammas(place))
 
 
 def place_in(layer: int, place: int) -> int:
-    """The number of a ``place`` in ``layer``, beside ``EMBEDDING``."""
+    """Return the global index of a ``place`` in ``layer``; ``EMBEDDING`` has index 0."""
     return 1 + 3 * layer + place
 
 
 def row_keys(keys_B: Tensor, rows: Tensor, *, place: int) -> Tensor:
-    """A key for each of ``rows`` [T] or [N, T] of every sequence: [B, …]. ``rows``: their numbers."""
-    here = place_keys(keys_B, place).view(-1, *(1 for _ in rows.shape))
-    return mix(here + rows * GAMMA)
+    """Return a key for each of ``rows`` [T] or [N, T] of every sequence: [B, …]. ``rows`` holds row indices."""
+    keys = place_keys(keys_B, place).view(-1, *(1 for _ in rows.shape))
+    return mix(keys + rows * GAMMA)
 
 
 def score_rows(heads: range, tokens: range, *, device: torch.device) -> Tensor:
-    """Numbers [N, T] of the rows of scores of some heads and tokens."""
-    each = torch.arange(heads.start, heads.stop, device=device)[:, None] * 2**32
-    return each + torch.arange(tokens.start, tokens.stop, device=device)
+    """Return the row indices [N, T] of the scores of some heads and tokens."""
+    head_rows = torch.arange(heads.start, heads.stop, device=device)[:, None] * 2**32
+    return head_rows + torch.arange(tokens.start, tokens.stop, device=device)
 
 
 def kept(keys: Tensor, *, columns: range, rate: float) -> Tensor:
-    """Whether elements of the rows with ``keys`` [...] are kept: bool [..., columns]."""
-    first = columns.start // 4
-    groups = torch.arange(first, -(-columns.stop // 4), device=keys.device)
+    """Return a mask of the kept elements of the rows with ``keys`` [...]: bool [..., columns]."""
+    first_group = columns.start // 4
+    groups = torch.arange(first_group, -(-columns.stop // 4), device=keys.device)
     bits = mix(keys[..., None] + groups * GAMMA).view(torch.int16)
-    own = bits[..., columns.start - 4 * first : columns.stop - 4 * first]
-    return own >= _dropped_levels(rate) - LEVELS // 2
+    column_bits = bits[..., columns.start - 4 * first_group : columns.stop - 4 * first_group]
+    return column_bits >= _dropped_levels(rate) - LEVELS // 2
 
 
 def scale_of(rate: float) -> float:
-    """1 / (1 − rate), of the rate as it is drawn."""
+    """Return 1 / (1 − rate), for the rounded rate."""
     return LEVELS / (LEVELS - _dropped_levels(rate))
 
 
@@ -86,13 +86,13 @@ def _dropped_levels(rate: float) -> int:
 
 @torch.library.custom_op("fivefold::dropout_mask", mutates_args=())
 def dropout_mask(keys: Tensor, columns: int, rate: float) -> Tensor:
-    """``kept`` of columns 0 … ``columns``, some rows at a time: bool [..., columns]."""
+    """Compute ``kept`` of columns 0 … ``columns``, some rows at a time: bool [..., columns]."""
     rows = keys.flatten()
-    found = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
+    mask = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
     step = max(1, LARGEST // columns)
     for start in range(0, len(rows), step):
-        found[start : start + step] = kept(rows[start : start + step], columns=range(columns), rate=rate)
-    return found.view(*keys.shape, columns)
+        mask[start : start + step] = kept(rows[start : start + step], columns=range(columns), rate=rate)
+    return mask.view(*keys.shape, columns)
 
 
 @dropout_mask.register_fake
@@ -101,7 +101,7 @@ def _(keys: Tensor, columns: int, rate: float) -> Tensor:
 
 
 class _Dropped(torch.autograd.Function):
-    """x · mask · scale; saves the mask."""
+    """Compute x · mask · scale; saves the mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, rate: float) -> Tensor:
@@ -118,13 +118,16 @@ class _Dropped(torch.autograd.Function):
 
 @outside_graphs
 def dropped(x: Tensor, keys: Tensor, rate: float) -> Tensor:
-    """``x`` [..., D] with elements dropped by the ``keys`` [...] of its rows."""
+    """Apply dropout to ``x`` [..., D] by the ``keys`` [...] of its rows."""
     out: Tensor = _Dropped.apply(x, keys, rate)  # type: ignore[no-untyped-call]
     return out
 
 
 class Dropout(nn.Module):
-    """Dropout of the stream [R, D] at a ``place``; parallelisms set ``positions`` and ``own_rows``, as of ``Embed``."""
+    """Dropout of the stream [R, D] at a ``place``.
+
+    Parallelisms set ``positions`` and ``own_rows``, as for ``Embed``.
+    """
 
     def __init__(self, rate: float, *, place: int) -> None:
         super().__init__()
@@ -134,7 +137,10 @@ class Dropout(nn.Module):
 
     @outside_graphs
     def forward(self, x_RD: Tensor, keys_B: Tensor, tokens: int) -> Tensor:
-        """``keys``: of the sequences, whose rows these are; ``tokens``: of each of them on this rank."""
+        """Apply dropout to the rows of some sequences.
+
+        ``keys_B``: keys of the sequences; ``tokens``: number of tokens of each sequence on this rank.
+        """
         positions = torch.arange(tokens, device=x_RD.device) if self.positions is None else self.positions
         keys = self.own_rows(row_keys(keys_B, positions, place=self.place).flatten())
         out: Tensor = dropped(x_RD, keys, self.rate)

@@ -1,4 +1,4 @@
-"""Token ids → the residual stream: rows of a table, times a factor (Gemma), plus learned positions (GPT-2).
+"""The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2).
 
 x[r] = scale · tokens[id of r] + positions[place of r in its sequence]
 """
@@ -20,13 +20,13 @@ Places = Callable[[], Tensor]
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    """A table that is not initialised, as no weight is here."""
+    """Return an embedding table that is not initialized, like all weights here."""
     table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
     return table
 
 
 class Embed(nn.Module):
-    """Embedding. Tensor parallelism replaces ``lookup`` and, with sp, ``own_rows``: the rank's of all rows."""
+    """Embedding. Tensor parallelism replaces ``lookup`` and, with sp, ``own_rows``, which selects this rank's rows."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -42,8 +42,9 @@ class Embed(nn.Module):
     def forward(
         self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """[B, T] → [B · T, D]. ``positions``: the tokens' places in their sequence, from 0 on if None. ``keys``: for
-        dropout.
+        """Embed tokens: [B, T] → [B · T, D].
+
+        ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: for dropout.
         """
         x_RD: Tensor = self.run("embed.tokens", self.lookup, tokens_BT.flatten(), self.tokens.weight)
         if self.scale != 1:
@@ -52,8 +53,8 @@ class Embed(nn.Module):
             batch, tokens = tokens_BT.shape
 
             def places() -> Tensor:
-                each = torch.arange(tokens, device=tokens_BT.device) if positions_T is None else positions_T
-                return self.own_rows(each.repeat(batch))
+                positions = torch.arange(tokens, device=tokens_BT.device) if positions_T is None else positions_T
+                return self.own_rows(positions.repeat(batch))
 
             x_RD = self.run("embed.positions", add_positions, x_RD, self.positions.weight, places)
         if self.drop is not None and keys_B is not None:
@@ -66,7 +67,7 @@ def _all_rows(rows: Tensor) -> Tensor:
 
 
 class _AddPositions(torch.autograd.Function):
-    """Saves nothing: places are made again in the backward."""
+    """Add learned positions and save nothing: the positions are computed again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor, places: Places) -> Tensor:
@@ -80,6 +81,6 @@ class _AddPositions(torch.autograd.Function):
 
 
 def add_positions(x_RD: Tensor, table: Tensor, places: Places) -> Tensor:
-    """``x`` + the row of ``table`` at the place of each of its rows."""
+    """Return ``x`` plus the row of ``table`` at the place of each of its rows."""
     out: Tensor = _AddPositions.apply(x_RD, table, places)  # type: ignore[no-untyped-call]
     return out

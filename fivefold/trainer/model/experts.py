@@ -1,4 +1,4 @@
-"""Grouped GEMMs of the experts: rows lie in order of expert, and each group multiplies its expert's weight.
+"""Grouped GEMMs of the experts: rows are sorted by expert, and each group multiplies its expert's weight.
 
     y[o_e : o_e+1] = x[o_e : o_e+1] W_eᵀ        backward: dx = g W_e of its group · dW_e = gᵀ x of its group
 
@@ -21,14 +21,14 @@ from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, Work, accumulate_grad
 from fivefold.trainer.model.operation import outside_graphs
 
-ALIGNED_BYTES = 16  # grouped_mm takes rows and offsets that are multiples of so many bytes
+ALIGNED_BYTES = 16  # grouped_mm supports rows and offsets that are multiples of this number of bytes
 Ends = Callable[[Tensor, int], list[int]]
 
 
 def read_ends(offsets: Tensor, rows: int) -> list[int]:
-    """``offsets`` [E] as a list: where the rows of each expert end. Synchronises host and device."""
-    found: list[int] = offsets.tolist()
-    return found
+    """Return ``offsets`` [E], the end of each expert's rows, as a list. Synchronizes host and device."""
+    ends: list[int] = offsets.tolist()
+    return ends
 
 
 class GroupedGemms:
@@ -39,36 +39,36 @@ class GroupedGemms:
     """
 
     def operand(self, x: Tensor) -> Any:
-        """Prepare rows ``x`` [n, in] for ``fprop``: here as they are."""
+        """Prepare rows ``x`` [n, in] for ``fprop``: unchanged here."""
         return x
 
     def fprop(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
-        """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
+        """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         return by_group(operand, weights.mT, offsets, ends)
 
     def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
-        """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
-        part = by_group(gradient, weights, offsets, ends)
-        return part if total is None else total.add_(part)
+        """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
+        product = by_group(gradient, weights, offsets, ends)
+        return product if total is None else total.add_(product)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Any:
-        """Prepare rows ``x`` [n, in] for ``wgrad``: here as they are."""
+        """Prepare rows ``x`` [n, in] for ``wgrad``: unchanged here."""
         return x
 
     def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor | Cast:
-        """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
+        """Multiply [n, out]ᵀ by [n, in] in each group → [E, out, in]."""
         return summed_by_group(gradient, columns, offsets, ends)
 
 
 class Experts(nn.Module):
     """Gated experts of this rank: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
 
-    Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False where another etp rank adds the
-    bias of ``down``; ``copies``: how many ranks send an expert the same token, by which weight gradients are divided;
-    ``meanwhile``: list to which the backward appends dW of ``gate`` and ``up``, to run while the rows' gradient is in
-    the all_to_all; None: they run at once.
+    Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False if another etp rank adds the
+    bias of ``down``; ``copies``: number of ranks that send an expert the same token, by which weight gradients are
+    divided; ``meanwhile``: list to which the backward appends dW of ``gate`` and ``up``, to run while the rows'
+    gradient is in the all_to_all; None: they run at once.
     """
 
     def __init__(self, model: Model) -> None:
@@ -85,12 +85,12 @@ class Experts(nn.Module):
                 self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
 
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """Rows [n, D] in order of expert, whose groups end at ``offsets`` [E] → gate and up, each [n, F]."""
-        outs = _grouped_linears(x, offsets, self, ("gate", "up"))
-        return tuple(self._biased(y, name, offsets) for y, name in zip(outs, ("gate", "up"), strict=True))
+        """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E]."""
+        products = _grouped_linears(x, offsets, self, ("gate", "up"))
+        return tuple(self._biased(y, name, offsets) for y, name in zip(products, ("gate", "up"), strict=True))
 
     def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
-        """``down`` of activations [n, F] → [n, D]; they are multiplied by routing weights ``share`` [n] already."""
+        """Apply ``down`` to activations [n, F] → [n, D]; they already contain the routing weights ``share`` [n]."""
         (y,) = _grouped_linears(m, offsets, self, ("down",))
         return self._biased(y, "down", offsets, share)
 
@@ -116,7 +116,7 @@ class _GroupedLinears(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         experts: Experts = ctx.experts
         x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # a deferred dW must not hold the graph
-        outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm refuses strides of 0
+        outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm does not support strides of 0
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
             total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
@@ -131,14 +131,14 @@ class _GroupedLinears(torch.autograd.Function):
 def _accumulate_wgrad(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
     """Compute dW [E, out, in] of the weight ``name`` and accumulate it."""
     gemms = experts.gemms
-    summed = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
+    wgrad = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
     if experts.copies > 1:
-        (summed.scale if isinstance(summed, Cast) else summed).div_(experts.copies)
-    accumulate_grad(experts.get_parameter(name), summed)
+        (wgrad.scale if isinstance(wgrad, Cast) else wgrad).div_(experts.copies)
+    accumulate_grad(experts.get_parameter(name), wgrad)
 
 
 class _AddBias(torch.autograd.Function):
-    """Adds in place to rows y [n, out] their expert's bias, times the routing weight ``share`` [n] if given."""
+    """Add in place to rows y [n, out] their expert's bias, times the routing weight ``share`` [n] if given."""
 
     @staticmethod
     def forward(
@@ -167,15 +167,15 @@ class _AddBias(torch.autograd.Function):
 
 
 def _expert_of_rows(rows: Tensor, offsets: Tensor) -> Tensor:
-    """Expert number of each row [n]."""
+    """Return the expert index of each row [n]."""
     return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
 
 
 def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
-    """Rows [n, in], in groups that end at ``offsets`` [E], times their group's ``weights`` [E, in, out] → [n, out]."""
+    """Multiply rows [n, in] by their group's ``weights`` [E, in, out] → [n, out]; groups end at ``offsets`` [E]."""
     if _in_fp32(x):
-        wide: Tensor = mm_by_group(x, weights, offsets)
-        return wide
+        product: Tensor = mm_by_group(x, weights, offsets)
+        return product
     if _grouped(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
@@ -185,28 +185,31 @@ def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends
 
 
 def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
-    """``gradient`` [n, out]ᵀ times ``x`` [n, in], summed by group → [E, out, in]; 0 for a group without rows."""
+    """Multiply ``gradient`` [n, out]ᵀ by ``x`` [n, in] in each group → [E, out, in]; 0 for a group without rows."""
     if _in_fp32(x):
-        wide: Tensor = mm_by_group(gradient.t(), x, offsets)
-        return wide
+        product: Tensor = mm_by_group(gradient.t(), x, offsets)
+        return product
     if _grouped(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
-    for rows, summed in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
-        torch.mm(gradient[rows].t(), x[rows], out=summed)
+    for rows, group_sum in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
+        torch.mm(gradient[rows].t(), x[rows], out=group_sum)
     return out
 
 
 def _in_fp32(x: Tensor) -> bool:
-    """Whether to multiply in fp32: 16 bits on a CPU, where oneDNN compiles a kernel for every new number of rows."""
+    """Return whether to multiply in fp32 instead of 16 bits: on a CPU.
+
+    There oneDNN compiles a 16-bit kernel for every new number of rows.
+    """
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
 @torch.library.custom_op("fivefold::mm_by_group", mutates_args=())
 def mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
-    """As ``F.grouped_mm``: ``left`` [n, in] by ``right`` [E, in, out] of its group, or [M, n] by [n, N] summed."""
+    """Compute ``F.grouped_mm``: ``left`` [n, in] by ``right`` [E, in, out] of its group, or [M, n] by [n, N] summed."""
     out: Tensor = _empty_product(left, right, offsets)
-    ends = [int(end) for end in offsets]  # on a CPU nothing is waited for
+    ends = [int(end) for end in offsets]  # no synchronization is needed on a CPU
     for index, rows in enumerate(_slices(ends)):
         if right.dim() == 3:
             out[rows] = left[rows].float() @ right[index].float()
@@ -223,10 +226,13 @@ def _empty_product(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:
-    """Whether ``F.grouped_mm`` takes these: not in fp64, nor if a row or storage offset is no multiple of 16 bytes."""
-    width = x.element_size()
+    """Return whether ``F.grouped_mm`` supports these operands.
+
+    It supports no fp64, and no row or storage offset that is not a multiple of 16 bytes.
+    """
+    itemsize = x.element_size()
     sizes = (x.shape[1], columns, x.storage_offset(), other.storage_offset())
-    return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * width % ALIGNED_BYTES == 0 for size in sizes)
+    return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * itemsize % ALIGNED_BYTES == 0 for size in sizes)
 
 
 def _slices(ends: list[int]) -> list[slice]:
@@ -236,11 +242,11 @@ def _slices(ends: list[int]) -> list[slice]:
 @outside_graphs
 def _grouped_linears(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     weight = experts.get_parameter(names[0])
-    found: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
-    return found
+    products: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
+    return products
 
 
 @outside_graphs
 def _add_bias(y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
-    found: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
-    return found
+    biased: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
+    return biased

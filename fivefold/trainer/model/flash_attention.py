@@ -1,7 +1,7 @@
-"""Flash attention over a block of keys, returning the log-sum-exp by which the outputs of blocks are merged.
+"""Flash attention over a block of keys; returns the log-sum-exp with which the outputs of blocks are merged.
 
     out = softmax(q·kᵀ·scale)·v        lse = log Σ exp(q·kᵀ·scale)      p = exp(q·kᵀ·scale − lse) in the backward
-    sinks     one learned logit per head beside the keys, without a value: lse' = log(exp lse + exp sink)   (gpt-oss)
+    sinks     one learned logit per head, a key without a value: lse' = log(exp lse + exp sink)   (gpt-oss)
 
 The backward of one block is exact if it is given output and lse over all keys (Dao, arXiv:2205.14135). Packed
 documents are contiguous, so they are attended to as ranges of queries and keys; no mask tensor is made.
@@ -40,7 +40,10 @@ Spans = Sequence[Span]
 
 
 class Noise(NamedTuple):
-    """Dropout of probabilities at a ``place``: ``keys`` [B] of the sequences; numbers of the first head, query, key."""
+    """Dropout of probabilities at a ``place``: ``keys`` [B] of the sequences.
+
+    Indices of the first head, query and key.
+    """
 
     keys: Tensor
     rate: float
@@ -48,18 +51,20 @@ class Noise(NamedTuple):
     head: int
     query: int = 0
     key: int = 0
-    gap_at: int = 0  # from this token on, of a rank of a ring, positions are ``gap`` later; 0: there is no gap
+    gap_at: int = 0  # on a ring rank, positions from this token on are ``gap`` higher; 0: there is no gap
     gap: int = 0
 
     def of(self, span: Span, *, queries: int, keys: int) -> Noise:
-        """Of a span of sequences with so many queries and keys each."""
+        """Return the dropout for a span of sequences with ``queries`` queries and ``keys`` keys each."""
         (sequence, query), key = divmod(span.queries.start, queries), span.keys.start % keys
-        query, key = (at + (self.gap if self.gap_at and at >= self.gap_at else 0) for at in (query, key))
+        query, key = (
+            position + (self.gap if self.gap_at and position >= self.gap_at else 0) for position in (query, key)
+        )
         return self._replace(keys=self.keys[sequence : sequence + 1], query=self.query + query, key=self.key + key)
 
 
 class Flash:
-    """Attention core for a rank that has whole sequences: causal, within documents if there are any."""
+    """Attention core for a rank that has full sequences: causal, within documents if there are any."""
 
     def __init__(self, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.rule, self.heads = rule, heads
@@ -68,15 +73,16 @@ class Flash:
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
         sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; keeps q, k, v, the output and its log-sum-exp.
+        """Attend: q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; keeps q, k, v, the output and lse.
 
-        ``documents_BT``: a document id per token, on the CPU if possible (it is read there). ``sinks``: a logit for
-        each head, of Ulysses for those of all ranks. ``keys``: of the sequences, for dropout; None: none.
+        ``documents_BT``: a document id per token, on the CPU if possible (it is read there). ``sinks_N``: a logit for
+        each head; with Ulysses, for the heads of all ranks. ``keys_B``: keys of the sequences for dropout; None: no
+        dropout.
         """
         rule = self.rule.drawn(q_BTNH.shape[1], training=keys_B is not None)
-        # SDPA has a flash kernel for these; on CPU it materialises the scores where q and v differ in head dim
-        equal = q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda
-        if documents_BT is None and sinks_N is None and rule.plain and equal:
+        # SDPA has a flash kernel for these; on CPU it materializes the scores if q and v differ in head dim
+        has_kernel = q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda
+        if documents_BT is None and sinks_N is None and rule.plain and has_kernel:
             out_BNTH = F.scaled_dot_product_attention(
                 q_BTNH.transpose(1, 2), k_BTKH.transpose(1, 2), v_BTKH.transpose(1, 2), is_causal=True,
                 scale=rule.scale, enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
@@ -101,7 +107,7 @@ class Flash:
 
 
 class _FlashAttention(torch.autograd.Function):
-    """Causal attention on whole sequences, within ``spans`` if given; saves q, k, v, out and lse."""
+    """Causal attention on full sequences, within ``spans`` if given; saves q, k, v, out and lse."""
 
     @staticmethod
     def forward(
@@ -119,48 +125,53 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
-        of_sinks = None
+        d_sinks = None
         if sinks is not None:
-            of_sinks = torch.zeros_like(sinks)
-            of_sinks[ctx.heads] = sinks_backward(gradient, out, lse, sinks[ctx.heads])
-        found = attend_backward(gradient, q, k, v, out, lse, ctx.rule, spans=ctx.spans, noise=ctx.noise)
-        return *found, of_sinks, None, None, None, None
+            d_sinks = torch.zeros_like(sinks)
+            d_sinks[ctx.heads] = sinks_backward(gradient, out, lse, sinks[ctx.heads])
+        dqkv = attend_backward(gradient, q, k, v, out, lse, ctx.rule, spans=ctx.spans, noise=ctx.noise)
+        return *dqkv, d_sinks, None, None, None, None
 
 
 def add_sinks(out: Tensor, lse: Tensor, sinks_N: Tensor) -> None:
     """Add a key without a value and with the logit ``sinks`` to every query, in ``out`` and ``lse`` in place."""
-    both = torch.logaddexp(lse, sinks_N.to(lse.dtype))
-    out.mul_((lse - both).exp_()[..., None])
-    lse.copy_(both)
+    merged_lse = torch.logaddexp(lse, sinks_N.to(lse.dtype))
+    out.mul_((lse - merged_lse).exp_()[..., None])
+    lse.copy_(merged_lse)
 
 
 def sinks_backward(gradient: Tensor, out: Tensor, lse: Tensor, sinks_N: Tensor) -> Tensor:
-    """Gradient of the sinks [N]: −Σ over queries of exp(sink − lse) · (gradient · out); ``lse`` is with the sinks."""
+    """Return the gradient of the sinks [N]: −Σ over queries of exp(sink − lse) · (gradient · out).
+
+    ``lse`` includes them.
+    """
     inner = (gradient * out).sum(-1, dtype=lse.dtype)
     return (sinks_N.to(lse.dtype) - lse).exp_().mul_(inner).sum((0, 1)).neg_().to(sinks_N.dtype)
 
 
 def within(documents_BT: Tensor) -> tuple[Span, ...]:
-    """Spans for self-attention: each document of each sequence attends to itself."""
+    """Return the spans for self-attention: each document of each sequence attends to itself."""
     ids = documents_BT.cpu()
-    opens = torch.ones_like(ids, dtype=torch.bool)
-    opens[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    starts = opens.flatten().nonzero().flatten().tolist()
-    runs = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], ids.numel()], strict=True)]
-    return tuple(Span(run, run) for run in runs)
+    is_start = torch.ones_like(ids, dtype=torch.bool)
+    is_start[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    starts = is_start.flatten().nonzero().flatten().tolist()
+    documents = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], ids.numel()], strict=True)]
+    return tuple(Span(document, document) for document in documents)
 
 
 def across(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[Span, ...]:
-    """Spans of queries over earlier keys, from document ids: of each sequence only the document that crosses over.
+    """Return the spans of queries over earlier keys: in each sequence, only the document that continues attends.
 
-    ``offset``: position of the first query − that of the first key.
+    The ids are document ids. ``offset``: position of the first query − that of the first key.
     """
     (B, T), S = queries_BT.shape, keys_BS.shape[1]
-    last = keys_BS[:, -1:]
-    met = zip((queries_BT == last).sum(1).tolist(), (keys_BS == last).sum(1).tolist(), strict=True)
-    ends = zip(range(B), met, strict=True)
+    last_ids = keys_BS[:, -1:]
+    span_lengths = zip((queries_BT == last_ids).sum(1).tolist(), (keys_BS == last_ids).sum(1).tolist(), strict=True)
+    lengths_by_sequence = zip(range(B), span_lengths, strict=True)
     return tuple(
-        Span(slice(b * T, b * T + t), slice(b * S + S - s, b * S + S), offset - (S - s)) for b, (t, s) in ends if t
+        Span(slice(b * T, b * T + t), slice(b * S + S - s, b * S + S), offset - (S - s))
+        for b, (t, s) in lengths_by_sequence
+        if t
     )
 
 
@@ -168,11 +179,11 @@ def attend(
     q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, rule: ScoreRule, *, offset: int = 0, spans: Spans | None = None,
     noise: Noise | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """→ out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd.
+    """Compute out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd.
 
     ``offset``: position of the first query − that of the first key: 0 is causal (T = S), S or more sees all keys, and
-    anything between only queries and keys that lie without a gap. ``spans``: only these queries attend to these keys,
-    by the offset of each; others get out 0, lse −∞.
+    values between are valid only for queries and keys without a gap. ``spans``: only these queries attend to these
+    keys, by the offset of each; others get out 0, lse −∞.
     """
     if spans is None:
         return _forward(q_BTNH, k_BSKH, v_BSKH, rule, offset, noise)
@@ -180,10 +191,10 @@ def attend(
     lse = q_BTNH.new_full(q_BTNH.shape[:3], -torch.inf, dtype=torch.promote_types(q_BTNH.dtype, torch.float32))
     q, k, v = (x.flatten(0, 1)[None] for x in (q_BTNH, k_BSKH, v_BSKH))
     for span in spans:
-        at, of, apart = span
-        own = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
-        out.view(q.shape[1], *out.shape[2:])[at], lse.view(-1, lse.shape[2])[at] = _forward(
-            q[:, at], k[:, of], v[:, of], rule, apart, own
+        queries, keys, span_offset = span
+        span_noise = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
+        out.view(q.shape[1], *out.shape[2:])[queries], lse.view(-1, lse.shape[2])[queries] = _forward(
+            q[:, queries], k[:, keys], v[:, keys], rule, span_offset, span_noise
         )
     return out, lse
 
@@ -192,18 +203,22 @@ def attend_backward(
     gradient: Tensor, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, *,
     offset: int = 0, spans: Spans | None = None, noise: Noise | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k and v from that of ``out``; ``out`` and ``lse`` may be over more keys than this block's."""
+    """Compute the gradients of q, k and v from that of ``out``.
+
+    ``out`` and ``lse`` may be over more keys than the block's.
+    """
     if spans is None:
         return _backward(gradient, q_BTNH, k_BSKH, v_BSKH, out, lse, rule, offset, noise)
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q_BTNH, k_BSKH, v_BSKH))
-    queries = [x.flatten(0, 1)[None] for x in (gradient, q_BTNH, out, lse)]
+    flat_queries = [x.flatten(0, 1)[None] for x in (gradient, q_BTNH, out, lse)]
     k, v = k_BSKH.flatten(0, 1)[None], v_BSKH.flatten(0, 1)[None]
     for span in spans:
-        at, of, apart = span
-        own = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
-        g, q, o, s = (x[:, at] for x in queries)
-        dq.flatten(0, 1)[at], dk.flatten(0, 1)[of], dv.flatten(0, 1)[of] = (
-            found[0] for found in _backward(g, q, k[:, of], v[:, of], o, s, rule, apart, own)
+        query_rows, key_rows, span_offset = span
+        span_noise = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
+        g, q, o, s = (x[:, query_rows] for x in flat_queries)
+        dq.flatten(0, 1)[query_rows], dk.flatten(0, 1)[key_rows], dv.flatten(0, 1)[key_rows] = (
+            gradients[0]
+            for gradients in _backward(g, q, k[:, key_rows], v[:, key_rows], o, s, rule, span_offset, span_noise)
         )
     return dq, dk, dv
 
@@ -211,7 +226,7 @@ def attend_backward(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, offset: int, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """torch's flash kernel, or ours: out [B, T, N, H of v] and lse [B, T, N]."""
+    """Run torch's flash kernel or ``band_attention``: out [B, T, N, H of v] and lse [B, T, N]."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (q, k, v))
         out, lse = band_attention(*heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0, *_drawn(noise))
@@ -229,37 +244,40 @@ def _backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, offset: int,
     noise: Noise | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The backward of the same kernel: dq, dk, dv."""
+    """Run the backward of the same kernel: dq, dk, dv."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
-        rest = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
-        found = band_attention_backward(*heads, *rest, *_drawn(noise))
-        dq, dk, dv = (x.transpose(1, 2) for x in found)
+        settings = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
+        gradients = band_attention_backward(*heads, *settings, *_drawn(noise))
+        dq, dk, dv = (x.transpose(1, 2) for x in gradients)
         return dq, dk, dv
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
     inputs = [_heads(x, dim) for x in (gradient, q, k, v, out)]
     if q.is_cuda:
         # cum_seq_q, cum_seq_k and the dropout state are unused: sequences have one length, dropout is 0
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)
-        found = aten._scaled_dot_product_flash_attention_backward(
+        gradients = aten._scaled_dot_product_flash_attention_backward(
             *inputs, lse.transpose(1, 2).contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused,
             scale=rule.scale,
         )  # fmt: skip
     else:
-        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *inputs, lse.contiguous().transpose(1, 2), 0.0, causal, scale=rule.scale
         )
-    dq, dk, dv = (_tokens(d, x.shape[-1]) for d, x in zip(found, (q, k, v), strict=True))
+    dq, dk, dv = (_tokens(d, x.shape[-1]) for d, x in zip(gradients, (q, k, v), strict=True))
     return dq, dk, dv
 
 
 def _drawn(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
-    """The last arguments of our kernels."""
+    """Return the dropout arguments of ``band_attention``."""
     return (None, 0.0, []) if noise is None else (noise.keys, noise.rate, list(noise[2:6]))
 
 
 def _kernel_dim(q: Tensor, v: Tensor) -> int:
-    """Head dim to pad q, k and v to: kernels need one for all three (zeros change nothing), on GPUs a multiple of 8."""
+    """Return the head dim to which q, k and v are padded.
+
+    Kernels need one dim for all three (zeros change nothing), on GPUs a multiple of 8.
+    """
     if q.is_cuda and q.dtype not in (torch.bfloat16, torch.float16):
         raise Mistake(
             f"flash attention by blocks runs on GPUs in bf16 or fp16, not {q.dtype}; set the precision to bf16"
@@ -269,12 +287,18 @@ def _kernel_dim(q: Tensor, v: Tensor) -> int:
 
 
 def _heads(x_BTNH: Tensor, dim: int) -> Tensor:
-    """[B, T, N, H] → [B, N, T, dim], zero-padded; a view of contiguous [B, T, N, dim], as the kernels want."""
+    """Transpose [B, T, N, H] → [B, N, T, dim], zero-padded.
+
+    A view of contiguous [B, T, N, dim], as the kernels need.
+    """
     x = x_BTNH.contiguous() if x_BTNH.shape[-1] == dim else F.pad(x_BTNH, (0, dim - x_BTNH.shape[-1]))
     return x.transpose(1, 2)
 
 
 def _tokens(x: Tensor, dim: int | None = None) -> Tensor:
-    """[B, N, T, …] → [B, T, N, …] with the last dim cut to ``dim``; contiguous, so that no padding stays allocated."""
-    back = x.transpose(1, 2)
-    return (back if dim is None else back[..., :dim]).contiguous()
+    """Transpose [B, N, T, …] → [B, T, N, …], last dim cut to ``dim``.
+
+    Contiguous, so that no padding stays allocated.
+    """
+    transposed = x.transpose(1, 2)
+    return (transposed if dim is None else transposed[..., :dim]).contiguous()

@@ -1,4 +1,4 @@
-"""Linear layers, fused where they share an input; weight gradients are computed apart from dx, at once or deferred.
+"""Linear layers, fused if they share an input; weight gradients are computed separately from dx, at once or deferred.
 
     y_i = x W_iᵀ + b_i        backward: dx = Σ g_i W_i   ·   dW_i = g_iᵀ x, db_i = Σ g_i
 
@@ -27,7 +27,7 @@ Gather = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class LinearHooks:
-    """Calls before and after the GEMMs of a linear layer: here no-ops, under tensor parallelism collectives.
+    """Calls before and after the GEMMs of a linear layer: no-ops here, collectives under tensor parallelism.
 
     ``begin_`` methods start a collective and return a function that waits for it and gives the result. ``partial``:
     the output is summed over ranks (row-parallel), so that the bias is added after ``leave``.
@@ -36,80 +36,80 @@ class LinearHooks:
     partial = False
 
     def rows(self, number: int) -> int:
-        """Rows that the layer returns for ``number`` of its input on this rank."""
+        """Return the number of rows that the layer returns for ``number`` input rows on this rank."""
         return number
 
     def enter(self, x: Tensor) -> Tensor:
-        """Input rows → rows for the GEMM: gathered over ranks under sp."""
+        """Return the rows for the GEMM: under sp, the input rows gathered over ranks."""
         return x
 
     def operand(self, x: Tensor, gemms: LinearGemms) -> Any:
-        """Input rows → what ``fprop`` reads: cast before the gather where ``gemms`` can, so that less is sent."""
+        """Return the operand of ``fprop``: cast before the gather if ``gemms`` supports it, so that less is sent."""
         return gemms.operand(self.enter(x))
 
     def begin_reenter(self, x: Tensor) -> Wait:
-        """``enter`` again in the backward, of the input that was saved."""
+        """Start ``enter`` again in the backward, on the saved input."""
         return lambda: x
 
     def begin_enter_backward(self, gradient: Tensor) -> Wait:
-        """Backward of ``enter``: gradient of its output → of its input. ``gradient`` may be overwritten."""
+        """Start the backward of ``enter``: gradient of its output → of its input. ``gradient`` may be overwritten."""
         return lambda: gradient
 
     def leave(self, y: Tensor) -> Tensor:
-        """Output rows of the GEMM → rows that the layer returns: reduced over ranks if ``partial``."""
+        """Return the layer's output rows: those of the GEMM, reduced over ranks if ``partial``."""
         return y
 
     def leave_backward(self, gradient: Tensor) -> Tensor:
-        """Backward of ``leave``: gradient of its output → of its input."""
+        """Run the backward of ``leave``: gradient of its output → of its input."""
         return gradient
 
 
 class Room(NamedTuple):
-    """Where a weight's gradient may be made: its ``sums`` [out, in]. ``fresh``: nothing is in them yet."""
+    """Buffer into which a weight's gradient may be written: ``sums`` [out, in]. ``fresh``: it holds no gradient yet."""
 
     sums: Tensor
     fresh: bool
 
 
 class LinearGemms:
-    """The three GEMMs (fprop, dgrad, wgrad) of a linear layer in the dtype of their operands; ``model/float8`` has
-    fp8 ones.
+    """The three GEMMs (fprop, dgrad, wgrad) of a linear layer in the dtype of their operands.
 
-    ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for all layers on it. ``travels``:
-    an operand of some rows can be gathered, instead of the rows. ``adds``: has ``add_wgrad``.
+    ``model/float8`` has fp8 ones. ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for
+    all layers on it. ``travels``: the operand can be gathered instead of the rows. ``adds``: supports ``add_wgrad``.
     """
 
     travels, adds = False, True
 
     def operand(self, x: Tensor) -> Any:
-        """Prepare rows ``x`` [R, in] for ``fprop``: here as they are."""
+        """Prepare rows ``x`` [R, in] for ``fprop``: unchanged here."""
         return x
 
     def shared_operand(self, x: Tensor, *, agree: Exchange, gather: Gather) -> Any:
-        """``operand`` of all ranks' rows from this rank's ``x``, if ``travels``. ``agree``: maximum over ranks;
-        ``gather``: rows of all ranks, of tensors of bytes.
+        """Return ``operand`` of all ranks' rows from this rank's ``x``, if ``travels``.
+
+        ``agree``: takes the maximum over ranks; ``gather``: gathers the rows of all ranks, of byte tensors.
         """
         raise NotImplementedError
 
     def fprop(self, operand: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x Wᵀ + b`` [R, out]."""
+        """Return ``x Wᵀ + b`` [R, out]."""
         return F.linear(operand, weight, bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-        """``g W`` [R, in], added to ``total`` in place if given."""
+        """Return ``g W`` [R, in], added to ``total`` in place if given."""
         return gradient @ weight if total is None else total.addmm_(gradient, weight)
 
     def columns(self, x: Tensor) -> Any:
-        """Prepare rows ``x`` [R, in] for ``wgrad``: here as they are."""
+        """Prepare rows ``x`` [R, in] for ``wgrad``: unchanged here."""
         return x
 
     def wgrad(self, gradient: Tensor, columns: Any) -> Tensor | Cast:
-        """``gᵀ x`` [out, in]."""
-        found: Tensor = gradient.t() @ columns
-        return found
+        """Return ``gᵀ x`` [out, in]."""
+        product: Tensor = gradient.t() @ columns
+        return product
 
     def add_wgrad(self, gradient: Tensor, columns: Tensor, room: Room) -> None:
-        """``gᵀ x`` made in ``room``."""
+        """Write ``gᵀ x`` into ``room``, or add it to the gradient there."""
         if room.fresh:
             torch.mm(gradient.t(), columns, out=room.sums)
         else:
@@ -134,7 +134,7 @@ class WgradStore:
 
 
 class Linear(nn.Module):
-    """``x`` [R, in] → [R, out]; weight [out, in] as in ``torch.nn.Linear``."""
+    """Linear layer [R, in] → [R, out]; weight [out, in] as in ``torch.nn.Linear``."""
 
     def __init__(self, into: int, outof: int, *, bias: bool, owner: nn.Module | None = None) -> None:
         super().__init__()
@@ -144,27 +144,27 @@ class Linear(nn.Module):
         self.gemms = LinearGemms()
         self.wgrad_store = WgradStore()
         self.token: Tensor | None = None
-        self.in_graph: InGraph | None = None  # how compiled code calls it; None: a compiled block breaks here
+        self.in_graph: InGraph | None = None  # the call for compiled code; None: the graph breaks here
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
     def tied(cls, owner: nn.Module, *, bias: bool = False) -> Linear:
-        """A layer without a weight of its own, which reads that of ``owner``, an embedding, at every use."""
+        """Build a layer without a weight of its own, which reads that of ``owner``, an embedding, at every use."""
         table = owner.get_parameter("weight")
         return cls(table.shape[1], table.shape[0], bias=bias, owner=owner)
 
     @property
     def matrix(self) -> nn.Parameter:
-        """The weight [out, in], its own or the owner's; a tied one gets a gradient from both ends."""
-        own = self._parameters.get("weight")  # asked for often, and ``self.weight`` looks in four places
+        """Return the weight [out, in], this layer's or the owner's; a tied one gets gradients from both ends."""
+        weight = self._parameters.get("weight")  # called often, and ``self.weight`` looks in four places
         (owner,) = self._owner
-        if own is None:
+        if weight is None:
             assert owner is not None
             return owner.get_parameter("weight")
-        return own
+        return weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, in] → [R, out]."""
+        """Apply the layer: [R, in] → [R, out]."""
         out: Tensor = fused_linears(x, self)[0]
         return out
 
@@ -173,7 +173,10 @@ InGraph = Callable[[Tensor, tuple[Linear, ...]], tuple[Tensor, ...]]
 
 
 def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """Outputs [R, out] of all ``linears`` on rows ``x`` [R, in]; hooks, GEMMs and store are those of the first."""
+    """Compute the outputs [R, out] of all ``linears`` on rows ``x`` [R, in].
+
+    Hooks, GEMMs and the store of weight gradients are those of the first layer.
+    """
     in_graph = linears[0].in_graph
     if in_graph is not None and torch.compiler.is_compiling():
         return in_graph(x, linears)
@@ -184,8 +187,8 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
 @outside_graphs
 def _out_of_graph(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     weight = None if x.requires_grad else linears[0].matrix
-    found: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
-    return found
+    products: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
+    return products
 
 
 def accumulate_grad(weight: Tensor, gradient: Tensor | Cast) -> None:
@@ -206,7 +209,7 @@ _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """Context of a recomputed forward: linears save their input as gathered, so that the backward gathers no more."""
+    """Mark a recomputed forward: linears save their input as gathered, so that the backward does not gather again."""
     token = _recomputing.set(True)
     try:
         yield
@@ -215,60 +218,70 @@ def recomputing() -> Iterator[None]:
 
 
 class _FusedLinears(torch.autograd.Function):
-    """Linear layers on one input. ``_weight``: makes autograd call the backward, which accumulates dW and db itself,
-    where ``x`` does not; else None, as autograd takes its time to hand no gradient to a weight.
+    """Linear layers on one input; the backward accumulates dW and db itself.
+
+    ``_weight`` makes autograd call the backward if ``x`` does not require a gradient; else it is None, because autograd
+    spends time on a weight even if it gets no gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _weight: Tensor | None, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
         ctx.linears, ctx.entered = linears, _recomputing.get()
-        kept = linears[0].hooks.enter(x) if ctx.entered else x  # dW reads all ranks' rows as they are, not their casts
-        ctx.save_for_backward(kept)
-        return outputs(kept, linears, entered=ctx.entered)
+        saved_input = (
+            linears[0].hooks.enter(x) if ctx.entered else x
+        )  # dW reads all ranks' rows themselves, not their casts
+        ctx.save_for_backward(saved_input)
+        return outputs(saved_input, linears, entered=ctx.entered)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
-        (kept,) = ctx.saved_tensors
-        return input_gradient(kept, gradients, ctx.linears, entered=ctx.entered), None, None
+        (saved_input,) = ctx.saved_tensors
+        return input_gradient(saved_input, gradients, ctx.linears, entered=ctx.entered), None, None
 
 
 def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) -> tuple[Tensor, ...]:
-    """Outputs of ``linears`` on this rank's rows ``x``, or (``entered``) on those of all ranks."""
-    hooks, gemms, outs = linears[0].hooks, linears[0].gemms, []
+    """Return the outputs of ``linears`` on this rank's rows ``x``, or (``entered``) on those of all ranks."""
+    hooks, gemms, results = linears[0].hooks, linears[0].gemms, []
     operand = gemms.operand(x) if entered else hooks.operand(x, gemms)
     for linear in linears:
-        early = None if hooks.partial else linear.bias
-        y = hooks.leave(gemms.fprop(operand, linear.matrix, early))
-        outs.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
-    return tuple(outs)
+        bias = None if hooks.partial else linear.bias
+        y = hooks.leave(gemms.fprop(operand, linear.matrix, bias))
+        results.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
+    return tuple(results)
 
 
 def input_gradient(
     kept: Tensor, gradients: tuple[Tensor, ...], linears: tuple[Linear, ...], *, entered: bool = False,
     in_sums: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Gradient of the input ``kept``, of all ranks if ``entered``; those of weights and biases are accumulated.
+    """Return the gradient of the input ``kept`` (of all ranks if ``entered``); accumulate those of weights and biases.
 
-    ``in_sums``: those of weights are made in their sums where there is ``Room``, which no count of bytes knows of."""
+    ``in_sums``: write weight gradients into their accumulation buffers if there is ``Room``, which no byte count
+    includes.
+    """
     hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
-    if wgrad_store.deferring:  # detached, or the deferred dW would hold the graph down to the input of the stage
+    if wgrad_store.deferring:  # detached, because a deferred dW would hold the graph down to the input of the stage
         kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
     if entered:
-        again: Wait = lambda: kept  # noqa: E731
+        wait_input: Wait = lambda: kept  # noqa: E731
     elif wgrad_store.deferring:  # gather when dW is computed; until then hold only this rank's rows
-        again = lambda: hooks.enter(kept)  # noqa: E731
+        wait_input = lambda: hooks.enter(kept)  # noqa: E731
     else:
-        again = hooks.begin_reenter(kept)
-    left = [hooks.leave_backward(gradient) for gradient in gradients]
+        wait_input = hooks.begin_reenter(kept)
+    product_gradients = [hooks.leave_backward(gradient) for gradient in gradients]
     total: Tensor | None = None
-    for linear, gradient in zip(linears, left, strict=True):
+    for linear, gradient in zip(linears, product_gradients, strict=True):
         total = gemms.dgrad(gradient, linear.matrix, total)
     assert total is not None
-    back = hooks.begin_enter_backward(total)
+    wait_gradient = hooks.begin_enter_backward(total)
     del total
-    outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
-    wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer, in_sums=in_sums))
-    return back()
+    output_gradients = [
+        None if layer.bias is None else gradient for layer, gradient in zip(linears, gradients, strict=True)
+    ]
+    wgrad_store.run_or_defer(
+        lambda: _accumulate_grads(linears, wait_input, inner=product_gradients, outer=output_gradients, in_sums=in_sums)
+    )
+    return wait_gradient()
 
 
 def _accumulate_grads(
@@ -276,12 +289,12 @@ def _accumulate_grads(
 ) -> None:  # fmt: skip
     """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
-    ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: of the layers' outputs, for
-    the biases: under row-parallel sp each rank has only its rows of the latter. None: no bias.
+    ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: gradients of the layers'
+    outputs, for the biases, because under row-parallel sp each rank has only its rows of them. None: no bias.
     """
     gemms = linears[0].gemms
     columns = gemms.columns(again())
-    # all at once: after a GEMM nothing of this is left in a CPU's caches
+    # all buffers first: after a GEMM a CPU's caches hold none of this
     rooms = [_room(linear.matrix) if in_sums and gemms.adds else None for linear in linears]
     for linear, product, output, room in zip(linears, inner, outer, rooms, strict=True):
         if linear.bias is not None and output is not None:

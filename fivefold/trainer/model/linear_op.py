@@ -1,11 +1,11 @@
 """Linear layers in the graph of a compiled block, so that torch.compile makes one graph of it.
 
-    products       x → y_i: products of the graph, of layers that neither send nor cast
-    one_operation  x → y_i as one operation of it (``linears``), of layers that do, with their messages
-    backward       (dy_i, x) → dx, dW_i accumulated or put off inside: one operation (``linears_backward``)
+    products       x → y_i: matrix products in the graph, for layers that neither communicate nor cast
+    one_operation  x → y_i as one operation of the graph (``linears``), for layers that do, with their messages
+    backward       (dy_i, x) → dx, dW_i accumulated or deferred inside: one operation (``linears_backward``)
 
-The compiler sees shapes only. Which layers are meant is told by *tokens*: numbers in tensors, as a plain number would
-be compiled in, and every block compiled for itself. Hooks, GEMMs and gradients are those of ``linear.py``.
+The compiler sees only shapes. *Tokens* identify the layers: numbers in tensors, because a plain number would be
+compiled in, and every block compiled separately. Hooks, GEMMs and gradients are those of ``linear.py``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from torch import Tensor, nn
 
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, input_gradient, outputs
 
-# An operation takes tensors and numbers, no modules: this is how it finds them, as long as they live.
+# An operation takes tensors and numbers, no modules: it looks them up here, as long as they exist.
 _layers: WeakValueDictionary[int, Linear] = WeakValueDictionary()
 _numbers = count()
 
 
 def attach(modules: Iterable[nn.Module]) -> None:
-    """Let compiled code call the linear layers among ``modules`` without breaking its graph. Call it when they have
-    their hooks and GEMMs.
+    """Let compiled code call the linear layers among ``modules`` without breaking its graph.
+
+    Call it once they have their hooks and GEMMs.
     """
-    for part in modules:
-        if isinstance(part, Linear):
+    for module in modules:
+        if isinstance(module, Linear):
             number = next(_numbers)
-            _layers[number] = part
-            part.token = torch.tensor(number, device="cpu")
-            bare = type(part.hooks) is LinearHooks and type(part.gemms) is LinearGemms
-            part.in_graph = products if bare else one_operation
+            _layers[number] = module
+            module.token = torch.tensor(number, device="cpu")
+            is_plain = type(module.hooks) is LinearHooks and type(module.gemms) is LinearGemms
+            module.in_graph = products if is_plain else one_operation
 
 
 def _found(tokens: list[Tensor]) -> tuple[Linear, ...]:
@@ -44,20 +45,20 @@ def _found(tokens: list[Tensor]) -> tuple[Linear, ...]:
 
 
 def products(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
-    """``fused_linears`` in a graph, whose compiler plans where the products lie; dW alone is an operation of ours."""
-    tokens, weights, biases = zip(*((each.token, each.matrix, each.bias) for each in layers), strict=True)
-    found: tuple[Tensor, ...] = _Products.apply(x, len(layers), *tokens, *weights, *biases)  # type: ignore[no-untyped-call]
-    return found
+    """Compute ``fused_linears`` in a graph, whose compiler allocates the products; only dW is a custom operation."""
+    tokens, weights, biases = zip(*((layer.token, layer.matrix, layer.bias) for layer in layers), strict=True)
+    outs: tuple[Tensor, ...] = _Products.apply(x, len(layers), *tokens, *weights, *biases)  # type: ignore[no-untyped-call]
+    return outs
 
 
 class _Products(torch.autograd.Function):
-    """Inputs: x, the number n of layers, n tokens, n weights, n biases or None."""
+    """Matrix products in the graph. Inputs: x, the number n of layers, n tokens, n weights, n biases or None."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int, *rest: Any) -> tuple[Tensor, ...]:
         tokens, weights, biases = rest[:number], rest[number : 2 * number], rest[2 * number :]
         ctx.save_for_backward(x, *tokens)
-        # x as a batch: of a product of rows and the residual's sum inductor makes one GEMM that copies the sum
+        # x as a batch: inductor would fuse a 2D product and the residual's sum into one GEMM that copies the sum
         return tuple(F.linear(x[None], weight, bias)[0] for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
@@ -67,15 +68,15 @@ class _Products(torch.autograd.Function):
 
 
 def one_operation(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
-    """``fused_linears`` in a graph, with hooks and GEMMs that are not for compilers."""
+    """Compute ``fused_linears`` in a graph, with hooks and GEMMs that cannot be compiled."""
     tokens, widths = [layer.token for layer in layers], [layer.matrix.shape[0] for layer in layers]
-    found: list[Tensor] = linears(x, layers[0].matrix, tokens, layers[0].hooks.rows(x.shape[0]), widths)
-    return tuple(found)
+    outs: list[Tensor] = linears(x, layers[0].matrix, tokens, layers[0].hooks.rows(x.shape[0]), widths)
+    return tuple(outs)
 
 
 @torch.library.custom_op("fivefold::linears", mutates_args=())
 def linears(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[int]) -> list[Tensor]:
-    """Outputs [``rows``, width] of the layers of ``tokens`` on ``x`` [R, in]. ``weight``: for autograd to see one."""
+    """Compute outputs [``rows``, width] of the layers of ``tokens`` on ``x`` [R, in]; autograd needs ``weight``."""
     layers = _found(tokens)
     return list(outputs(x, layers))
 
@@ -86,12 +87,12 @@ def _(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[i
 
 
 def linears_backward(gradients: list[Tensor], x: Tensor, tokens: list[Tensor]) -> Tensor:
-    """Gradient of ``x``. Accumulates those of the weights, or puts them off."""
-    made = input_gradient(x, tuple(gradients), _found(tokens), in_sums=True)
-    return made if made.shape == x.shape else made.view_as(x)
+    """Return the gradient of ``x``; accumulate those of the weights, or defer them."""
+    gradient = input_gradient(x, tuple(gradients), _found(tokens), in_sums=True)
+    return gradient if gradient.shape == x.shape else gradient.view_as(x)
 
 
-# not by ``custom_op``, whose checks around each call take longer than what it does besides its GEMMs
+# not by ``custom_op``, whose checks around each call take longer than the operation without its GEMMs
 _library = torch.library.Library("fivefold", "FRAGMENT")
 _library.define(
     "linears_backward(Tensor[] gradients, Tensor x, Tensor[] tokens) -> Tensor", tags=torch.Tag.pt2_compliant_tag

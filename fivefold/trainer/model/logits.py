@@ -1,8 +1,8 @@
-"""What a model does to its logits before the softmax: a factor, then a soft cap that bounds them (Gemma 2).
+"""The shaping of logits before the softmax: a factor, then a soft cap that bounds them (Gemma 2).
 
     shaped = cap · tanh(scale · logits / cap)        ∂shaped/∂logits = scale · (1 − (shaped / cap)²)
 
-Elementwise, so the same on a slice of the vocabulary. Source of the cap: Bello et al., arXiv:1611.09940.
+It is elementwise, so it is the same on a slice of the vocabulary. Source of the cap: Bello et al., arXiv:1611.09940.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from fivefold.model.spec import Model
 
 
 class LogitShape(NamedTuple):
-    """``cap`` None: unbounded."""
+    """Factor and soft cap of the logits; ``cap`` None: unbounded."""
 
     scale: float = 1.0
     cap: float | None = None
 
     @classmethod
     def of(cls, model: Model) -> LogitShape:
-        """That of ``model``."""
+        """Return the logit shape of ``model``."""
         return cls(model.logit_scale, model.logit_softcap)
 
     def shaped(self, logits: Tensor) -> Tensor:
-        """Shaped logits as a new tensor, through autograd."""
+        """Return shaped logits as a new tensor, through autograd."""
         if self.cap is not None:
             return (logits * (self.scale / self.cap)).tanh() * self.cap
         return logits if self.scale == 1 else logits * self.scale
 
     def shape_(self, logits: Tensor, *, padding: slice) -> Tensor:
-        """Shape ``logits`` [rows, V] in place, without autograd; columns of ``padding`` become as good as −∞."""
+        """Shape ``logits`` [rows, V] in place, without autograd; columns of ``padding`` become practically −∞."""
         if self.cap is not None:
             logits.mul_(self.scale / self.cap).tanh_().mul_(self.cap)
         elif self.scale != 1:
             logits.mul_(self.scale)
-        # finite under a cap, as their gradient is 0 · a power of them
+        # finite under a cap, because their gradient is 0 times a power of them
         logits[:, padding] = -torch.inf if self.cap is None else torch.finfo(logits.dtype).min
         return logits
 
     def gradient_(self, gradient: Tensor, shaped: Tensor) -> Tensor:
-        """Gradient of the ``shaped`` logits, fp32 → of the logits, in place."""
+        """Convert the gradient of the ``shaped`` logits, fp32, to that of the logits, in place."""
         if self.cap is not None:
             gradient.addcmul_(gradient * shaped, shaped, value=-(self.cap**-2))
         return gradient if self.scale == 1 else gradient.mul_(self.scale)

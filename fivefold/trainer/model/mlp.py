@@ -1,4 +1,4 @@
-"""Feed-forward of a dense block and of the shared experts:
+"""Feed-forward of a dense block and of the shared experts, gated or plain.
 
     gated   down(act(gate(x)) · up(x))        plain   down(act(up(x)))
 
@@ -16,7 +16,10 @@ from fivefold.trainer.model.operation import Run, direct
 
 
 class Mlp(nn.Module):
-    """Feed-forward of width ``ffn``, as ``model`` has it; ``name`` prefixes the names of its operations."""
+    """Feed-forward of width ``ffn``, gated or plain as ``model`` says.
+
+    ``name`` prefixes the names of its operations.
+    """
 
     def __init__(self, model: Model, *, ffn: int, name: str) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class Mlp(nn.Module):
         self.down = Linear(ffn, model.width, bias=model.mlp_bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, D] → [R, D]."""
+        """Apply the feed-forward: [R, D] → [R, D]."""
         if self.gate is None:
             up_RF = self.run(f"{self.name}.up", self.up, x_RD)
             act_RF = self.run(f"{self.name}.act", self.kernels.plain, up_RF, self.activation)

@@ -28,7 +28,10 @@ from fivefold.trainer.model.routing import Permutation, Sequences
 
 
 class TokenDispatcher:
-    """Moves copies of rows to the ranks of their experts and back; this one for experts that are all on this rank."""
+    """Moves copies of rows to the ranks of their experts and back.
+
+    This one is for experts that are all on this rank.
+    """
 
     def plan(self, counts: Tensor) -> Any:
         """Plan a forward from the copies per expert ``counts`` [E]; every other method is given the plan."""
@@ -39,11 +42,11 @@ class TokenDispatcher:
         return rows, share
 
     def arrive(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
-        """Wait for ``send`` and return what this rank's experts received: rows [n', D] and weights [n']."""
+        """Wait for ``send``; return the rows [n', D] and weights [n'] that this rank's experts received."""
         return rows, share
 
     def offsets(self, plan: Any) -> Tensor:
-        """Where the received rows of each expert of this rank end: [E here], int32."""
+        """Return the end of the received rows of each expert of this rank: [local experts], int32."""
         ends: Tensor = plan.cumsum(0, dtype=torch.int32)
         return ends
 
@@ -53,7 +56,7 @@ class TokenDispatcher:
 
 
 class Router(nn.Module):
-    """Linear layer to expert logits [R, E], in fp32 whatever the dtype of the rows; its dW can be deferred."""
+    """Linear layer to expert logits [R, E], in fp32 for rows of any dtype; its dW can be deferred."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -63,16 +66,17 @@ class Router(nn.Module):
         self.wgrad_store = WgradStore()
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, D] → [R, E] in fp32."""
+        """Compute the expert logits: [R, D] → [R, E] in fp32."""
         logits: Tensor = _route(x_RD, self)
         return logits
 
 
 class Moe(nn.Module):
-    """Routed experts and shared ones. Parallelisms replace ``run``, ``dispatcher`` and ``sequences``.
+    """Routed and shared experts. Parallelisms replace ``run``, ``dispatcher`` and ``sequences``.
 
     ``load`` [E]: how often each expert was chosen on this rank since it was last cleared. ``bias`` [E]: added to the
-    scores when experts are chosen, updated from the load under balance "free"."""
+    scores when experts are chosen, updated from the load under balance "free".
+    """
 
     bias: Tensor
     load: Tensor
@@ -93,25 +97,25 @@ class Moe(nn.Module):
         self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, D] → [R, D]."""
+        """Apply the mixture of experts: [R, D] → [R, D]."""
         logits = self.run("moe.router", self.router, x_RD)
         weights, chosen = self.run("moe.topk", self._choose_experts, logits)
         permutation, plan = self._plan_dispatch(chosen)
         routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
         # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
-        beside = None if self.shared is None else self.shared(x_RD)
+        shared_RD = None if self.shared is None else self.shared(x_RD)
         routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
         offsets = self.dispatcher.offsets(plan)
         gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)
         del routed
         act = self.run("moe.experts.act", self._activate, gate, up, share)
         del gate, up
-        made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
+        expert_out = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act
-        made = self.run("moe.return", self.dispatcher.combine, made, plan)
-        out_RD: Tensor = self.run("moe.combine", _combine_copies, made, permutation, self.kernels)
-        return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
+        expert_out = self.run("moe.return", self.dispatcher.combine, expert_out, plan)
+        out_RD: Tensor = self.run("moe.combine", _combine_copies, expert_out, permutation, self.kernels)
+        return out_RD if shared_RD is None else self.run("moe.add", torch.add, out_RD, shared_RD)
 
     @property
     def _activate(self) -> Callable[..., Tensor]:
@@ -120,11 +124,17 @@ class Moe(nn.Module):
         return activate
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
-        """Once per step: lower the bias of experts above the mean ``load`` [E], raise others; summed over all ranks."""
+        """Lower the bias of experts above the mean ``load`` [E] and raise others; call it once per step.
+
+        ``load`` is summed over all ranks.
+        """
         self.bias.copy_(routing.updated_bias(self.bias, load, rate=rate))
 
     def _choose_experts(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits [R, E] → routing weights and expert numbers [R, k]; ``chosen``: use these experts instead of top-k."""
+        """Compute routing weights and expert indices [R, k] from logits [R, E].
+
+        ``chosen``: use these experts instead of the top-k.
+        """
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         if chosen is None:
             with torch.no_grad():
@@ -134,9 +144,9 @@ class Moe(nn.Module):
     @outside_graphs
     @torch.no_grad()
     def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
-        """Permutation and dispatch plan; made once per forward and reused where operations are recomputed."""
-        kept = routing.within_capacity(chosen, self.sequences, moe=self.moe)
-        permutation = routing.permutation(chosen, kept, experts=self.moe.experts)
+        """Return permutation and dispatch plan; made once per forward and reused if operations are recomputed."""
+        within_capacity = routing.within_capacity(chosen, self.sequences, moe=self.moe)
+        permutation = routing.permutation(chosen, within_capacity, experts=self.moe.experts)
         return permutation, self.dispatcher.plan(permutation.counts)
 
 
@@ -158,8 +168,8 @@ class _Balance(torch.autograd.Function):
         if layer.moe.balance == "aux" and layer.moe.aux_coefficient:
             if layer.scale is None:
                 raise Fault("the auxiliary loss has no weight: set moe.scale to 1 / tokens of a step")
-            also = routing.aux_gradient(scores, chosen, layer.sequences, moe=layer.moe, scale=layer.scale)
-            gradient = also.add_(gradient)
+            aux_gradient = routing.aux_gradient(scores, chosen, layer.sequences, moe=layer.moe, scale=layer.scale)
+            gradient = aux_gradient.add_(gradient)
         return gradient, None, None
 
 
@@ -187,7 +197,7 @@ def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> Non
 
 
 class _Copy(torch.autograd.Function):
-    """Rows [R, D] → their copies [n, D] in order of expert. ``_Sum`` is the reverse; each is the other's backward."""
+    """Copy rows [R, D] to [n, D] in order of expert. ``_Sum`` is the reverse; each is the other's backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
@@ -212,24 +222,24 @@ class _Sum(torch.autograd.Function):
 
 @outside_graphs
 def _route(x: Tensor, router: Router) -> Tensor:
-    found: Tensor = _Route.apply(x, router.weight, router)  # type: ignore[no-untyped-call]
-    return found
+    logits: Tensor = _Route.apply(x, router.weight, router)  # type: ignore[no-untyped-call]
+    return logits
 
 
 @outside_graphs
 def _with_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
-    found: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
-    return found
+    balanced: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
+    return balanced
 
 
 @outside_graphs
 def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Kernels) -> tuple[Tensor, Tensor]:
-    """Rows [R, D] and routing weights [R, k] → copies [n, D] and their weights [n], in order of expert."""
+    """Copy rows [R, D] and routing weights [R, k] to copies [n, D] and their weights [n], in order of expert."""
     copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
     return copies, weights.flatten().index_select(0, permutation.order)
 
 
 @outside_graphs
 def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
-    found: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
-    return found
+    combined: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
+    return combined

@@ -1,7 +1,7 @@
 """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437 §2.2): module k predicts from position i the token i + k + 1.
 
     h⁰ = the main model's normed output    h^k = norm(block(W [norm(embedding of token i + k); norm(h^k−1)]))
-    loss = L⁰ + λ / depth · Σ L^k          L^k: the main output projection on h^k, against the targets k further on
+    loss = L⁰ + λ / depth · Σ L^k          L^k: the main output projection on h^k, against the targets k tokens later
 
 As in the published weights, the embedding comes first in the projection's input and each module has its own last norm
 (transformers' ``MtpModel``). Parallelisms see a block and plain layers; ``lookup`` reads the model's embedding.
@@ -22,14 +22,14 @@ from fivefold.trainer.model.operation import Run, direct
 
 
 class Further(NamedTuple):
-    """What the modules need of a micro-batch: of module k the tokens k further on, and their targets, [B, T] each."""
+    """Inputs of the modules for a micro-batch, [B, T] each: module k gets the tokens k positions later, and targets."""
 
     tokens: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
 
 
 class Prediction(nn.Module):
-    """One module; ``block``: the layer in it."""
+    """One multi-token prediction module; ``block``: its layer."""
 
     def __init__(self, model: Model, *, block: nn.Module) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Prediction(nn.Module):
         self.norm = norm(model, model.width)
 
     def forward(self, h_RD: Tensor, e_RD: Tensor, rows: Any) -> Tensor:
-        """Hidden states before, and embeddings of the tokens further on, [R, D] each → hidden states [R, D]."""
+        """Compute hidden states [R, D] from the previous ones and the embeddings of the later tokens, [R, D] each."""
         e_RD = self.run("mtp.embed_norm", self.embed_norm, e_RD)
         h_RD = self.run("mtp.hidden_norm", self.hidden_norm, h_RD)
-        both = self.run("mtp.join", _side_by_side, e_RD, h_RD)
+        joined = self.run("mtp.join", _side_by_side, e_RD, h_RD)
         del e_RD, h_RD
-        x_RD = self.run("mtp.project", self.project, both)
-        del both
+        x_RD = self.run("mtp.project", self.project, joined)
+        del joined
         x_RD = self.block(x_RD, rows)
         out: Tensor = self.run("mtp.norm", self.norm, x_RD)
         return out
@@ -57,18 +57,18 @@ def _side_by_side(e_RD: Tensor, h_RD: Tensor) -> Tensor:
 
 
 def look_up(embed: Any, tokens_BT: Tensor) -> Tensor:
-    """Embedding [R, D] of tokens by the module ``embed``, whose table gets its gradient as soon as there is one.
+    """Embed tokens with the module ``embed`` → [R, D], whose table gets its gradient as soon as there is one.
 
     Autograd would hold it until the embedding's own backward, the last of all.
     """
     table: Tensor = embed.tokens.weight
     if not torch.is_grad_enabled():
-        found: Tensor = embed.lookup(tokens_BT.flatten(), table)
-        return found
+        embedded: Tensor = embed.lookup(tokens_BT.flatten(), table)
+        return embedded
     leaf = table.detach().requires_grad_()
     leaf.register_post_accumulate_grad_hook(partial(_collect, table))
-    ahead: Tensor = embed.lookup(tokens_BT.flatten(), leaf)
-    return ahead
+    embedded_leaf: Tensor = embed.lookup(tokens_BT.flatten(), leaf)
+    return embedded_leaf
 
 
 def _collect(table: Tensor, leaf: Tensor) -> None:
@@ -78,9 +78,10 @@ def _collect(table: Tensor, leaf: Tensor) -> None:
 
 
 def joined(losses: Tensor, parts: list[Tensor], *, filled: bool) -> Tensor:
-    """The vector ``losses`` [1 + depth] as the end of a stage, whose backward runs those of ``parts``, its entries.
+    """Return the vector ``losses`` [1 + depth] as the end of a stage; its backward runs those of the entries ``parts``.
 
-    ``filled``: the parts are views of it, into which their backward writes (a chunked loss)."""
+    ``filled``: the parts are views of it, into which their backward writes (a chunked loss).
+    """
     out: Tensor = _Joined.apply(losses, filled, *parts)  # type: ignore[no-untyped-call]
     return out
 

@@ -1,4 +1,4 @@
-"""Norms as modules, computed by ``kernels/norms.py``; ``norm`` makes the one of a model."""
+"""Norms as modules, computed by ``kernels/norms.py``; ``norm`` builds the norm of a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fivefold.trainer.model.kernels.norms import Sums, spread_layer_norm, spread
 
 
 class RmsNorm(nn.Module):
-    """RMSNorm over the last dim [..., D]; parameter ``weight``: [D], or [N, D] of heads with weights of their own.
+    """RMSNorm over the last dim [..., D]; parameter ``weight``: [D], or [N, D] for heads with weights of their own.
 
-    ``sums``: if a rank has a part of D, set by tp.
+    ``sums``: set by tp if a rank has a part of D.
     """
 
     def __init__(self, *shape: int, epsilon: float, plus_one: bool = False) -> None:
@@ -27,7 +27,7 @@ class RmsNorm(nn.Module):
         self.sums: Sums | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] → [..., D], computed in fp32."""
+        """Normalize [..., D] → [..., D], computed in fp32."""
         if self.sums is not None:
             return spread_rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums)
         return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one)
@@ -42,12 +42,12 @@ class UnitNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] → [..., D], computed in fp32."""
+        """Normalize [..., D] → [..., D], computed in fp32."""
         return self.kernels.rms_norm(x, None, epsilon=self.epsilon)
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the last dim [..., D]; parameters ``weight`` and, unless it has none, ``bias``; as ``RmsNorm``."""
+    """LayerNorm over the last dim [..., D]; parameters ``weight`` and optionally ``bias``, shaped as in ``RmsNorm``."""
 
     def __init__(self, *shape: int, epsilon: float, plus_one: bool = False, bias: bool = True) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class LayerNorm(nn.Module):
         self.sums: Sums | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] → [..., D], computed in fp32."""
+        """Normalize [..., D] → [..., D], computed in fp32."""
         if self.sums is not None:
             return spread_layer_norm(
                 x, self.weight, self.bias, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums
@@ -67,7 +67,7 @@ class LayerNorm(nn.Module):
 
 
 def norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm:
-    """A norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
+    """Build a norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
     epsilon = model.norm_epsilon if epsilon is None else epsilon
     return BUILDERS[model.norm](model, shape, epsilon)
 

@@ -1,7 +1,7 @@
-"""Blocks call every operation as ``module.run(name, function, *inputs)``, which activation recomputation replaces.
+"""The call of operations: blocks call each as ``module.run(name, function, *inputs)``, which recomputation replaces.
 
 Names are those of ``planner/counts``: norm1, attention.qkv, rope.q, attention.core, attention.out, mlp.gate_up, ...
-What compiled code must not enter is ``outside_graphs``.
+Functions that compiled code must not enter are marked with ``outside_graphs``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def direct(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Call ``function``; autograd saves what it saves (no recomputation)."""
+    """Call ``function``; autograd saves tensors as usual (no recomputation)."""
     return function(*inputs)
 
 
 def outside_graphs(function: Function, *, recursive: bool = True) -> Function:
-    """``torch.compiler.disable``, without loading the compiler, a second of a process's start, until it is needed."""
+    """Return ``function`` under ``torch.compiler.disable``, without importing the compiler until it is needed.
+
+    Importing it would take a second of a process's start.
+    """
     disabled: Callable[..., Any] | None = None
 
     @wraps(function)
@@ -35,11 +38,11 @@ def outside_graphs(function: Function, *, recursive: bool = True) -> Function:
             disabled = torch.compiler.disable(function, recursive=recursive)
         return disabled(*inputs, **options)
 
-    run._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the compiler looks for before it enters
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler checks it before it enters
     return cast(Function, run)
 
 
 def skip_wrappers() -> None:
-    """Tell the compiler not to compile ``direct`` and what ``outside_graphs`` makes by themselves."""
-    for function in (direct, outside_graphs(direct)):  # one code for all
+    """Tell the compiler not to compile ``direct`` and the wrappers of ``outside_graphs`` by themselves."""
+    for function in (direct, outside_graphs(direct)):  # all wrappers share one code object
         torch._dynamo.eval_frame.skip_code(function.__code__)

@@ -1,4 +1,4 @@
-"""Precision recipes as torch dtypes, and which of them the trainer and this chip can run."""
+"""Precision recipes as torch dtypes, and the recipes that the trainer and this chip can run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COMPUTE = {
     "fp8": torch.bfloat16, "fp4": torch.bfloat16,
 }  # fmt: skip
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the recipe of that name: what messages carry
+PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the named recipe: the formats of messages
 
 
 class Dtypes:
-    """Dtypes of a recipe's weights, master weights and summed gradients; a ``Mistake`` if it cannot be trained."""
+    """Dtypes of a recipe's weights, master weights and summed gradients; a user error if it cannot be trained."""
 
     def __init__(self, recipe: Recipe) -> None:
         check_trainable(recipe)
@@ -42,7 +42,7 @@ class Dtypes:
 
 
 def check_trainable(recipe: Recipe) -> None:
-    """Raise a ``Mistake`` if the engine has no recipe of that name, or one with other values."""
+    """Raise a user error if the trainer has no recipe of that name, or one with other values."""
     if recipe.compute == "fp16" and not recipe.loss_scaling:
         raise Mistake(
             f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
@@ -51,28 +51,30 @@ def check_trainable(recipe: Recipe) -> None:
         raise Mistake(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
     if recipe.weights_bytes == 1 and not recipe.holds_casts:
         raise Mistake(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
-    ours = RECIPES[recipe.name]
-    fields = [field for field in type(ours).model_fields if getattr(recipe, field) != getattr(ours, field)]
+    known = RECIPES[recipe.name]
+    fields = [field for field in type(known).model_fields if getattr(recipe, field) != getattr(known, field)]
     for field in fields:
         if field not in PAYLOADS:
             raise Mistake(
-                f"precision {recipe.name!r}: the engine has {field}={getattr(ours, field)} in it, not "
+                f"precision {recipe.name!r}: the engine has {field}={getattr(known, field)} in it, not "
                 f"{getattr(recipe, field)}; `predict` plans both"
             )
 
 
 def check_chip(job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` if the recipe needs fp8 GEMMs and this chip has no fp8 units or the engine no kernel."""
+    """Raise a user error if the recipe needs fp8 GEMMs and this chip has no fp8 units or the trainer no kernel."""
     recipe = job.precision
     if not recipe.narrow or job.emulate:
         return
-    lack = missing(recipe, experts=model.moe is not None)
-    if lack:
-        raise Mistake(f"precision {recipe.name!r}: {lack}; set job.emulate = true (as exact, slower), or take bf16")
+    missing_feature = missing(recipe, experts=model.moe is not None)
+    if missing_feature:
+        raise Mistake(
+            f"precision {recipe.name!r}: {missing_feature}; set job.emulate = true (as exact, slower), or take bf16"
+        )
 
 
 def computed_otherwise(job: Job) -> str:
-    """One line if this chip makes the recipe's products in another format than it says, though it runs; else ""."""
+    """Return a warning if this chip runs the recipe's products in another format than the recipe says; else ""."""
     if job.precision.compute != "tf32" or job.emulate or has_units():
         return ""
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"

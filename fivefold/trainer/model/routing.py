@@ -1,7 +1,7 @@
 """MoE routing: top-k choice of experts, capacity, token permutation, load balancing.
 
     chosen = top-k of (score + bias), within the best groups · weight = score / Σ chosen scores · scaling
-    aux      α Σ_i f_i P_i per sequence, f_i = E/(k T) · tokens of expert i, P_i its mean normalised score
+    aux      α Σ_i f_i P_i per sequence, f_i = E/(k T) · tokens of expert i, P_i its mean normalized score
     free     after each step bias_i += rate · sign(mean load − load_i)
 Sources: DeepSeek-V3, arXiv:2412.19437 §2.1.2; capacity: Switch Transformer, arXiv:2101.03961 §2.2.
 """
@@ -19,19 +19,19 @@ from fivefold.units import ceil_div
 
 
 class Sequences:
-    """Which sequence each row of a micro-batch belongs to; here for ranks that hold whole sequences of ``tokens``."""
+    """The sequence of each row of a micro-batch, here for ranks that hold full sequences of ``tokens``."""
 
-    parts = 1  # into how many pieces a sequence is cut over cp and tp, in order of position
+    parts = 1  # pieces into which cp and tp cut a sequence, in order of position
 
     def __init__(self, tokens: int | None = None) -> None:
-        self.tokens = tokens  # of a whole sequence; None: all rows are one sequence
+        self.tokens = tokens  # of a full sequence; None: all rows are one sequence
 
     def number(self, rows: int) -> int:
-        """Sequences in a micro-batch of which this rank holds ``rows`` rows."""
+        """Return the number of sequences in a micro-batch of which this rank holds ``rows`` rows."""
         return 1 if self.tokens is None else ceil_div(rows, self.tokens)
 
     def piece(self, rows: int, device: torch.device) -> Tensor:
-        """[R]: of each row, sequence number · ``parts`` + number of its piece; rows of a piece are neighbours."""
+        """Return for each row its sequence index · ``parts`` + piece index, [R]; rows of a piece are neighbours."""
         return torch.arange(rows, device=device) // (self.tokens or rows)
 
     def total(self, counts: Tensor) -> Tensor:
@@ -44,26 +44,26 @@ class Permutation:
     """Token permutation: copies of rows in order of expert, and of token within an expert."""
 
     order: Tensor  # [n] index of each copy among the R · k choices
-    tokens: Tensor  # [n] row that each copy is of
+    tokens: Tensor  # [n] row of each copy
     places: Tensor  # [n] position of each copy, listed in order of token: the inverse of ``order``
-    starts: Tensor  # [R] where the copies of each token begin in ``places``
+    starts: Tensor  # [R] start of each token's copies in ``places``
     counts: Tensor  # [E] copies for each expert
 
 
 def choose_experts(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
-    """[R, k] numbers of each row's top-k experts by ``scores`` [R, E] + ``bias`` [E], within the best groups."""
-    wanted = scores if bias is None else scores + bias
+    """Return the indices [R, k] of each row's top-k experts by ``scores`` [R, E] + ``bias`` [E], in the best groups."""
+    biased_scores = scores if bias is None else scores + bias
     if moe.groups > 1:
-        grouped = wanted.unflatten(1, (moe.groups, -1))
-        best = 1 if moe.score == "softmax" else min(2, grouped.shape[2])
-        groups = grouped.topk(best, dim=-1).values.sum(-1).topk(moe.topk_groups, dim=-1).indices
-        out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, groups, False)
-        wanted = grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
-    return wanted.topk(moe.topk, dim=-1).indices
+        grouped = biased_scores.unflatten(1, (moe.groups, -1))
+        experts_per_group = 1 if moe.score == "softmax" else min(2, grouped.shape[2])
+        groups = grouped.topk(experts_per_group, dim=-1).values.sum(-1).topk(moe.topk_groups, dim=-1).indices
+        is_excluded = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, groups, False)
+        biased_scores = grouped.masked_fill(is_excluded[..., None], float("-inf")).flatten(1)
+    return biased_scores.topk(moe.topk, dim=-1).indices
 
 
 def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
-    """[R, k] weight of each chosen expert: its score [R, E], normalised and scaled as ``moe`` says."""
+    """Return the weight [R, k] of each chosen expert: its score [R, E], normalized and scaled as ``moe`` says."""
     weights = scores.gather(1, chosen)
     if moe.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
@@ -71,9 +71,10 @@ def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
 
 
 def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor | None:
-    """[R, k] whether a choice is among the first ⌈capacity · T k / E⌉ of its sequence for that expert; None: no limit.
+    """Return a mask [R, k] of the choices within the expert's capacity; None: no limit.
 
-    Where a sequence is cut over ranks, their counts are summed first: one ``sequences.total``.
+    They are the first ⌈capacity · T k / E⌉ choices of a sequence for that expert. If a sequence is cut over ranks,
+    their counts are summed first: one ``sequences.total``.
     """
     if moe.capacity is None:
         return None
@@ -82,23 +83,26 @@ def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor
     counts = count(chosen, piece, groups=number * sequences.parts, experts=moe.experts)
     table = sequences.total(counts).view(number, sequences.parts, -1)
     earlier = (table.cumsum(1) - table).flatten(0, 1)  # choices in earlier pieces of the sequence
-    taken = torch.zeros(rows, moe.experts, dtype=torch.int64, device=device).scatter_(1, chosen, 1)
-    before = taken.cumsum(0) - taken
-    new = torch.nn.functional.pad(piece[1:] != piece[:-1], (1, 0))
-    first = torch.where(new, torch.arange(rows, device=device), 0).cummax(0).values
-    position = (before - before[first] + earlier[piece]).gather(1, chosen)
+    is_chosen = torch.zeros(rows, moe.experts, dtype=torch.int64, device=device).scatter_(1, chosen, 1)
+    earlier_rows = is_chosen.cumsum(0) - is_chosen
+    starts_piece = torch.nn.functional.pad(piece[1:] != piece[:-1], (1, 0))
+    first = torch.where(starts_piece, torch.arange(rows, device=device), 0).cummax(0).values
+    position = (earlier_rows - earlier_rows[first] + earlier[piece]).gather(1, chosen)
     return position < ceil(moe.capacity * (sequences.tokens or rows) * moe.topk / moe.experts)
 
 
 def count(chosen: Tensor, group: Tensor, *, groups: int, experts: int) -> Tensor:
-    """[groups, E]: how many rows of each group chose each expert; ``group`` [R] is the group number of each row."""
+    """Return [groups, E]: how many rows of each group chose each expert.
+
+    ``group`` [R] is the group index of each row.
+    """
     index = (group[:, None] * experts + chosen).flatten()
     counts = torch.zeros(groups * experts, dtype=torch.int64, device=chosen.device)
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(groups, experts)
 
 
 def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permutation:
-    """The permutation for the choices ``chosen`` [R, k], without those that ``kept`` [R, k] drops."""
+    """Build the permutation for the choices ``chosen`` [R, k], without those that ``kept`` [R, k] drops."""
     topk = chosen.shape[1]
     flat = chosen.flatten()
     if kept is None:
@@ -107,8 +111,8 @@ def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permuta
     else:
         flat = flat.where(kept.flatten(), experts)
         order = flat.argsort(stable=True)[: int(kept.sum())]
-        each = kept.sum(1)
-        starts = each.cumsum(0) - each
+        copies_per_row = kept.sum(1)
+        starts = copies_per_row.cumsum(0) - copies_per_row
     places = torch.empty_like(flat).scatter_(0, order, torch.arange(order.shape[0], device=flat.device))
     if kept is not None:
         places = places[kept.flatten()]
@@ -118,7 +122,7 @@ def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permuta
 
 
 def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: MoE, scale: float) -> Tensor:
-    """Gradient [R, E] of ``scale`` · T · α Σ f_i P_i, summed over sequences, with respect to the scores [R, E].
+    """Return the gradient [R, E] of ``scale`` · T · α Σ f_i P_i, summed over sequences, by the scores [R, E].
 
     f does not depend on the scores, and P = 1/T Σ s/Σs over the sequence: so a row's gradient needs only the counts of
     the others, and the loss does not depend on how rows are spread over ranks.
@@ -134,6 +138,9 @@ def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: M
 
 
 def updated_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
-    """New bias [E] after a step with ``load`` [E] (choices per expert, summed over ranks): the "free" rule above."""
+    """Return the new bias [E] after a step with ``load`` [E], by the rule "free" above.
+
+    ``load``: choices per expert, summed over ranks.
+    """
     load = load.float()
     return bias + rate * torch.sign(load.mean() - load)

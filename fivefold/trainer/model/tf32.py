@@ -2,8 +2,8 @@
 
     tf32(x) = x rounded to a multiple of 2^-10 of its power of two, ties away from zero (PTX: cvt.rna.tf32.f32)
 
-On CUDA the switch is of all fp32 products of the process: routers, head and attention's core too. Emulated are linear
-layers, the head and experts.
+On CUDA the switch affects all fp32 products of the process, also routers, head and attention's core. Emulation covers
+linear layers, the head and experts.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def attach(module: nn.Module, job: Job, *, device: torch.device) -> None:
     if job.precision.compute != "tf32" or not job.emulate:
         return
     dense, grouped = Tf32Gemms(), Tf32GroupedGemms()
-    for part in module.modules():
-        if isinstance(part, Linear):
-            part.gemms = dense
-        elif isinstance(part, Experts):
-            part.gemms = grouped
+    for submodule in module.modules():
+        if isinstance(submodule, Linear):
+            submodule.gemms = dense
+        elif isinstance(submodule, Experts):
+            submodule.gemms = grouped
 
 
 def has_units() -> bool:
-    """Whether this computer's CUDA device multiplies in tf32."""
+    """Return whether this computer's CUDA device multiplies in tf32."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FIRST_TF32
 
 
 def rounded(x: Tensor) -> Tensor:
-    """fp32 ``x`` rounded to tf32; infinities and NaN as they are."""
+    """Return fp32 ``x`` rounded to tf32; infinities and NaN are unchanged."""
     bits = (x.contiguous().view(torch.int32) + (1 << (DROPPED - 1))) & (-1 << DROPPED)
     return torch.where(x.isfinite(), bits.view(torch.float32), x)
 
@@ -51,50 +51,50 @@ class Tf32Gemms(LinearGemms):
     adds = False
 
     def fprop(self, operand: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x Wᵀ + b`` [R, out]."""
+        """Return ``x Wᵀ + b`` [R, out]."""
         y: Tensor = tf32_mm(operand, weight.t())
         return y if bias is None else y.add_(bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-        """``g W`` [R, in], added to ``total`` in place if given."""
-        made: Tensor = tf32_mm(gradient, weight)
-        return made if total is None else total.add_(made)
+        """Return ``g W`` [R, in], added to ``total`` in place if given."""
+        product: Tensor = tf32_mm(gradient, weight)
+        return product if total is None else total.add_(product)
 
     def wgrad(self, gradient: Tensor, columns: Tensor) -> Tensor:
-        """``gᵀ x`` [out, in]."""
-        found: Tensor = tf32_mm(gradient.t(), columns)
-        return found
+        """Return ``gᵀ x`` [out, in]."""
+        product: Tensor = tf32_mm(gradient.t(), columns)
+        return product
 
 
 class Tf32GroupedGemms(GroupedGemms):
     """Products of experts with operands rounded to tf32."""
 
     def operand(self, x: Tensor) -> Tensor:
-        """Rows [n, in], rounded."""
+        """Round rows [n, in]."""
         return rounded(x)
 
     def fprop(self, operand: Tensor, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
-        """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
+        """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         return super().fprop(operand, rounded(weights), offsets, ends)
 
     def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
-        """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
+        """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         return super().dgrad(rounded(gradient), rounded(weights), offsets, ends, total)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor:
-        """Rows [n, in], rounded."""
+        """Round rows [n, in]."""
         return rounded(x)
 
     def wgrad(self, gradient: Tensor, columns: Tensor, offsets: Tensor, ends: Ends) -> Tensor | Cast:
-        """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
+        """Multiply [n, out]ᵀ by [n, in] in each group → [E, out, in]."""
         return super().wgrad(rounded(gradient), columns, offsets, ends)
 
 
 @torch.library.custom_op("fivefold::tf32_mm", mutates_args=())
 def tf32_mm(a: Tensor, b: Tensor) -> Tensor:
-    """``a`` [M, K] times ``b`` [K, N] → [M, N], all fp32, as one custom op: no memory is counted for rounding."""
+    """Multiply ``a`` [M, K] by ``b`` [K, N] → [M, N], all fp32, as one custom op: no memory is counted for rounding."""
     return rounded(a) @ rounded(b)
 
 

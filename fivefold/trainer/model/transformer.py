@@ -1,4 +1,4 @@
-"""A plain decoder, which ``parallel/`` makes distributed by replacing attributes: embedding, blocks, head with loss.
+"""A plain decoder, which ``parallel/`` distributes by replacing attributes: embedding, blocks, head with loss.
 
     x = embed(tokens);  x = block(x) per layer;  loss = head(x, targets)
 
@@ -40,7 +40,7 @@ class Head(nn.Module):
         self.out = Linear.tied(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
         self.words, self.shape = model.vocab, LogitShape.of(model)
-        self.loss: Nats | None = None  # tensor parallelism's, over a sharded vocabulary
+        self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
         self.chunked = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
         self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
@@ -51,10 +51,11 @@ class Head(nn.Module):
         self, x_RD: Tensor, targets_BT: Tensor | None, scale: float, further: Further | None = None,
         rows: Rows | None = None,
     ) -> Tensor:  # fmt: skip
-        """``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
+        """Return ``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
 
-        With ``further`` a vector: behind it those of the modules of multi-token prediction, by their weight; they get
-        ``rows`` as any block. ``chunked``: where gradients are required it is NaN until its backward has run.
+        With ``further`` the result is a vector, followed by the losses of the modules of multi-token prediction, times
+        their weight; they get ``rows`` as any block. ``chunked``: if gradients are required it is NaN until its
+        backward has run.
         """
         h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
         if targets_BT is None:
@@ -70,31 +71,32 @@ class Head(nn.Module):
             del e_RD
         del x_RD, h_RD
         scales = [scale, *(scale * self.weight for _ in self.mtp)]
-        every = (targets_BT, *further.targets)
+        all_targets = (targets_BT, *further.targets)
         parts = [
-            self._lost(hidden.pop(0), targets_BT, each, into=into)
-            for targets_BT, each, into in zip(every, scales, losses, strict=True)
+            self._lost(hidden.pop(0), targets_BT, loss_scale, into=into)
+            for targets_BT, loss_scale, into in zip(all_targets, scales, losses, strict=True)
         ]
         return joined(losses, parts, filled=self.chunked)
 
     def _lost(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
-        """``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
-        lost: Tensor
+        """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
+        total: Tensor
         loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape)
         if self.chunked:
-            how = partial(chunked_loss, scale=scale, loss=loss, into=into)
-            lost = self.run("loss", how, h_RD, self.out, targets_BT)
-            return lost
+            chunked = partial(chunked_loss, scale=scale, loss=loss, into=into)
+            total = self.run("loss", chunked, h_RD, self.out, targets_BT)
+            return total
         logits_RV = self.run("head.out", self.out, h_RD)
-        whole = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
-        lost = self.run("loss", whole, logits_RV, targets_BT.flatten())
-        return lost
+        unchunked = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
+        total = self.run("loss", unchunked, logits_RV, targets_BT.flatten())
+        return total
 
 
 class Transformer(nn.Module):
-    """The whole decoder. Build it on the meta device and give the parameters storage before use.
+    """The full decoder. Build it on the meta device and give the parameters storage before use.
 
-    ``positions`` [T]: which of the ``length`` tokens of a sequence this rank holds (context parallelism); None: all.
+    ``positions`` [T]: positions of this rank's tokens among the ``length`` tokens of a sequence (context parallelism);
+    None: all.
     """
 
     def __init__(self, model: Model) -> None:
@@ -105,13 +107,16 @@ class Transformer(nn.Module):
         self.embed = Embed(model)
         self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
         self.head = Head(model, embed=self.embed)
-        self.tables: tuple[Tensor, ...] = ()  # of ``tables_of``, made at the first forward
+        self.tables: tuple[Tensor, ...] = ()  # result of ``tables_of``, computed at the first forward
 
     def forward(
         self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0,
         further: Further | None = None,
     ) -> Tensor:  # fmt: skip
-        """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none. ``further``: ``Head``."""
+        """Return the loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] if there are none.
+
+        ``further``: as in ``Head``.
+        """
         out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, further=further)
         return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
 
@@ -120,10 +125,10 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None, keys_B: Tensor | None = None, scale: float = 1.0,
         further: Further | None = None,
     ) -> Tensor:  # fmt: skip
-        """A pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last layer's also the head.
+        """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last stage also the head.
 
-        ``documents_BT``: a document id per token of the whole sequences, if tokens attend only inside their document.
-        ``keys``: of the sequences, for dropout; None: nothing is dropped.
+        ``documents_BT``: a document id per token of the full sequences, if tokens attend only inside their document.
+        ``keys_B``: keys of the sequences for dropout; None: no dropout.
         """
         x_RD: Tensor = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
         tokens = tokens_BT.shape[1]
@@ -136,7 +141,7 @@ class Transformer(nn.Module):
         return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:
-        """Cached tables of the first ``tokens``, in the dtype and on the device of ``like``."""
+        """Return the cached tables of the first ``tokens``, in the dtype and on the device of ``like``."""
         if not self.tables or self.tables[0].shape[0] < tokens:
             positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
             self.tables = tables_of(

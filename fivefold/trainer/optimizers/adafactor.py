@@ -1,11 +1,11 @@
-"""Adafactor: keeps of a matrix's second moment only the means over rows and columns, in fp32, and no first moment.
+"""Adafactor: keeps only the row and column means of a matrix's second moment, in fp32, and no first moment.
 
     R ← β R + (1−β) mean_columns g²     C ← β C + (1−β) mean_rows g²     1−β = t^-0.8     v = R C / mean R
     u = g / √v      w ← (1 − lr λ) w − max(ε, rms w) min(lr, 1/√t) u / max(1, rms u)          arXiv:1804.04235
 
-The means are of the whole matrix, which ZeRO shards by rows and tp slices: local sums are all_reduced over both axes,
-those of all weights in one message. R is sharded as the rows of its weight, C replicated over ZeRO's group. Each expert
-is a matrix of its own. Vectors keep all of v.
+The means are over the full matrix, which ZeRO shards by rows and tp slices: local sums are all-reduced over both axes,
+the sums of all weights in one message. R is sharded like the rows of its weight; C is replicated over ZeRO's group.
+Each expert is a matrix of its own. Vectors keep the full v.
 """
 
 from __future__ import annotations
@@ -36,58 +36,61 @@ def build(weights: OptimizedWeights) -> Adafactor:
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Updates ``sharded_weights``; ``rates``: name → weight decay λ and factor of the learning rate."""
+    """Update ``sharded_weights``; ``rates`` maps a weight's name to its weight decay λ and learning-rate factor."""
 
     def __init__(self, sharded_weights: list[ShardedWeight], *, lr: float, rates: dict[str, Rates]) -> None:
         super().__init__([cut.shard.weight for cut in sharded_weights], {"lr": lr})
-        found = [_Moments(cut, rates[cut.shard.name]) for cut in sharded_weights]
+        moments = [_Moments(cut, rates[cut.shard.name]) for cut in sharded_weights]
         # weights that are sharded over the same ranks share their messages
-        found.sort(key=_rows_axis)
-        self.families = [list(same) for _, same in groupby(found, _rows_axis)]
+        moments.sort(key=_rows_axis)
+        self.families = [list(same) for _, same in groupby(moments, _rows_axis)]
         self.parts: dict[Tensor, dict[str, Shard]] = {}  # weight → moment → its sharding, for checkpoints
-        for each in found:
-            if each.cut.shard.rows:
-                self.state[each.cut.shard.weight] = each.state
-                self.parts[each.cut.shard.weight] = each.parts
+        for moment in moments:
+            if moment.cut.shard.rows:
+                self.state[moment.cut.shard.weight] = moment.state
+                self.parts[moment.cut.shard.weight] = moment.parts
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all weights; every rank of the stage calls it."""
+        """Update all weights once; every rank of the stage must call it."""
         for family in self.families:
-            for each in family:
-                each.square()
+            for moments in family:
+                moments.square()
             _all_reduce_sums(family, "row", "column", "weight")
-            for each in family:
-                each.update_moments()
+            for moments in family:
+                moments.update_moments()
             _all_reduce_sums(family, "mean")
-            for each in family:
-                each.sum_update()
+            for moments in family:
+                moments.sum_update()
             _all_reduce_sums(family, "update")
-            for each in family:
-                each.apply(self.param_groups[0]["lr"])
+            for moments in family:
+                moments.apply(self.param_groups[0]["lr"])
 
 
 class _Moments:
-    """Moments and update of one weight. ``sums``: by expert, over the local shard; then of the whole weight."""
+    """Moments and update of one weight.
+
+    ``sums`` holds one value per expert, first summed over the local shard, then over the full weight.
+    """
 
     def __init__(self, cut: ShardedWeight, rates: Rates) -> None:
         self.cut, self.rates = cut, rates
         shard, weight = cut.shard, cut.shard.local_weight.weight
         self.experts = shard.shape[0] if cut.stacked else 1
-        whole = weight.shape[1:] if cut.stacked else weight.shape
-        self.numel, self.factored = prod(whole), len(whole) == 2
-        each = shard.shape.numel() // shard.columns // self.experts  # rows of one expert on this tp rank
-        last = shard.first_row + shard.rows
+        full_shape = weight.shape[1:] if cut.stacked else weight.shape
+        self.numel, self.factored = prod(full_shape), len(full_shape) == 2
+        expert_rows = shard.shape.numel() // shard.columns // self.experts  # rows of one expert on this tp rank
+        end_row = shard.first_row + shard.rows
         self.experts_rows = [
-            (expert, slice(max(shard.first_row, expert * each) - shard.first_row,
-                           min(last, (expert + 1) * each) - shard.first_row))
-            for expert in range(shard.first_row // each, -(-last // each) if shard.rows else 0)
+            (expert, slice(max(shard.first_row, expert * expert_rows) - shard.first_row,
+                           min(end_row, (expert + 1) * expert_rows) - shard.first_row))
+            for expert in range(shard.first_row // expert_rows, -(-end_row // expert_rows) if shard.rows else 0)
         ]  # fmt: skip
         device = shard.weight.device
         self.state = {"step": torch.zeros((), device=device)}
         self.parts: dict[str, Shard] = {}
         if self.factored:
-            self.rows, self.columns = whole
+            self.rows, self.columns = full_shape
             self.state["rows"] = torch.zeros(shard.rows, 1, device=device)
             self.state["columns"] = torch.zeros(self.experts, shard.columns, device=device)
             self.parts = {"rows": _mean_sharding(cut, dim=-1), "columns": _mean_sharding(cut, dim=-2)}
@@ -96,76 +99,81 @@ class _Moments:
         self.sums: dict[str, Tensor] = {}
 
     def square(self) -> None:
-        """Start a step: local sums of g² by row and by column, and of w²."""
+        """Start a step: compute local sums of g² by row and by column, and of w²."""
         gradient = self._gradient()
         self.state["step"] += 1
         self.sums = {"weight": self._norms(self._grid(self.cut.shard.weight))}
         if self.factored:
-            column = torch.zeros_like(self.state["columns"])
+            column_sums = torch.zeros_like(self.state["columns"])
             for expert, rows in self.experts_rows:
-                column[expert] = torch.linalg.vector_norm(gradient[rows], dim=0).square()
-            self.sums |= {"row": torch.linalg.vector_norm(gradient, dim=1, keepdim=True).square(), "column": column}
+                column_sums[expert] = torch.linalg.vector_norm(gradient[rows], dim=0).square()
+            self.sums |= {
+                "row": torch.linalg.vector_norm(gradient, dim=1, keepdim=True).square(),
+                "column": column_sums,
+            }
 
     def update_moments(self) -> None:
-        """Update the moments R and C (of a vector v) from the summed squares; local sum of R for its mean."""
-        fresh = self.state["step"] ** DECAY
+        """Update the moments R and C (v for a vector) from the reduced sums of squares; sum R locally for its mean."""
+        new_fraction = self.state["step"] ** DECAY
         if not self.factored:
-            self.state["square"].lerp_(self._gradient().square().view_as(self.state["square"]), fresh)
+            self.state["square"].lerp_(self._gradient().square().view_as(self.state["square"]), new_fraction)
             return
-        self.state["rows"].lerp_(self.sums["row"] / self.columns, fresh)
-        self.state["columns"].lerp_(self.sums["column"] / self.rows, fresh)
-        self.sums["mean"] = torch.zeros(self.experts, device=fresh.device)
+        self.state["rows"].lerp_(self.sums["row"] / self.columns, new_fraction)
+        self.state["columns"].lerp_(self.sums["column"] / self.rows, new_fraction)
+        self.sums["mean"] = torch.zeros(self.experts, device=new_fraction.device)
         for expert, rows in self.experts_rows:
             self.sums["mean"][expert] = self.state["rows"][rows].sum() / self.rows
 
     def sum_update(self) -> None:
-        """Local sum of squares of the update u, for its rms."""
+        """Compute the local sum of squares of the update u, for its rms."""
         self.sums["update"] = self._norms(self._update())
 
     def apply(self, rate: float) -> None:
-        """Update the weight; ``rate``: learning rate of the step before the weight's own factor."""
+        """Update the weight. ``rate`` is the learning rate of the step, before the weight's own factor."""
         rate *= self.rates.rate
-        size, weight = self.numel**-0.5, self._grid(self.cut.shard.weight)
-        relative = self.state["step"].rsqrt().clamp(max=rate)
-        steps = (self.sums["weight"].sqrt() * size).clamp(min=LEAST_RMS) * relative
-        steps /= (self.sums["update"].sqrt() * size).clamp(min=1.0)
-        wide, update = weight.float(), self._update()  # float() returns an fp32 weight itself
-        wide.mul_(1 - rate * self.rates.weight_decay)
+        inverse_sqrt_numel, weight = self.numel**-0.5, self._grid(self.cut.shard.weight)
+        relative_step = self.state["step"].rsqrt().clamp(max=rate)
+        step_sizes = (self.sums["weight"].sqrt() * inverse_sqrt_numel).clamp(min=LEAST_RMS) * relative_step
+        step_sizes /= (self.sums["update"].sqrt() * inverse_sqrt_numel).clamp(min=1.0)
+        weight_fp32, update = weight.float(), self._update()  # float() returns an fp32 weight itself
+        weight_fp32.mul_(1 - rate * self.rates.weight_decay)
         for expert, rows in self.experts_rows:
-            wide[rows] -= update[rows] * steps[expert]
-        weight.copy_(wide)
+            weight_fp32[rows] -= update[rows] * step_sizes[expert]
+        weight.copy_(weight_fp32)
         self.sums = {}
 
     def sums_over_slices(self, name: str) -> bool:
-        """Whether the sum ``name`` runs along the dim that tp (or etp) slices, and so has to be reduced over it."""
-        dim, last = self.cut.dim, len(self.cut.shard.shape) - 1
-        return dim is not None and {"row": dim == last, "column": dim < last, "mean": dim < last}.get(name, True)
+        """Return whether the sum ``name`` runs along the dim that tp (or etp) slices and must be reduced over it."""
+        dim, last_dim = self.cut.dim, len(self.cut.shard.shape) - 1
+        return dim is not None and {"row": dim == last_dim, "column": dim < last_dim, "mean": dim < last_dim}.get(
+            name, True
+        )
 
     def _update(self) -> Tensor:
-        """u = g / √v [rows, columns] in fp32; computed twice rather than kept, since it is as large as the shard."""
-        found = self._gradient().clone()
+        """Return u = g / √v [rows, columns] in fp32. It is computed twice, because it is as large as the shard."""
+        update = self._gradient().clone()
         if not self.factored:
-            return found.mul_(self._grid(self.state["square"]).clamp(min=LEAST**2).rsqrt_())
+            return update.mul_(self._grid(self.state["square"]).clamp(min=LEAST**2).rsqrt_())
         for expert, rows in self.experts_rows:
-            across = self.state["columns"][expert] / self.sums["mean"][expert].clamp(min=LEAST)
-            found[rows] *= (self.state["rows"][rows] * across).clamp_(min=LEAST**2).rsqrt_()
-        return found
+            column_factor = self.state["columns"][expert] / self.sums["mean"][expert].clamp(min=LEAST)
+            update[rows] *= (self.state["rows"][rows] * column_factor).clamp_(min=LEAST**2).rsqrt_()
+        return update
 
     def _gradient(self) -> Tensor:
-        """Gradient [rows, columns] of the shard in fp32."""
+        """Return the gradient [rows, columns] of the shard in fp32."""
         gradient = self.cut.shard.weight.grad
         return self._grid(self.cut.shard.weight if gradient is None else gradient).float()
 
     def _grid(self, tensor: Tensor) -> Tensor:
-        """View of a flat shard as [rows, columns]."""
+        """View a flat shard as [rows, columns]."""
         return tensor.view(self.cut.shard.rows, self.cut.shard.columns)
 
     def _norms(self, values: Tensor) -> Tensor:
-        """Σ of squares by expert [E] of ``values`` [rows, columns]."""
-        found = torch.zeros(self.experts, device=values.device)
+        """Return the sum of squares of ``values`` [rows, columns] by expert: [E]."""
+        squares = torch.zeros(self.experts, device=values.device)
         for expert, rows in self.experts_rows:
-            found[expert] = torch.linalg.vector_norm(values[rows], dtype=torch.float32).square()
-        return found
+            squares[expert] = torch.linalg.vector_norm(values[rows], dtype=torch.float32).square()
+        return squares
 
 
 def _rows_axis(each: _Moments) -> str:
@@ -173,13 +181,16 @@ def _rows_axis(each: _Moments) -> str:
 
 
 def _all_reduce_sums(family: list[_Moments], *names: str) -> None:
-    """All_reduce sums ``names`` of all weights over ZeRO's group, and over tp where it slices them: two messages."""
-    found = [(each, name, each.sums[name]) for each in family for name in names if name in each.sums]
-    _sum([tensor for _, name, tensor in found if name != "row"], family[0].cut.rows)
-    across = [(each, tensor) for each, name, tensor in found if each.sums_over_slices(name)]
-    for each, tensor in across:
-        tensor /= each.cut.copies
-    _sum([tensor for _, tensor in across], family[0].cut.pieces)
+    """All-reduce the sums ``names`` of all weights over ZeRO's group, and over tp where it slices them.
+
+    That takes two messages.
+    """
+    named_sums = [(moments, name, moments.sums[name]) for moments in family for name in names if name in moments.sums]
+    _sum([tensor for _, name, tensor in named_sums if name != "row"], family[0].cut.rows)
+    sliced_sums = [(moments, tensor) for moments, name, tensor in named_sums if moments.sums_over_slices(name)]
+    for moments, tensor in sliced_sums:
+        tensor /= moments.cut.copies
+    _sum([tensor for _, tensor in sliced_sums], family[0].cut.pieces)
 
 
 def _sum(tensors: list[Tensor], axis: Axis) -> None:
@@ -190,14 +201,17 @@ def _sum(tensors: list[Tensor], axis: Axis) -> None:
 
 
 def _mean_sharding(cut: ShardedWeight, *, dim: int) -> Shard:
-    """How the means over ``dim`` (one column or row per matrix) are sharded: R as its weight's rows, C not by ZeRO."""
-    held, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
+    """Return the sharding of the means over ``dim`` (one column or row per matrix).
+
+    R is sharded like its weight's rows; ZeRO does not shard C.
+    """
+    local_weight, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
 
     def one(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return (*sizes[:-2], *((sizes[-2], 1) if dim == -1 else (1, sizes[-1])))
 
     slices = list(piece.slices)
     slices[dim] = slice(0, 1)
-    local = LocalSlice(one(piece.shape), tuple(slices), piece.holders)
-    weight = held.weight._replace(shape=one(held.weight.shape))
-    return Shard(LocalWeight(weight, local, held.holders), axis=cut.rows if dim == -1 else ALONE)
+    local_slice = LocalSlice(one(piece.shape), tuple(slices), piece.holders)
+    weight = local_weight.weight._replace(shape=one(local_weight.weight.shape))
+    return Shard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ALONE)

@@ -1,4 +1,4 @@
-"""AdamW: Loshchilov & Hutter, arXiv:1711.05101; torch's, or one of this folder, by the formats of its moments."""
+"""AdamW (Loshchilov & Hutter, arXiv:1711.05101): PyTorch's or one of this package, by the formats of the moments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fivefold.trainer.parallel.shard import Shard
 
 
 def build(weights: OptimizedWeights) -> torch.optim.Optimizer:
-    """Build AdamW over this rank's shards, with moments in the formats of the recipe."""
+    """Build AdamW over this rank's shards, with moments in the formats of the precision recipe."""
     formats = find_formats(weights.job)
     if formats is None:
         return build_fp32(weights, weights.shards)
@@ -20,7 +20,7 @@ def build(weights: OptimizedWeights) -> torch.optim.Optimizer:
 
 
 def build_narrow(weights: OptimizedWeights, formats: tuple[Format, Format], *, name: str) -> NarrowAdamW:
-    """Build AdamW with moments in ``formats``; ``name``: what its refusals call it."""
+    """Build AdamW with moments in ``formats``; ``name`` is the optimizer's name in error messages."""
     settings = weights.job.optimizer
     return NarrowAdamW(
         weights.make_groups(weights.shards), weights.sharded, lr=weights.job.learning_rate.peak, betas=settings.betas,
@@ -29,21 +29,21 @@ def build_narrow(weights: OptimizedWeights, formats: tuple[Format, Format], *, n
 
 
 def find_formats(job: Job) -> tuple[Format, Format] | None:
-    """Return the formats of moments that are narrower than fp32, as the recipe has them; None if they are fp32."""
+    """Return the moment formats of the recipe if they are narrower than fp32, else None."""
     sizes, half = job.precision.moments_bytes, job.precision.half
     if sizes == (4, 4):
         return None
-    found: list[Format] = []
-    for size, eight, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
+    formats: list[Format] = []
+    for size, byte_dtype, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
         if size == 1:
-            found.append(Scaled(eight, signed))
+            formats.append(Scaled(byte_dtype, signed))
         else:
-            found.append(Scaled(torch.float16, signed) if half == "fp16" else Unscaled(torch.bfloat16))
-    return found[0], found[1]
+            formats.append(Scaled(torch.float16, signed) if half == "fp16" else Unscaled(torch.bfloat16))
+    return formats[0], formats[1]
 
 
 def build_fp32(weights: OptimizedWeights, shards: list[Shard]) -> torch.optim.Optimizer:
-    """Build torch's fused AdamW if its moments may have the weights' dtype, else ours with fp32 moments."""
+    """Build PyTorch's fused AdamW if its moments may have the weights' dtype, else ``fp32_update.AdamW``."""
     job = weights.job
     settings, rate, groups = job.optimizer, job.learning_rate.peak, weights.make_groups(shards)
     if job.precision.updated_bytes != job.precision.moments_bytes[0]:

@@ -1,4 +1,4 @@
-"""8-bit AdamW, as bitsandbytes has it: AdamW whose moments are codes of a byte."""
+"""8-bit AdamW as in bitsandbytes: the moments are stored as one-byte codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments of 8 bits: a uint8 code per element and an fp32 scale per block of 256 elements of a row.
+"""8-bit moments: a uint8 code per element and an fp32 scale per block of 256 elements of a row.
 
     x ≈ table[code] · scale      scale = max |x| of the block      table: 7 decades, finer towards 1
 
@@ -19,7 +19,7 @@ DECADES = 7
 
 
 class Codes(NamedTuple):
-    """Quantisation table: ascending ``values`` of the codes, and ``middles`` between neighbours; fp32."""
+    """Quantization codebook in fp32: the ascending ``values`` of the codes and the ``middles`` between neighbours."""
 
     values: Tensor
     middles: Tensor
@@ -28,26 +28,31 @@ class Codes(NamedTuple):
 
     @classmethod
     def of(cls, *, signed: bool, device: torch.device) -> Codes:
-        """Table of up to 256 values: each decade has twice as many as the one below, evenly spaced; and 1."""
-        found = [1.0]
+        """Build a codebook of up to 256 values.
+
+        Each decade has twice as many evenly spaced values as the one below; the last value is 1.
+        """
+        unsorted_values = [1.0]
         for decade in range(DECADES):
-            many = 2**decade * (1 if signed else 2)
-            found += [10.0 ** (decade + 1 - DECADES) * (0.1 + 0.9 * (part + 0.5) / many) for part in range(many)]
+            count = 2**decade * (1 if signed else 2)
+            unsorted_values += [
+                10.0 ** (decade + 1 - DECADES) * (0.1 + 0.9 * (part + 0.5) / count) for part in range(count)
+            ]
         if signed:
-            found += [0.0, *(-value for value in found if value < 1)]
-        values = sorted(found)
+            unsorted_values += [0.0, *(-value for value in unsorted_values if value < 1)]
+        values = sorted(unsorted_values)
         middles = [(low + high) / 2 for low, high in pairwise(values)]
         return cls(torch.tensor(values, device=device), torch.tensor(middles, device=device))
 
     def read(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Dequantise codes [rows, columns] with scales [rows, blocks] → fp32 [rows, columns]."""
-        found = self.values.index_select(0, codes.view(-1).int()).view(codes.shape)
-        for block, scale in by_block(found, scales):
+        """Dequantize codes [rows, columns] with scales [rows, blocks] to fp32 [rows, columns]."""
+        rows = self.values.index_select(0, codes.view(-1).int()).view(codes.shape)
+        for block, scale in by_block(rows, scales):
             block.mul_(scale)
-        return found
+        return rows
 
     def write(self, rows: Tensor, codes: Tensor, scales: Tensor) -> None:
-        """Quantise fp32 ``rows`` to the nearest values, into ``codes`` and ``scales``; overwrites ``rows``."""
+        """Quantize fp32 ``rows`` to the nearest values, into ``codes`` and ``scales``; overwrites ``rows``."""
         for block, scale in by_block(rows, scales):
             scale.copy_(torch.linalg.vector_norm(block, ord=float("inf"), dim=-1, keepdim=True))
             block.div_(scale.clamp(min=torch.finfo(torch.float32).tiny))

@@ -1,8 +1,8 @@
-"""Optimizers with fp32 arithmetic and moments for weights of any dtype, a block of elements at a time.
+"""Optimizers with fp32 arithmetic and moments for weights of any dtype, one block of elements at a time.
 
     w, g (16 bits) → fp32 block → update with fp32 moments → w, rounded to nearest
 
-torch's fused AdamW keeps its moments in the dtype of the weights, and a bf16 second moment stops changing: with
+PyTorch's fused AdamW keeps its moments in the dtype of the weights, and a bf16 second moment stops changing: with
 β₂ = 0.95 an increment below 2^-8 of it is rounded away.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 2**22  # elements that are widened to fp32 at a time
+BLOCK = 2**22  # elements that are converted to fp32 at a time
 Groups = list[dict[str, Any]]
 
 
 class AdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW with fp32 moments and arithmetic, whatever the dtype of the weights."""
+    """AdamW as in torch.optim, with fp32 moments and arithmetic for weights of any dtype."""
 
     def __init__(self, groups: Groups, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
@@ -30,14 +30,14 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all weights."""
+        """Update all weights once."""
         for weight, state, group in count_step(self):
             for w, g, m, v in blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
                 adamw(w, g, m, v, step=state["step"], group=group)
 
 
 def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
-    """One AdamW update of w with gradient g and moments m and v, in place; all fp32. ``step``: from 1."""
+    """Apply one AdamW update in place to w, with gradient g and moments m and v, all fp32; ``step`` counts from 1."""
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
         [w], [g], [m], [v], [], [step], lr=group["lr"], beta1=beta1, beta2=beta2,
@@ -46,7 +46,7 @@ def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: di
 
 
 def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Any]]]:
-    """Increment the step of every weight; yields each with its state and its parameter group."""
+    """Increment the step of every weight; yield each weight with its state and its parameter group."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
             state = optimizer.state[weight]
@@ -55,18 +55,18 @@ def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[
 
 
 def all_weights(groups: Groups) -> Iterator[Tensor]:
-    """Every weight of the parameter ``groups``."""
+    """Yield every weight of the parameter ``groups``."""
     for group in groups:
         yield from group["params"]
 
 
 def blocks(weight: Tensor, *moments: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield weight, gradient and moments in fp32, block by block; an updated block is copied back to the weight."""
+    """Yield weight, gradient and moments in fp32, block by block, and copy an updated block back to the weight."""
     assert weight.grad is not None
-    whole = (weight, weight.grad, *moments)
+    tensors = (weight, weight.grad, *moments)
     size = weight.numel() if weight.dtype == torch.float32 else BLOCK
-    for w, g, *kept in zip(*(tensor.view(-1).split(size) for tensor in whole), strict=True):
-        wide = w.float()  # w itself if it is fp32
-        yield wide, g.float(), *kept
-        if wide is not w:
-            w.copy_(wide)
+    for w, g, *block_moments in zip(*(tensor.view(-1).split(size) for tensor in tensors), strict=True):
+        w_fp32 = w.float()  # w itself if it is fp32
+        yield w_fp32, g.float(), *block_moments
+        if w_fp32 is not w:
+            w.copy_(w_fp32)

@@ -1,8 +1,9 @@
-"""Gathers whole matrices on owner ranks for an optimizer that needs them (Muon), and returns the results.
+"""Gathering of full matrices on owner ranks, for an optimizer that needs them (Muon), and the way back.
 
-    shard (rows, 1/n of ZeRO's group) ⇢ slice (of tp or etp) ⇢ whole matrix on one rank
+    shard (rows, 1/n of ZeRO's group) ⇢ slice (of tp or etp) ⇢ full matrix on one rank
 
-⇢ is one all_to_all for many weights: rank i mod n owns weight i. All ranks hold equally many (padded) elements of each.
+Each ⇢ is one all-to-all for many weights: rank i mod n owns weight i. All ranks hold equally many (padded) elements of
+each weight.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 
 @dataclass(frozen=True)
 class ShardedWeight:
-    """A shard and the axes that its weight is divided over: ``rows`` by ZeRO, ``pieces`` by tp (of experts etp)."""
+    """A shard and the axes that divide its weight: ``rows`` by ZeRO, ``pieces`` by tp (by etp for experts)."""
 
     shard: Shard
     rows: Axis
@@ -29,29 +30,29 @@ class ShardedWeight:
 
     @property
     def copies(self) -> int:
-        """Ranks of ``pieces`` that hold the same slice."""
+        """Return the number of ranks of ``pieces`` that hold the same slice."""
         return self.shard.local_weight.local_slice.holders
 
     @property
     def dim(self) -> int | None:
-        """Dim that ``pieces`` divides; None: it does not. The experts' first dim, divided over ep, does not count."""
-        first = 1 if self.stacked else 0
-        shapes = zip(self.shard.shape[first:], self.shard.local_weight.weight.shape[first:], strict=True)
-        return next((first + dim for dim, (piece, whole) in enumerate(shapes) if piece != whole), None)
+        """Return the dim that ``pieces`` divides, or None. The experts' first dim, which ep divides, does not count."""
+        first_dim = 1 if self.stacked else 0
+        shapes = zip(self.shard.shape[first_dim:], self.shard.local_weight.weight.shape[first_dim:], strict=True)
+        return next((first_dim + dim for dim, (piece, full) in enumerate(shapes) if piece != full), None)
 
     @property
     def hidden(self) -> bool:
-        """Whether it maps hidden states to hidden states (matrices of blocks, also of experts), which Muon updates."""
+        """Return whether the weight is a hidden matrix, which Muon updates: a matrix of a block or of an expert."""
         return self.shard.local_weight.weight.is_hidden
 
     @property
     def stacked(self) -> bool:
-        """Whether the first dim counts experts."""
+        """Return whether the first dim counts experts."""
         return self.shard.local_weight.weight.kind.startswith("expert")
 
 
 def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardedWeight]:
-    """Every weight of this rank's stages, in module order."""
+    """Yield every weight of this rank's stages, in module order."""
     for unit in units:
         pieces = ranks["etp" if unit.shard.name == "expert_shard" else "tp"]
         for shard in unit.shards:  # no interleaver: in the update no other micro-batch runs on this rank
@@ -59,30 +60,36 @@ def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardedWeig
 
 
 def gather_owned(parts: list[Tensor], axis: Axis) -> list[Tensor]:
-    """This rank's part of every tensor → all parts [ranks, ...] of tensors it owns, by one all_to_all over ``axis``."""
+    """Exchange this rank's part of every tensor for all parts [ranks, ...] of the tensors that this rank owns.
+
+    It is one all-to-all over ``axis``.
+    """
     if axis.size == 1 or not parts:
         return [part[None] for part in parts]
-    mine = parts[axis.rank :: axis.size]
+    owned_parts = parts[axis.rank :: axis.size]
     sent = [parts[rank :: axis.size] for rank in range(axis.size)]
-    rows = _exchange(sent, [_numel(mine)] * axis.size, axis, like=parts[0]).view(axis.size, -1)
-    split = rows.split([part.numel() for part in mine], dim=1) if mine else ()
-    return [row.contiguous().view(axis.size, *part.shape) for row, part in zip(split, mine, strict=True)]
+    rows = _exchange(sent, [_numel(owned_parts)] * axis.size, axis, like=parts[0]).view(axis.size, -1)
+    split_rows = rows.split([part.numel() for part in owned_parts], dim=1) if owned_parts else ()
+    return [row.contiguous().view(axis.size, *part.shape) for row, part in zip(split_rows, owned_parts, strict=True)]
 
 
 def return_owned(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[Tensor]:
-    """Reverse of ``gather_owned``: all parts of owned tensors → this rank's part of every tensor, shaped ``like``."""
+    """Reverse ``gather_owned``: send back all parts of owned tensors and return this rank's parts.
+
+    ``like``: this rank's parts, whose shapes the result has.
+    """
     if axis.size == 1 or not like:
-        return [whole[0] for whole in wholes]
+        return [all_parts[0] for all_parts in wholes]
     owners = [like[rank :: axis.size] for rank in range(axis.size)]
-    sent = [[whole[rank] for whole in wholes] for rank in range(axis.size)]
+    sent = [[all_parts[rank] for all_parts in wholes] for rank in range(axis.size)]
     flat = _exchange(sent, [_numel(owned) for owned in owners], axis, like=like[0])
     order = [index for rank in range(axis.size) for index in range(rank, len(like), axis.size)]
-    found = dict(zip(order, flat.split([like[index].numel() for index in order]), strict=True))
-    return [found[index].view(part.shape) for index, part in enumerate(like)]
+    part_by_index = dict(zip(order, flat.split([like[index].numel() for index in order]), strict=True))
+    return [part_by_index[index].view(part.shape) for index, part in enumerate(like)]
 
 
 def _exchange(sent: list[list[Tensor]], received: list[int], axis: Axis, *, like: Tensor) -> Tensor:
-    """All_to_all: ``sent`` tensors and ``received`` elements by rank → what came, flat, in order of rank."""
+    """Run an all-to-all of ``sent`` tensors and ``received`` element counts by rank; return it flat, in rank order."""
     flat = torch.cat([like.new_empty(0), *(part.reshape(-1) for parts in sent for part in parts)])
     return all_to_all(flat, axis, sent=[_numel(parts) for parts in sent], received=received).wait()
 

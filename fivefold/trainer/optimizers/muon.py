@@ -1,10 +1,10 @@
-"""Muon: the update of a matrix is its orthogonalised momentum; vectors, embeddings and head are updated by AdamW.
+"""Muon: the update of a matrix is its orthogonalized momentum; vectors, embeddings and the head are updated by AdamW.
 
     m ← μ m + (1−μ) g        o = NS₅(g + μ (m − g))        w ← w − lr (0.2 √max(rows, columns) · o + λ w)
 
-Jordan et al., kellerjordan.github.io/posts/muon; scale, which allows AdamW's learning rate, and decay: arXiv:2502.16982
-§2.2. Newton-Schulz needs whole matrices and computes in bf16: they are gathered in bf16, one to each rank at a time
-(``gather_matrices.py``). Data-parallel replicas of a shard do the same work.
+Jordan et al., kellerjordan.github.io/posts/muon. The scale, which allows AdamW's learning rate, and the weight decay
+are from arXiv:2502.16982 §2.2. Newton-Schulz needs full matrices and computes in bf16: they are gathered in bf16, one
+to each rank at a time (``gather_matrices.py``). Data-parallel replicas of a shard do the same work.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def build(weights: OptimizedWeights) -> Muon:
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates the matrices ``sharded_weights``; ``rates``: name → weight decay λ and factor of the learning rate.
-    ``rest`` updates all other weights; its parameter groups and state are listed here too.
+    """Update the matrices ``sharded_weights``.
+
+    ``rates`` maps a weight's name to weight decay λ and learning-rate factor. The optimizer ``rest`` updates all other
+    weights; its parameter groups and state are also listed here.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all weights; every rank of the stage calls it."""
+        """Update all weights once; every rank of the stage must call it."""
         for sharded_weights in self.rounds:
             self._round(sharded_weights, rate=self.param_groups[0]["lr"], momentum=self.param_groups[0]["momentum"])
         if self.rest is not None:
@@ -68,69 +70,72 @@ class Muon(torch.optim.Optimizer):
         sent = [self._momentum_direction(sharded, momentum=momentum) for sharded in sharded_weights]
         for sharded, part in zip(sharded_weights, _orthogonal(sharded_weights, sent), strict=True):
             shard, (rows, columns) = sharded.shard, sharded.shard.local_weight.weight.shape[-2:]
-            wide = shard.weight.float()  # the weight itself if it is fp32
-            times, decay = self.rates[shard.name]
-            wide.mul_(1 - times * rate * decay)
-            wide.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * times * rate)
-            shard.weight.copy_(wide)
+            weight_fp32 = shard.weight.float()  # the weight itself if it is fp32
+            rate_factor, decay = self.rates[shard.name]
+            weight_fp32.mul_(1 - rate_factor * rate * decay)
+            weight_fp32.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * rate_factor * rate)
+            shard.weight.copy_(weight_fp32)
 
     def _momentum_direction(self, sharded: ShardedWeight, *, momentum: float) -> Tensor:
-        """Update the momentum; this rank's part of the matrix to orthogonalise, bf16, flat and padded."""
+        """Update the momentum; return this rank's part of the matrix to orthogonalize, in bf16, flat and padded."""
         shard = sharded.shard
         part = torch.zeros(shard.padded_numel, dtype=torch.bfloat16, device=shard.weight.device)
         if shard.rows:
             assert shard.weight.grad is not None
-            kept, gradient = self.state[shard.weight]["momentum"], shard.weight.grad.float()
-            kept.lerp_(gradient, 1 - momentum)
-            shard.local(part).copy_(gradient.lerp(kept, momentum))
+            average, gradient = self.state[shard.weight]["momentum"], shard.weight.grad.float()
+            average.lerp_(gradient, 1 - momentum)
+            shard.local(part).copy_(gradient.lerp(average, momentum))
         return part
 
 
 def _rounds(sharded_weights: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
-    """Group the matrices so that each rank owns at most one per round; those of a round have similar sizes."""
+    """Group the matrices so that each rank owns at most one per round; matrices of a round have similar sizes."""
 
     def axes(sharded: ShardedWeight) -> tuple[str, str]:
         return sharded.rows.name, sharded.pieces.name
 
-    for _, same in groupby(
+    for _, same_axes in groupby(
         sorted(sharded_weights, key=lambda sharded: (axes(sharded), -sharded.shard.shape.numel())), axes
     ):
-        found = list(same)
-        ranks = found[0].rows.size * found[0].pieces.size
-        for first in range(0, len(found), ranks):
-            yield found[first : first + ranks]
+        group = list(same_axes)
+        ranks = group[0].rows.size * group[0].pieces.size
+        for first in range(0, len(group), ranks):
+            yield group[first : first + ranks]
 
 
 def _orthogonal(sharded_weights: list[ShardedWeight], parts: list[Tensor]) -> list[Tensor]:
-    """This rank's part of each matrix → its part of the orthogonalised one; an all_to_all each way and axis."""
+    """Exchange this rank's part of each matrix for its part of the orthogonalized matrix.
+
+    That takes one all-to-all each way and axis.
+    """
     rows = sharded_weights[0].rows
-    dealt = gather_owned(parts, rows)
-    _orthogonalise_owned(sharded_weights[rows.rank :: rows.size], dealt)
-    return return_owned(dealt, parts, rows)
+    owned_slices = gather_owned(parts, rows)
+    _orthogonalise_owned(sharded_weights[rows.rank :: rows.size], owned_slices)
+    return return_owned(owned_slices, parts, rows)
 
 
 def _orthogonalise_owned(mine: list[ShardedWeight], dealt: list[Tensor]) -> None:
-    """Overwrite ``dealt``, the tp slices of the matrices that this rank owns, with those of the orthogonalised ones."""
+    """Overwrite ``dealt``, the tp slices of the matrices this rank owns, with slices of the orthogonalized matrices."""
     if not mine:
         return
     pieces = mine[0].pieces
     shapes = [sharded.shard.shape for sharded in mine]
-    local = [each.view(-1)[: shape.numel()].view(shape) for shape, each in zip(shapes, dealt, strict=True)]
-    wholes = [
+    local_slices = [flat.view(-1)[: shape.numel()].view(shape) for shape, flat in zip(shapes, dealt, strict=True)]
+    orthogonal_slices = [
         _split_slices(newton_schulz(_join_slices(stack, sharded)), sharded)
-        for sharded, stack in zip(mine[pieces.rank :: pieces.size], gather_owned(local, pieces), strict=True)
+        for sharded, stack in zip(mine[pieces.rank :: pieces.size], gather_owned(local_slices, pieces), strict=True)
     ]
-    for each, piece in zip(dealt, return_owned(wholes, local, pieces), strict=True):
-        each.view(-1)[: piece.numel()] = piece.reshape(-1)
+    for flat, piece in zip(dealt, return_owned(orthogonal_slices, local_slices, pieces), strict=True):
+        flat.view(-1)[: piece.numel()] = piece.reshape(-1)
 
 
 def _join_slices(stack: Tensor, sharded: ShardedWeight) -> Tensor:
-    """Slices of all tp ranks [ranks, ...] → the whole matrix, of experts those of this ep rank [E, ...]."""
+    """Join the slices of all tp ranks [ranks, ...] to the full matrix, or this ep rank's expert matrices [E, ...]."""
     return stack[0] if sharded.dim is None else torch.cat(stack[:: sharded.copies].unbind(), dim=sharded.dim)
 
 
 def _split_slices(whole: Tensor, sharded: ShardedWeight) -> Tensor:
-    """Reverse of ``_join_slices``: whole matrix → the slice of each tp rank [ranks, ...]."""
+    """Reverse ``_join_slices``: split the full matrix into the slice of each tp rank [ranks, ...]."""
     size = sharded.pieces.size
     if sharded.dim is None:
         return whole.expand(size, *whole.shape)

@@ -1,4 +1,4 @@
-"""The weights that an optimizer updates on one rank, with their rates: what every ``build`` of this folder is given."""
+"""The weights that an optimizer updates on one rank, with their rates: the argument of every ``build`` here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fivefold.update import Rates
 
 
 class OptimizedWeights(NamedTuple):
-    """Weights as this rank holds them; ``rates``: name to weight decay and factor of the learning rate."""
+    """This rank's weights; ``rates`` maps a weight's name to weight decay and learning-rate factor."""
 
     sharded: list[ShardedWeight]
     rates: dict[str, Rates]
@@ -23,28 +23,31 @@ class OptimizedWeights(NamedTuple):
 
     @property
     def shards(self) -> list[Shard]:
-        """Return this rank's pieces."""
+        """Return this rank's shards."""
         return [cut.shard for cut in self.sharded]
 
     def make_groups(self, shards: list[Shard]) -> list[dict[str, Any]]:
-        """Return torch's parameter groups, one per learning rate and decay; ``times``: factor of the rate."""
-        found: dict[Rates, list[Tensor]] = {}
+        """Return torch's parameter groups, one per learning rate and weight decay; ``times`` is the rate's factor."""
+        weights_by_rates: dict[Rates, list[Tensor]] = {}
         for shard in shards:
             if shard.rows:
-                found.setdefault(self.rates[shard.name], []).append(shard.weight)
+                weights_by_rates.setdefault(self.rates[shard.name], []).append(shard.weight)
         return [
             {
                 "params": params,
-                "weight_decay": each.weight_decay,
-                "times": each.rate,
-                "lr": each.rate * self.job.learning_rate.peak,
+                "weight_decay": rates.weight_decay,
+                "times": rates.rate,
+                "lr": rates.rate * self.job.learning_rate.peak,
             }
-            for each, params in found.items()
+            for rates, params in weights_by_rates.items()
         ]
 
 
 def ensure_moments(optimizer: torch.optim.Optimizer, shards: list[Shard]) -> None:
-    """Allocate torch AdamW's state before its first step, so that it can be loaded; other optimizers have theirs."""
+    """Allocate the state of torch's AdamW before its first step, so that it can be loaded.
+
+    Other optimizers allocate their state themselves.
+    """
     for shard in shards:
         if isinstance(optimizer, torch.optim.AdamW) and shard.rows and not optimizer.state[shard.weight]:
             first, second = (torch.zeros_like(shard.weight) for _ in range(2))

@@ -1,6 +1,6 @@
-"""The update of the shards: which optimizer, clipping by global gradient norm, learning-rate schedules.
+"""The update of the shards: the job's optimizer, clipping by the global gradient norm, learning-rate schedules.
 
-The module that has an optimizer's name builds it.
+The module with an optimizer's name builds it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
 
 
 def weight_group(weight: Weight) -> Part | None:
-    """The group of ``job.optimizer.groups`` that ``weight`` belongs to; None: none of them."""
+    """Return the group of ``job.optimizer.groups`` that ``weight`` belongs to, or None."""
     if weight.is_vector:
         return "vectors"
     return "experts" if weight.kind.startswith("expert") else PARTS.get(weight.kind)
@@ -50,30 +50,30 @@ PARTS: dict[str, Part] = {"embedding": "embeddings", "head": "head", "router": "
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step, times each group's own factor."""
+    """Set the learning rate of the next step, times each parameter group's own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
 
 
 def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``: linear warm-up, then ``schedule.kind``."""
+    """Return the learning rate of step ``step`` (from 0) of ``steps``: linear warm-up, then ``schedule.kind``."""
     warmup = schedule.warmup_steps
     if step < warmup:
         return schedule.peak * (step + 1) / warmup
     if schedule.kind == "constant":
         return schedule.peak
-    start = warmup
+    decay_start = warmup
     if schedule.kind == "wsd":
-        start = max(warmup, steps - (schedule.decay_steps or max(1, steps // 5)))
-    done = min(1.0, max(0.0, (step - start) / max(1, steps - 1 - start)))
-    left = 0.5 * (1 + math.cos(math.pi * done)) if schedule.kind == "cosine" else 1 - done
-    return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
+        decay_start = max(warmup, steps - (schedule.decay_steps or max(1, steps // 5)))
+    decay_progress = min(1.0, max(0.0, (step - decay_start) / max(1, steps - 1 - decay_start)))
+    remaining = 0.5 * (1 + math.cos(math.pi * decay_progress)) if schedule.kind == "cosine" else 1 - decay_progress
+    return schedule.peak * (schedule.floor + (1 - schedule.floor) * remaining)
 
 
 def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.0) -> None:
-    """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 leaves them alone.
+    """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 disables clipping.
 
-    ``scale``: factor of the loss, which is still in the gradients and is divided out here; ``norm`` is without it.
+    ``scale`` is the loss scale that the gradients still contain; it is divided out here. ``norm`` does not contain it.
     """
     grads = [shard.weight.grad for shard in shards if shard.weight.grad is not None]
     if grads and (largest or scale != 1):
@@ -82,29 +82,30 @@ def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.
 
 
 def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
-    """Global gradient norm, and sums of ``numbers`` over all ranks, by one all_reduce over the world in fp32.
+    """Return the global gradient norm and the sums of ``numbers`` over all ranks.
 
-    Squares of a gradient that several ranks hold are divided by the number of holders.
+    It is one fp32 all-reduce over the world. Squares of a gradient that several ranks hold are divided by the number of
+    holders.
     """
     square = torch.zeros((), dtype=torch.float32, device=ranks.device)
     for holders in sorted({shard.local_weight.holders for shard in shards}):
-        here = [s.weight.grad for s in shards if s.local_weight.holders == holders and s.weight.grad is not None]
-        if here:
-            square += torch.stack(torch._foreach_norm(here, dtype=torch.float32)).square().sum() / holders
+        gradients = [s.weight.grad for s in shards if s.local_weight.holders == holders and s.weight.grad is not None]
+        if gradients:
+            square += torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum() / holders
     packed = torch.stack([square, *(torch.as_tensor(n, dtype=torch.float32, device=ranks.device) for n in numbers)])
     all_reduce(packed, ranks["world"]).wait()
     return packed[0].sqrt(), list(packed[1:])
 
 
 def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
-    """Raise a ``Mistake`` if moments of layout ``then`` cannot be loaded here: their 8-bit blocks do not align."""
+    """Raise a user error if moments saved under layout ``then`` cannot be loaded: their 8-bit blocks do not align."""
     if isinstance(optimizer, NarrowAdamW):
         optimizer.check_reshardable(then)
 
 
 def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
     """Yield the optimizer state of a weight: name, sharding (None: a scalar, equal on all ranks), local tensor."""
-    # ``parts``: of states that are sharded otherwise than their weight
+    # ``parts``: the sharding of states that are not sharded like their weight
     parts: dict[str, Shard] = getattr(optimizer, "parts", {}).get(shard.weight, {})
     for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
         yield name, parts.get(name, shard) if tensor.ndim else None, tensor

@@ -1,4 +1,4 @@
-"""SGD with momentum, if there is any, with fp32 arithmetic."""
+"""SGD with optional momentum, in fp32 arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build(weights: OptimizedWeights) -> Sgd:
 
 
 class Sgd(torch.optim.Optimizer):
-    """torch.optim.SGD in fp32:  m ← μ m + g + λ w,  w ← w − lr m. Weight decay is part of the momentum."""
+    """SGD as in torch.optim, in fp32:  m ← μ m + g + λ w,  w ← w − lr m. Weight decay is part of the momentum."""
 
     def __init__(self, groups: Groups, *, lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum})
@@ -27,12 +27,12 @@ class Sgd(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all weights."""
+        """Update all weights once."""
         for group in self.param_groups:
             for weight in group["params"]:
-                for w, g, *kept in blocks(weight, *self.state[weight].values()):
-                    if kept:
-                        change = kept[0].mul_(group["momentum"]).add_(g).add_(w, alpha=group["weight_decay"])
+                for w, g, *momenta in blocks(weight, *self.state[weight].values()):
+                    if momenta:
+                        change = momenta[0].mul_(group["momentum"]).add_(g).add_(w, alpha=group["weight_decay"])
                     else:
                         change = g.add(w, alpha=group["weight_decay"])
                     w.add_(change, alpha=-group["lr"])

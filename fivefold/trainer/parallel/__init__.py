@@ -1,9 +1,9 @@
 """One file per parallelism; ``apply`` applies all of them in order.
 
 tensor · context · ring_blocks · expert   tp with sp and vocabulary; cp by ring and Ulysses; ep and etp
-zero · gradients · shard · placement      ZeRO: weights; reductions; the shard of a rank; which rank holds what
-backward_end · fp8_gather                 the end of a module's backward; all_gather in fp8
+zero · gradients · shard · placement      ZeRO: weights; gradient reductions; a rank's shard; the weights of each rank
+backward_end · fp8_gather                 the end of a module's backward; all-gather in fp8
 pipeline · interleave                     the runtime of schedule tables; a forward concurrent with a backward
-recompute · recomputed                    which operations run again in the backward; their tensors
+recompute · recomputed                    the operations that run again in the backward; their tensors
 mesh · collectives · listener             process groups; collectives along an axis; observers of messages
 """

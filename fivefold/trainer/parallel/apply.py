@@ -1,5 +1,6 @@
-"""Applies all parallelisms to one rank's module, in the only legal order: first the communication inside a block, then
-recomputation and torch.compile, last the sharding of weights.
+"""Application of all parallelisms to one rank's module, in the only valid order.
+
+First the communication inside a block, then recomputation and torch.compile, last the sharding of weights.
 
     tensor → context → expert → recompute (and compile) → zero       (pipeline.py then runs the stages)
 """
@@ -32,8 +33,9 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 
 
 class Applied(NamedTuple):
-    """This rank's ZeRO units, with parameters allocated but not initialised; the store of deferred weight gradients;
-    what tells which reduction is under way.
+    """This rank's ZeRO units, the store of deferred weight gradients, and the gradient reduction in flight.
+
+    The units' parameters are allocated but not initialized.
     """
 
     units: list[ZeroUnit]
@@ -44,15 +46,15 @@ class Applied(NamedTuple):
 def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table) -> Applied:
     """Distribute ``module`` (on the meta device) over ``ranks``, for the stages that ``table`` gives this rank."""
     wgrad_store = WgradStore()
-    for part in module.modules():
-        if isinstance(getattr(part, "wgrad_store", None), WgradStore):
-            part.wgrad_store = wgrad_store  # type: ignore[assignment]
+    for submodule in module.modules():
+        if isinstance(getattr(submodule, "wgrad_store", None), WgradStore):
+            submodule.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
     fused = job.stack.kernels == "triton"
     if fused:
         attach_triton(module)
     if job.stack.attention == "unfused":
-        for attention in (part for part in module.modules() if hasattr(part, "core")):
+        for attention in (submodule for submodule in module.modules() if hasattr(submodule, "core")):
             attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]
     if layout.tp > 1:
         tensor.attach(module, ranks["tp"], sp=layout.sp)
@@ -60,12 +62,12 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         context.attach(module, ranks["cp"], kind=layout.cp_kind)
         module.length = job.sequence
         module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
-        for drop in (part for part in module.modules() if isinstance(part, Dropout)):
-            drop.positions = module.positions
+        for dropout in (submodule for submodule in module.modules() if isinstance(submodule, Dropout)):
+            dropout.positions = module.positions
     if model.moe:
-        cut = layout.sp and layout.tp > 1
+        stream_sharded = layout.sp and layout.tp > 1
         expert.attach(
-            module, ranks, sp=cut, sequence=job.sequence, zigzag=layout.cp_kind == "ring",
+            module, ranks, sp=stream_sharded, sequence=job.sequence, zigzag=layout.cp_kind == "ring",
             narrow=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
         )  # fmt: skip
     attach_float8(module.blocks, job)
@@ -73,9 +75,9 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     compiled = _compiler(table) if job.stack.compiles else None
     attach = partial(recompute.attach, groups=layout.recomputed, compiled=compiled)
     attach(zip(module.blocks, recomputed_layers(model.layers, layout), strict=True))
-    for prediction in module.head.mtp:
-        attach_float8(prediction, job)
-        attach([(prediction.get_submodule("block"), recomputed_stages(layout)[-1])])
+    for mtp_module in module.head.mtp:
+        attach_float8(mtp_module, job)
+        attach([(mtp_module.get_submodule("block"), recomputed_stages(layout)[-1])])
     underway = Underway()
     placement = Placement(
         module, model=model, layout=layout, job=job, ranks=ranks, table=table, wgrad_store=wgrad_store,
@@ -85,6 +87,11 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
 
 
 def _compiler(table: Table) -> recompute.Compile:
-    """torch.compile. Where W is put off, the compiler must not write over what it is made of."""
-    splits = any(str(action).startswith("W") for row in table.rows for action in row)
-    return partial(torch.compile, options={"allow_buffer_reuse": False, "inplace_buffers": False} if splits else None)
+    """Return torch.compile with the options that ``table`` needs.
+
+    If the table defers W, the compiler must not overwrite buffers that the weight gradient is computed from.
+    """
+    defers_wgrad = any(str(action).startswith("W") for row in table.rows for action in row)
+    return partial(
+        torch.compile, options={"allow_buffer_reuse": False, "inplace_buffers": False} if defers_wgrad else None
+    )

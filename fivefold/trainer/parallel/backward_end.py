@@ -1,7 +1,8 @@
-"""The end of a module's backward, where its first weight does not mark it: when the gradient of its input is complete.
+"""Detection of the end of a module's backward for modules whose first weight does not mark it.
 
-A block that begins with a norm has its last weight gradient there. One whose norms come after attention and MLP does
-not: its input goes through a node of its own.
+The backward has ended when the gradient of the module's input is complete. In a block that begins with a norm, the
+norm's weight gradient is the last one. If the norms come after attention and MLP, the input goes through an autograd
+node of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Entry(torch.autograd.Function):
 
 
 def entered(inputs: tuple[Any, ...], ends: Ends) -> tuple[Any, ...]:
-    """``inputs`` of a module, of which the first calls ``ends`` once its gradient is complete."""
+    """Return the ``inputs`` of a module, with ``ends`` called once the gradient of the first input is complete."""
     if not inputs[0].requires_grad:
         return inputs
     return (_Entry.apply(inputs[0], ends), *inputs[1:])  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Asynchronous collectives along one axis of the mesh, on dim 0: each returns a ``Pending`` to wait for later.
 
-    pending = all_gather(x, axis)  ...compute...  whole = pending.wait()
+    pending = all_gather(x, axis)  ...compute...  gathered = pending.wait()
 
 An axis of one rank sends nothing and returns its input. No autograd: each parallelism writes its own backward.
 If the axis has an ``interleaver``, ``wait`` first lets the other micro-batch compute until that one waits.
@@ -17,15 +17,17 @@ from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.listener import Heard
 from fivefold.trainer.parallel.mesh import Axis
 
-if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
+if hasattr(dist, "all_gather_single"):  # since torch 2.13; 2.11 has only the older names
     _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
 else:
     _all_gather, _reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
 
 class Pending:
-    """The result of a running collective. Keeps ``inputs`` alive until it is done; ``interleaver``: yields to it;
-    ``heard``: told of the wait.
+    """The result of a running collective.
+
+    It keeps ``inputs`` alive until the collective is done. ``interleaver``: runs the other micro-batch before a wait;
+    ``heard``: notified of the wait.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Pending:
 
     @property
     def arriving(self) -> Tensor:
-        """The output buffer, whose contents are undefined before ``wait``."""
+        """Return the output buffer, whose contents are undefined before ``wait``."""
         return self._out
 
     def wait(self) -> Tensor:
@@ -59,13 +61,13 @@ class Pending:
 
 
 def _post(axis: Axis, collective: str, payload: Tensor) -> Heard | None:
-    """Tell the axis' listener, if any, of a collective on ``payload``, the full tensor."""
+    """Notify the axis' listener, if any, of a collective on ``payload``, the full tensor."""
     post = axis.listener.post
     return None if post is None else post(axis.name, axis.ranks, collective, payload.nbytes)
 
 
 def all_gather(x: Tensor, axis: Axis) -> Pending:
-    """[n, …] on each rank → [n · ranks, …] on all."""
+    """All-gather ``x``: [n, …] on each rank → [n · ranks, …] on all."""
     if axis.size == 1:
         return Pending(x)
     x = x.contiguous()
@@ -76,7 +78,10 @@ def all_gather(x: Tensor, axis: Axis) -> Pending:
 
 
 def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
-    """[n, …] on each rank → this rank's rows [n / ranks, …] of the sum; ``ValueError`` if n % ranks != 0."""
+    """Reduce-scatter ``x``: [n, …] on each rank → this rank's rows [n / ranks, …] of the sum.
+
+    Raises ``ValueError`` if n is not divisible by the number of ranks.
+    """
     if axis.size == 1:
         return Pending(x)
     if x.shape[0] % axis.size:
@@ -101,7 +106,10 @@ def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.Redu
 def all_to_all(
     x: Tensor, axis: Axis, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
 ) -> Pending:  # fmt: skip
-    """Rows by destination rank → rows by source rank; ``sent``, ``received``: rows per rank (None: equally many)."""
+    """Exchange rows ordered by destination rank for rows ordered by source rank.
+
+    ``sent``, ``received``: rows per rank (None: equally many).
+    """
     if axis.size == 1:
         return Pending(x)
     x = x.contiguous()
@@ -116,21 +124,24 @@ def all_to_all(
 
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
-    """Start point-to-point messages in one batch: (tensor, peer's index in ``axis``) each. One ``Pending`` for all.
+    """Start point-to-point messages in one batch, each given as (tensor, peer's index in ``axis``).
 
-    Receives are posted first: gloo asks for a message over the connection on which it sends, so that a rank that comes
-    later than its peer would ask behind its own message, and the two would travel one after the other.
+    Return one ``Pending`` for all of them, or none if there are no messages. Receives are posted first: gloo requests a
+    message over the connection on which it sends, so a rank that is later than its peer would queue the request behind
+    its own message, and the two messages would run one after the other.
     """
-    me, ranks = axis.rank, axis.ranks
-    operations = [dist.P2POp(dist.irecv, tensor, ranks[place], axis.way(place, me)) for tensor, place in receives]
-    operations += [dist.P2POp(dist.isend, tensor, ranks[place], axis.way(me, place)) for tensor, place in sends]
+    own_index, ranks = axis.rank, axis.ranks
+    operations = [
+        dist.P2POp(dist.irecv, tensor, ranks[place], axis.way(place, own_index)) for tensor, place in receives
+    ]
+    operations += [dist.P2POp(dist.isend, tensor, ranks[place], axis.way(own_index, place)) for tensor, place in sends]
     if not operations:
         return []
     heard = _post_p2p(axis, sends, receives)
     if axis.back is None:
         works = dist.batch_isend_irecv(operations)
-    else:  # a batch has one group
-        works = [each.op(each.tensor, each.peer, group=each.group) for each in operations]
+    else:  # a batch can have only one group
+        works = [operation.op(operation.tensor, operation.peer, group=operation.group) for operation in operations]
     arriving = (receives or sends)[-1][0]
     return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
 
@@ -151,9 +162,9 @@ def receive(out: Tensor, axis: Axis, place: int) -> Pending:
 def _post_p2p(
     axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
 ) -> Heard | None:  # fmt: skip
-    """Tell the axis' listener, if any, of point-to-point messages that start together."""
+    """Notify the axis' listener, if any, of point-to-point messages that start together."""
     post = axis.listener.post
     if post is None:
         return None
-    to, source = (tuple(axis.ranks[place] for _, place in each) for each in (sends, receives))
+    to, source = (tuple(axis.ranks[place] for _, place in messages) for messages in (sends, receives))
     return post(axis.name, axis.ranks, "p2p", sum(tensor.nbytes for tensor, _ in sends), to=to, source=source)

@@ -1,7 +1,7 @@
 """Context parallelism: each rank of cp holds 1/cp of the tokens of every sequence; only attention communicates.
 
-ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward cp−1 of (k, v) and cp−1
-         of (dk, dv), each beside a block of attention      (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
+ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward cp−1 of (k, v) and cp−1 of
+         (dk, dv), each concurrent with a block of attention   (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
 ulysses  rank r holds the r-th of cp contiguous chunks; all_to_all of q, k, v and out between heads and tokens
          (Jacobs et al., arXiv:2309.14509)
 """
@@ -34,7 +34,7 @@ Kind = Literal["ring", "ulysses"]
 
 
 def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
-    """Positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
+    """Return the positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
     return _own_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
 
 
@@ -56,9 +56,10 @@ def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
 
 
 class Ulysses:
-    """DeepSpeed-Ulysses: each rank attends over whole sequences with 1/cp of the heads, by the single-rank core.
+    """DeepSpeed-Ulysses: each rank attends over full sequences with 1/cp of the heads, by the single-rank core.
 
-    If cp does not divide the kv heads, they are repeated until it does (fewer heads than ranks: to one per rank).
+    If cp does not divide the kv heads, they are repeated until it does. With fewer kv heads than ranks, each rank gets
+    one.
     """
 
     def __init__(self, axis: Axis) -> None:
@@ -66,27 +67,27 @@ class Ulysses:
 
     @outside_graphs
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
-        """[B, T / cp, heads, H] each → [B, T, heads / cp, H]."""
+        """Exchange tokens for heads: each of q, k, v [B, T / cp, heads, H] → [B, T, heads / cp, H]."""
         heads = k_BTKH.shape[2]
-        times = math.lcm(heads, self.axis.size) // heads
-        if times > 1:
-            k_BTKH, v_BTKH = k_BTKH.repeat_interleave(times, dim=2), v_BTKH.repeat_interleave(times, dim=2)
-        found: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
-        return found
+        repeats = math.lcm(heads, self.axis.size) // heads
+        if repeats > 1:
+            k_BTKH, v_BTKH = k_BTKH.repeat_interleave(repeats, dim=2), v_BTKH.repeat_interleave(repeats, dim=2)
+        exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
+        return exchanged
 
     @outside_graphs
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """[B, T, N / cp, H] → [B, T / cp, N, H]."""
-        (back,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
-        found: Tensor = back
-        return found
+        """Exchange heads for tokens: [B, T, N / cp, H] → [B, T / cp, N, H]."""
+        (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
+        local_out: Tensor = exchanged
+        return local_out
 
 
 Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
 
 
 class _AllToAll(torch.autograd.Function):
-    """all_to_all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients."""
+    """All-to-all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients."""
 
     @staticmethod
     def forward(ctx: Any, axis: Axis, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -101,19 +102,22 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _to_tokens(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
-    """[B, T / cp, N, H] → [B, T, N / cp, H]."""
+    """Start the all-to-all [B, T / cp, N, H] → [B, T, N / cp, H]; return the function that waits for it."""
     pending = all_to_all(x.unflatten(2, (axis.size, -1)).movedim(2, 0), axis)
     return lambda: pending.wait().movedim(0, 1).flatten(1, 2)
 
 
 def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
-    """[B, T, N / cp, H] → [B, T / cp, N, H]."""
+    """Start the all-to-all [B, T, N / cp, H] → [B, T / cp, N, H]; return the function that waits for it."""
     pending = all_to_all(x.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
     return lambda: pending.wait().movedim(0, 2).flatten(2, 3)
 
 
 class Ring:
-    """Ring attention: (k, v) go from rank to rank, each attends to those it has. Saves q, k, v, out and lse."""
+    """Ring attention: (k, v) travel from rank to rank, and each rank attends to the keys it currently holds.
+
+    Saves q, k, v, out and lse for the backward.
+    """
 
     def __init__(self, axis: Axis, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.axis, self.rule, self.heads = axis, rule, heads
@@ -123,9 +127,9 @@ class Ring:
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
         sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
+        """Attend with q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
 
-        ``documents_BT``: document id of each token of the whole sequences, preferably on the CPU; None: one document.
+        ``documents_BT``: document id of each token of the full sequences, preferably on the CPU; None: one document.
         """
         tokens = q_BTNH.shape[1]
         rule = self.rule.drawn(tokens * self.axis.size, training=keys_B is not None)
@@ -139,7 +143,7 @@ class Ring:
 
 
 class _Hop:
-    """One ring hop: isend ``buffer`` to the next rank, irecv a buffer of the same shape from the previous one."""
+    """One ring hop: isend ``buffer`` to the next rank and irecv a buffer of the same shape from the previous one."""
 
     def __init__(self, buffer: Tensor, axis: Axis) -> None:
         self._sent, self._coming = buffer, torch.empty_like(buffer)
@@ -160,22 +164,28 @@ class _Ring(torch.autograd.Function):
         noise: Noise | None,
     ) -> Tensor:  # fmt: skip
         ctx.axis, ctx.rule, ctx.hops, ctx.noise = axis, rule, hops, noise
-        pair = _pack(k, v)
+        kv = _pack(k, v)
         out, lse = torch.empty(0), torch.empty(0)
-        for number, blocks in enumerate(hops):
-            hop = _Hop(pair, axis) if number < len(hops) - 1 else None
-            ks, vs = _unpack(pair, k, v)
-            for each in blocks:
-                queries, keys, offset, spans = each[:4]
+        for hop_index, blocks in enumerate(hops):
+            hop = _Hop(kv, axis) if hop_index < len(hops) - 1 else None
+            ks, vs = _unpack(kv, k, v)
+            for ring_block in blocks:
+                queries, keys, offset, spans = ring_block[:4]
                 block, block_lse = attend(
-                    q[:, queries], ks[:, keys], vs[:, keys], rule, offset=offset, spans=spans, noise=each.noise(noise)
+                    q[:, queries],
+                    ks[:, keys],
+                    vs[:, keys],
+                    rule,
+                    offset=offset,
+                    spans=spans,
+                    noise=ring_block.noise(noise),
                 )
                 if not lse.numel():
                     out, lse = block.to(block_lse.dtype), block_lse
                 else:
                     _merge(out[:, queries], lse[:, queries], block, block_lse)
                 del block, block_lse
-            pair = hop.wait() if hop is not None else pair
+            kv = hop.wait() if hop is not None else kv
         if sinks is not None:
             add_sinks(out, lse, sinks)
         out = out.to(q.dtype)
@@ -186,38 +196,38 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         axis: Axis = ctx.axis
-        of_sinks = None if sinks is None else sinks_backward(gradient, out, lse, sinks)
-        pair, gradient = _pack(k, v), gradient.contiguous()
-        dq, home = torch.empty(0), torch.empty(0)
-        going: _Hop | None = None  # (dk, dv) summed so far, for the keys of the previous step
-        for number, blocks in enumerate(ctx.hops):
-            hop = _Hop(pair, axis) if number < axis.size - 1 else None
-            ks, vs = _unpack(pair, k, v)
-            sums = home if number == 0 else None
-            for each in blocks:
-                queries, keys, offset, spans = each[:4]
-                dq_here, dk, dv = attend_backward(
+        d_sinks = None if sinks is None else sinks_backward(gradient, out, lse, sinks)
+        kv, gradient = _pack(k, v), gradient.contiguous()
+        dq, local_dkv = torch.empty(0), torch.empty(0)
+        outgoing: _Hop | None = None  # (dk, dv) summed so far, for the keys of the previous step
+        for hop_index, blocks in enumerate(ctx.hops):
+            hop = _Hop(kv, axis) if hop_index < axis.size - 1 else None
+            ks, vs = _unpack(kv, k, v)
+            dkv = local_dkv if hop_index == 0 else None
+            for ring_block in blocks:
+                queries, keys, offset, spans = ring_block[:4]
+                block_dq, dk, dv = attend_backward(
                     gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
-                    ctx.rule, offset=offset, spans=spans, noise=each.noise(ctx.noise),
+                    ctx.rule, offset=offset, spans=spans, noise=ring_block.noise(ctx.noise),
                 )  # fmt: skip
-                if not dq.numel():  # gradients of this rank's own (k, v): no hop needed
-                    dq, home = dq_here.to(lse.dtype), _pack(dk, dv)
-                    sums = home
+                if not dq.numel():  # gradients of this rank's (k, v): no hop needed
+                    dq, local_dkv = block_dq.to(lse.dtype), _pack(dk, dv)
+                    dkv = local_dkv
                     continue
-                dq[:, queries] += dq_here
-                sums = _arrived(going, like=pair) if sums is None else sums
-                for total, part in zip(_unpack(sums, k, v), (dk, dv), strict=True):
-                    total[:, keys] += part
-            if number:
-                going = _Hop(_arrived(going, like=pair) if sums is None else sums, axis)
-            pair = hop.wait() if hop is not None else pair
-        if going is not None:
-            home += going.wait()
-        return dq.to(q.dtype), *_unpack(home, k, v), of_sinks, None, None, None, None
+                dq[:, queries] += block_dq
+                dkv = _arrived(outgoing, like=kv) if dkv is None else dkv
+                for total, block_gradient in zip(_unpack(dkv, k, v), (dk, dv), strict=True):
+                    total[:, keys] += block_gradient
+            if hop_index:
+                outgoing = _Hop(_arrived(outgoing, like=kv) if dkv is None else dkv, axis)
+            kv = hop.wait() if hop is not None else kv
+        if outgoing is not None:
+            local_dkv += outgoing.wait()
+        return dq.to(q.dtype), *_unpack(local_dkv, k, v), d_sinks, None, None, None, None
 
 
 def _arrived(going: _Hop | None, *, like: Tensor) -> Tensor:
-    """The sums of gradients that the previous rank sent on; zeros for the first that adds to them."""
+    """Return the gradient sums that the previous rank sent on, or zeros on the first rank that adds to them."""
     return torch.zeros_like(like) if going is None else going.wait()
 
 
@@ -231,7 +241,7 @@ def _unpack(pair: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merge(out: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
-    """Merge a block of attention into ``out`` and ``lse`` in place: each part weighs exp(lse) over the sum of both."""
-    both = torch.logaddexp(lse, block_lse)
-    out.mul_((lse - both).exp_()[..., None]).addcmul_(block, (block_lse - both).exp_()[..., None])
-    lse.copy_(both)
+    """Merge a block of attention into ``out`` and ``lse`` in place, each weighted by exp(lse) over the sum of both."""
+    merged_lse = torch.logaddexp(lse, block_lse)
+    out.mul_((lse - merged_lse).exp_()[..., None]).addcmul_(block, (block_lse - merged_lse).exp_()[..., None])
+    lse.copy_(merged_lse)

@@ -1,10 +1,11 @@
 """Expert parallelism: expert weights [E, F, D] are sharded over ep by expert (dim E) and over etp by dim F.
 
     rows ─ all_to_all over ep ─ all_gather over etp → experts → reduce_scatter over etp ─ all_to_all back
-The backward mirrors it. Routing weights travel with the rows. Before them all_to_all of the counts, [E] of int64
-(etp: and all_gather), the only messages for which the host waits. Expert e is on ep rank e // (E / ep).
-``dispatches = "fp8"``: rows go to the experts, forward and backward, in tiled fp8, quantized as for the grouped GEMMs.
-For the balance loss: all_reduce over tp (sp) and cp of the counts per sequence, in the backward (capacity: forward).
+The backward mirrors it. Routing weights travel with the rows. The row counts are exchanged first by an all_to_all of
+[E] int64 (etp: also an all_gather), the only messages that the host waits for. Expert e is on ep rank e // (E / ep).
+``dispatches = "fp8"``: rows travel to the experts, forward and backward, in tiled fp8, quantized as for grouped GEMMs.
+The balance loss needs an all_reduce over tp (sp) and cp of the counts per sequence, in the backward (capacity: in the
+forward).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ def attach(
     module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True,
     narrow: Caster | None = None,
 ) -> None:  # fmt: skip
-    """Give every ``Moe`` in ``module`` its dispatcher and sequences; ``sp``: rows of the stream are sharded over tp.
+    """Set the dispatcher and sequences of every ``Moe`` in ``module``.
 
-    ``sequence``: tokens of a whole one; ``zigzag``: how cp cuts it, else contiguous; ``narrow``: casts rows
-    that are dispatched in fp8.
+    ``sp``: rows of the stream are sharded over tp; ``sequence``: tokens of a full sequence; ``zigzag``: cp cuts a
+    sequence into zig-zag chunks, else contiguous ones; ``narrow``: casts rows that are dispatched in fp8.
     """
     ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
-    for layer in (part for part in module.modules() if isinstance(part, Moe)):
+    for layer in (submodule for submodule in module.modules() if isinstance(submodule, Moe)):
         if layer.load.is_meta:
             layer.load, layer.bias = (torch.zeros_like(x, device=ranks.device) for x in (layer.load, layer.bias))
         layer.experts.adds_bias = etp.rank == 0
@@ -43,18 +44,18 @@ def attach(
         if ep.size > 1 or etp.size > 1:
             layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, narrow=narrow)
             layer.experts.meanwhile = dispatcher.meanwhile
-        whole = cp.size == 1 and (not sp or tp.size == 1)
+        unsharded = cp.size == 1 and (not sp or tp.size == 1)
         layer.sequences = (
-            Sequences(sequence) if whole else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
+            Sequences(sequence) if unsharded else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
         )
 
 
 def balance(module: nn.Module, *axes: Axis) -> Tensor:
     """Return the load (rows per expert) [layers, E] of every ``Moe``, summed over ``axes``; call it once per step.
 
-    Resets loads and updates routing biases. ``axes``: those whose ranks hold different tokens; one all_reduce each.
+    Resets loads and updates routing biases. ``axes``: the axes whose ranks hold different tokens; one all_reduce each.
     """
-    layers = [part for part in module.modules() if isinstance(part, Moe)]
+    layers = [submodule for submodule in module.modules() if isinstance(submodule, Moe)]
     total = torch.stack([layer.load for layer in layers])
     for axis in axes:
         total = all_reduce(total, axis).wait()
@@ -76,39 +77,46 @@ class DispatchPlan:
         self._counts_read = False
 
     def wait_counts(self, copies: int) -> None:
-        """Wait for the counts; then rows sent and received per rank and the order by expert are known."""
+        """Wait for the counts and derive the rows sent and received per rank and the order by expert."""
         if self._counts_read:
             return
-        told = all_gather(self._received_counts.wait(), self.etp).wait()
-        table = told.view(self.etp.size, self.ep.size, -1)  # rows by etp rank, source ep rank and local expert
+        gathered_counts = all_gather(self._received_counts.wait(), self.etp).wait()
+        table = gathered_counts.view(
+            self.etp.size, self.ep.size, -1
+        )  # rows by etp rank, source ep rank and local expert
         numbers = self.read(torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())), copies)
         self.sent = numbers[: self.ep.size]
-        columns = [numbers[start : start + self.ep.size] for start in range(self.ep.size, len(numbers), self.ep.size)]
-        self.received = columns[self.etp.rank]
+        received_by_etp = [
+            numbers[start : start + self.ep.size] for start in range(self.ep.size, len(numbers), self.ep.size)
+        ]
+        self.received = received_by_etp[self.etp.rank]
         self.arrived = sum(self.received)
-        self.widest = max(sum(column) for column in columns)
+        self.widest = max(sum(column) for column in received_by_etp)
         self.offsets = table.sum((0, 1)).cumsum(0, dtype=torch.int32)
-        self.order = _by_expert(table, [sum(column) for column in columns], widest=self.widest)
+        self.order = _by_expert(table, [sum(column) for column in received_by_etp], widest=self.widest)
         self._counts_read = True
         del self._counts, self._received_counts
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
-        """Copy to the host: rows sent per ep rank, then received by etp and source rank. Dry runs use ``copies``."""
-        found: list[int] = numbers.tolist()
-        return found
+        """Copy to the host the rows sent per ep rank, then received by etp and source rank. Dry runs use ``copies``."""
+        row_counts: list[int] = numbers.tolist()
+        return row_counts
 
 
 def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
-    """Indices that sort received rows by expert, each etp rank's rows padded to ``widest``; None: already sorted."""
-    total = sum(columns)
+    """Return indices that sort received rows by expert, each etp rank's rows padded to ``widest``.
+
+    None: already sorted.
+    """
+    total_rows = sum(columns)
     if len(columns) == 1 and table.shape[2] == 1:
         return None
     experts = torch.arange(table.shape[2], device=table.device).repeat(table.shape[0] * table.shape[1])
-    order = experts.repeat_interleave(table.flatten(), output_size=total).argsort(stable=True)
+    order = experts.repeat_interleave(table.flatten(), output_size=total_rows).argsort(stable=True)
     if len(columns) == 1:
         return order
     starts = [widest * column - sum(columns[:column]) for column in range(len(columns))]
-    shift = torch.tensor(starts, device=table.device).repeat_interleave(table.sum((1, 2)), output_size=total)
+    shift = torch.tensor(starts, device=table.device).repeat_interleave(table.sum((1, 2)), output_size=total_rows)
     return order + shift[order]
 
 
@@ -122,11 +130,11 @@ def _start_dispatch(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
 
 
 def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
-    """all_gather received rows over etp, sort them by expert, and dequantize rows to ``dtype``."""
+    """All-gather the received rows over etp, sort them by expert, and dequantize rows to ``dtype``."""
     if plan.etp.size > 1:
-        more = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
-        pending = [all_gather(F.pad(x, pad), plan.etp) for x, pad in zip(arrived, more, strict=True)]
-        arrived = [each.wait() for each in pending]
+        padding = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
+        pending = [all_gather(F.pad(x, pad), plan.etp) for x, pad in zip(arrived, padding, strict=True)]
+        arrived = [gather.wait() for gather in pending]
     if plan.order is not None:
         arrived = [x.index_select(0, plan.order) for x in arrived]
     if plan.narrow is not None:
@@ -138,19 +146,19 @@ def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dty
 def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
     """Undo the sort, reduce_scatter over etp (partial sums over F), and start the all_to_all over ep."""
     rows, order = plan.widest * plan.etp.size, plan.order
-    back = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
+    received_order = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
     if plan.etp.size > 1:
-        pending = [reduce_scatter(x, plan.etp) for x in back]
-        back = [each.wait()[: plan.arrived] for each in pending]
-    return tuple(all_to_all(x, plan.ep, sent=plan.received, received=plan.sent) for x in back)
+        pending = [reduce_scatter(x, plan.etp) for x in received_order]
+        received_order = [reduction.wait()[: plan.arrived] for reduction in pending]
+    return tuple(all_to_all(x, plan.ep, sent=plan.received, received=plan.sent) for x in received_order)
 
 
 class AllToAllDispatcher(TokenDispatcher):
-    """Token dispatcher for experts sharded over ep and etp; ``narrow``: casts rows that travel in fp8."""
+    """Token dispatcher for experts sharded over ep and etp; ``narrow`` casts rows that travel in fp8."""
 
     def __init__(self, ep: Axis, etp: Axis, *, narrow: Caster | None = None) -> None:
         self.ep, self.etp, self.narrow = ep, etp, narrow
-        self.meanwhile: list[Work] = []  # work the backward runs while the rows' gradients travel
+        self.meanwhile: list[Work] = []  # work that the backward runs while the rows' gradients travel
 
     def plan(self, counts: Tensor) -> DispatchPlan:
         """Start the all_to_all of the row counts per expert, [E] int64."""
@@ -158,29 +166,32 @@ class AllToAllDispatcher(TokenDispatcher):
 
     @outside_graphs
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
-        """Start the dispatch. Returns two empty tensors that only link ``arrive`` to it in the autograd graph."""
+        """Start the dispatch; return two empty tensors that only link ``arrive`` to it in the autograd graph."""
         rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
     @outside_graphs
     def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
-        """Wait for the dispatch: rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
+        """Wait for the dispatch; return rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
         rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
     def offsets(self, plan: DispatchPlan) -> Tensor:
-        """End of each local expert's rows: cumulative counts, int32 [local experts]."""
+        """Return the end of each local expert's rows: cumulative counts, int32 [local experts]."""
         return plan.offsets
 
     @outside_graphs
     def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
         """Send expert outputs back to the ranks of their tokens: [n', D] → [n, D]."""
-        home: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]
-        return home
+        combined: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]
+        return combined
 
 
 class _Dispatch(torch.autograd.Function):
-    """Starts the forward's all_to_all and waits for the backward's; ``_Arrive`` the reverse, so that both overlap."""
+    """Start the forward's all_to_all and wait for the backward's.
+
+    ``_Arrive`` does the reverse, so that both overlap.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
@@ -192,7 +203,7 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _rows: Tensor, _share: Tensor) -> tuple[Tensor, Tensor, None]:
         pending, ctx.plan.back = ctx.plan.back, ()
-        rows, share = (each.wait() for each in pending)
+        rows, share = (transfer.wait() for transfer in pending)
         return rows, share, None
 
 
@@ -201,7 +212,7 @@ class _Arrive(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, _share: Tensor, plan: DispatchPlan) -> tuple[Tensor, ...]:
         ctx.plan = plan
         pending, plan.forth = plan.forth, ()
-        return tuple(_finish_dispatch([each.wait() for each in pending], plan, rows.dtype))
+        return tuple(_finish_dispatch([transfer.wait() for transfer in pending], plan, rows.dtype))
 
     @staticmethod
     def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -221,12 +232,14 @@ class _Return(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         plan: DispatchPlan = ctx.plan
-        (rows,) = _finish_dispatch([each.wait() for each in _start_dispatch(gradient, plan)], plan, gradient.dtype)
+        (rows,) = _finish_dispatch(
+            [transfer.wait() for transfer in _start_dispatch(gradient, plan)], plan, gradient.dtype
+        )
         return rows, None
 
 
 class ShardedSequences(Sequences):
-    """Sequences sharded over ranks: over cp by chunks of each, over tp (sp) by contiguous rows of them all."""
+    """Sequences sharded over ranks: over cp by chunks of each sequence, over tp (sp) by contiguous rows of them all."""
 
     def __init__(self, tokens: int | None, tp: Axis | None, cp: Axis, *, zigzag: bool) -> None:
         super().__init__(tokens)
@@ -236,18 +249,21 @@ class ShardedSequences(Sequences):
         self.parts = self.tp.size * cp.size * self.chunks
 
     def number(self, rows: int) -> int:
-        """Number of sequences in the micro-batch, given this rank's rows."""
+        """Return the number of sequences in the micro-batch, given this rank's rows."""
         return super().number(rows * self.tp.size * self.cp.size)
 
     def piece(self, rows: int, device: torch.device) -> Tensor:
-        """Number of each own row's part, int64 [R]: sequence · parts + part; a part is one (cp chunk, tp rank)."""
+        """Return the index of each local row's part, int64 [R]: sequence · parts + part.
+
+        A part is one (cp chunk, tp rank).
+        """
         row = torch.arange(rows, device=device) + self.tp.rank * rows
-        here = rows * self.tp.size // self.number(rows)  # tokens of each sequence
-        half = row % here // (here // self.chunks)
-        last = self.cp.size * self.chunks - 1
-        chunk = torch.where(half == 0, self.cp.rank, last - self.cp.rank)
-        return row // here * self.parts + chunk * self.tp.size + self.tp.rank
+        local_tokens = rows * self.tp.size // self.number(rows)  # tokens of each sequence
+        chunk_index = row % local_tokens // (local_tokens // self.chunks)
+        last_chunk = self.cp.size * self.chunks - 1
+        chunk = torch.where(chunk_index == 0, self.cp.rank, last_chunk - self.cp.rank)
+        return row // local_tokens * self.parts + chunk * self.tp.size + self.tp.rank
 
     def total(self, counts: Tensor) -> Tensor:
-        """``counts`` summed over tp and cp: two all_reduces."""
+        """Sum ``counts`` over tp and cp: two all_reduces."""
         return all_reduce(all_reduce(counts, self.tp).wait(), self.cp).wait()

@@ -1,10 +1,11 @@
-"""The all_gather of a ZeRO unit under ``gathers = "fp8"``: matrices of blocks in fp8, the rest in compute dtype.
+"""The all-gather of a ZeRO unit under ``gathers = "fp8"``: matrices of blocks in fp8, the rest in compute dtype.
 
-    own rows, fp32 ─> bf16 ─> fp8 · 1/scale ── all_gather, bytes ── fp8 · scale ─> bf16        scale: largest |w| / 448
+    local rows, fp32 ─> bf16 ─> fp8 · 1/scale ── all_gather, bytes ── fp8 · scale ─> bf16      scale: largest |w| / 448
 
 The largest |w| is taken over all ranks' rows in bf16, so that the cast before the matmul finds the same scale and the
-same fp8 values. One scale per matrix, per expert, or per 128 x 128 block. One all_reduce (max) per step for all units
-(as pytorch/ao@v0.14.1:torchao/float8/fsdp_utils.py, precompute_float8_dynamic_scale_for_fsdp).
+same fp8 values. There is one scale per matrix, per expert, or per 128 x 128 block, and one all_reduce (max) per step
+for all units
+(as in pytorch/ao@v0.14.1:torchao/float8/fsdp_utils.py, precompute_float8_dynamic_scale_for_fsdp).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fivefold.units import ceil_div
 class Scales:
     """fp8 scales of all matrices [experts or 1, R, C] sharded over ``axis``: fp32 [experts, 1, 1], or one per block.
 
-    ``block``: side of the block that shares a scale; 0: the whole matrix. ``dtype``: that of the gathered weights.
+    ``block``: side of the block that shares a scale; 0: the full matrix. ``dtype``: that of the gathered weights.
     """
 
     def __init__(self, axis: Axis, *, block: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,20 +43,20 @@ class Scales:
     def join(self, shard: Shard) -> int:
         """Add a matrix; return its index for ``of`` and ``largest``."""
         *experts, rows, columns = shard.shape
-        high, wide = (self.block or size for size in (rows, columns))
-        down, across = ceil_div(rows, high), ceil_div(columns, wide)
+        block_rows, block_columns = (self.block or size for size in (rows, columns))
+        blocks_down, blocks_across = ceil_div(rows, block_rows), ceil_div(columns, block_columns)
         row = torch.arange(shard.first_row, shard.first_row + shard.rows, device=self.device)
-        self.block_rows.append(row // rows * down + row % rows // high)
-        self._shapes.append((math.prod(experts), down, across))
+        self.block_rows.append(row // rows * blocks_down + row % rows // block_rows)
+        self._shapes.append((math.prod(experts), blocks_down, blocks_across))
         self._shards.append(shard)
         return len(self._shards) - 1
 
     def of(self, place: int) -> Tensor:
-        """Scales of the matrix at index ``place``, fp32 [experts or 1, blocks down, blocks across]."""
+        """Return the scales of the matrix at index ``place``: fp32 [experts or 1, blocks down, blocks across]."""
         return self._current()[place][1]
 
     def largest(self, place: int) -> Tensor:
-        """Largest |w| among the weights that share each own row's scale: fp32 [rows, 1 or blocks across]."""
+        """Return the largest |w| among the weights that share each local row's scale: fp32 [rows, 1 or blocks]."""
         return self._current()[place][0].index_select(0, self.block_rows[place])
 
     def forget(self) -> None:
@@ -63,31 +64,33 @@ class Scales:
         self._cached = ()
 
     def _current(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """(largest |w|, scale) of every matrix; the first call after an update runs the all_reduce."""
+        """Return (largest |w|, scale) of every matrix; the first call after an update runs the all_reduce."""
         if not self._cached:
             self._cached = tuple(self._compute())
         return self._cached
 
     def _compute(self) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = list[Tensor]()
+        local_maxima = list[Tensor]()
         for shard, groups, (experts, down, across) in zip(self._shards, self.block_rows, self._shapes, strict=True):
             largest = _by_row(shard.weight.detach(), across)
-            found = largest.new_zeros(experts * down, across)
-            mine.append(found.scatter_reduce_(0, groups[:, None].expand(-1, across), largest, "amax").flatten())
-        joined = all_reduce(torch.cat(mine), self.axis, op=dist.ReduceOp.MAX).wait()
-        largest = joined.to(self.dtype).float()
+            block_maxima = largest.new_zeros(experts * down, across)
+            local_maxima.append(
+                block_maxima.scatter_reduce_(0, groups[:, None].expand(-1, across), largest, "amax").flatten()
+            )
+        global_maxima = all_reduce(torch.cat(local_maxima), self.axis, op=dist.ReduceOp.MAX).wait()
+        largest = global_maxima.to(self.dtype).float()
         scales = by_tensor(largest[:, None], amax=largest[:, None]).scale
         counts = [math.prod(shape) for shape in self._shapes]
-        for shape, each, scale in zip(self._shapes, largest.split(counts), scales.split(counts), strict=True):
-            yield each.view(-1, shape[2]), scale.view(shape)
+        for shape, matrix_largest, scale in zip(self._shapes, largest.split(counts), scales.split(counts), strict=True):
+            yield matrix_largest.view(-1, shape[2]), scale.view(shape)
 
 
 def _by_row(rows: Tensor, across: int) -> Tensor:
-    """Largest |w| of each row of [rows, columns] within each of ``across`` column blocks: fp32 [rows, across]."""
-    if over := rows.shape[1] % TILE if across > 1 else 0:
-        rows = F.pad(rows, (0, TILE - over))
-    found: Tensor = vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)
-    return found
+    """Return the largest |w| of each row of [rows, columns] in ``across`` column blocks: fp32 [rows, across]."""
+    if remainder := rows.shape[1] % TILE if across > 1 else 0:
+        rows = F.pad(rows, (0, TILE - remainder))
+    row_maxima: Tensor = vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)
+    return row_maxima
 
 
 class Payload:
@@ -96,27 +99,27 @@ class Payload:
     def __init__(self, shards: Sequence[Shard], scales: Scales) -> None:
         self.shards, self.scales = shards, scales
         self.places = [scales.join(shard) if multiplies(shard.local_weight.weight) else None for shard in shards]
-        width = scales.dtype.itemsize
+        itemsize = scales.dtype.itemsize
         self.sizes = [
-            shard.padded_numel * (width if place is None else 1)
+            shard.padded_numel * (itemsize if place is None else 1)
             for shard, place in zip(shards, self.places, strict=True)
         ]
 
     def pack(self) -> Tensor:
-        """This rank's rows as bytes: fp8 for matrices, else the scales' ``dtype``; uint8 [sum(sizes)]."""
-        sent = torch.zeros(sum(self.sizes), dtype=torch.uint8, device=self.scales.device)
-        for slot, shard, place in zip(sent.split(self.sizes), self.shards, self.places, strict=True):
+        """Return this rank's rows as bytes: fp8 for matrices, else the scales' ``dtype``; uint8 [sum(sizes)]."""
+        message = torch.zeros(sum(self.sizes), dtype=torch.uint8, device=self.scales.device)
+        for slot, shard, place in zip(message.split(self.sizes), self.shards, self.places, strict=True):
             part = shard.weight.detach().to(self.scales.dtype)
             if place is not None:
                 part = by_tensor(part, amax=self.scales.largest(place)).data
             flat = part.view(torch.uint8).view(-1)
             slot[: flat.numel()].copy_(flat)
-        return sent
+        return message
 
     def unpack(self, received: Tensor, parts: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
         """Write all ranks' messages, uint8 [ranks · bytes], into the gathered weights, [ranks, rows · columns] each.
 
-        Matrices that are held in fp8 are not widened; their ``parameters`` get the scale as an attribute.
+        Matrices that are stored in fp8 are not dequantized; their ``parameters`` get the scale as an attribute.
         """
         columns = received.view(self.scales.axis.size, -1).split(self.sizes, dim=1)
         for shard, place, column, part, parameter in zip(
@@ -129,5 +132,5 @@ class Payload:
                     parameter.scale = scale if len(shard.shape) == 3 else scale[0]  # type: ignore[attr-defined]
                 continue
             part.copy_(column.view(E4M3))
-            whole = part.view(-1)[: shard.shape.numel()].view(-1, *shard.shape[-2:])
-            scale_(whole, self.scales.of(place))
+            matrix = part.view(-1)[: shard.shape.numel()].view(-1, *shard.shape[-2:])
+            scale_(matrix, self.scales.of(place))

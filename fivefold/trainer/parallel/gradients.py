@@ -1,10 +1,10 @@
-"""The gradients of one ZeRO unit: summed as they come, and reduced to this rank's shard once a step or more often.
+"""The gradients of one ZeRO unit: accumulated, and reduced to this rank's shard once a step or more often.
 
-    gradients → sums [ranks, numel] ── reduce_scatter over the shard group ──> reduced [numel]
+    gradients → accumulation buffer [ranks, numel] ── reduce_scatter over the shard group ──> reduced [numel]
     with the last of them: all_reduce over replicas and over ranks that hold copies of some weights (``ExtraReduce``)
 
-``reduced`` is summed up over the step in the width of the sums: before a reduction this rank adds it to its own row.
-At most one reduction is under way on a rank (``Underway``), if it may run beside compute at all.
+``reduced`` is accumulated over the step in the dtype of the buffer: before a reduction this rank adds it to its own
+row. At most one reduction is in flight on a rank (``Underway``), if reductions may overlap with compute at all.
 """
 
 from __future__ import annotations
@@ -36,40 +36,42 @@ class ExtraReduce:
 
 
 class Watch(Protocol):
-    """Something that sees the sums of a rank before they are reduced."""
+    """An observer of a rank's accumulated gradients before they are reduced."""
 
     def add(self, gradients: Gradients, columns: tuple[Tensor, ...]) -> None:
-        """The ``columns`` [ranks, padded numel] of each weight."""
+        """Observe the ``columns`` [ranks, padded numel] of each weight."""
 
 
 class Underway:
-    """The reduction that is under way on this rank. It ends when another has begun, or with the next pass."""
+    """The reduction that is in flight on this rank. It ends when another has started, or with the next pass."""
 
     def __init__(self) -> None:
         self._gradients: Gradients | None = None
-        self._new = False  # begun in the pass that runs now
+        self._new = False  # started in the current pass
 
     def begun(self, gradients: Gradients) -> None:
-        """A reduction of ``gradients`` has begun: end the one before it."""
+        """Record that a reduction of ``gradients`` has started, and finish the one before it."""
         self.finish()
         self._gradients, self._new = gradients, True
 
     def finish(self) -> None:
-        """Wait for the reduction that is under way, if any."""
+        """Wait for the reduction in flight, if any."""
         gradients, self._gradients = self._gradients, None
         if gradients is not None:
             gradients.finish_reduce()
 
     def pass_ended(self) -> None:
-        """A forward, backward or W has ended: end a reduction that began before it."""
+        """Record that a forward, backward or W has ended, and finish a reduction that started before it."""
         if not self._new:
             self.finish()
         self._new = False
 
 
 class Gradients:
-    """The gradients of ``shards``. ``stay``: whole ones are kept until the update; ``each``: they are reduced after
-    every backward; ``dtype``: of their sums; ``underway``: None if a reduction is waited for at once.
+    """The gradients of ``shards``.
+
+    ``stay``: full gradients are kept until the update; ``each``: gradients are reduced after every backward; ``dtype``:
+    that of the accumulation buffer; ``underway``: None if every reduction is waited for at once.
 
     ``expected``: gradients of each weight before a reduction; ``times``: reductions in a step (``placement.py``).
     """
@@ -80,30 +82,30 @@ class Gradients:
     ) -> None:  # fmt: skip
         self.shards, self.shard, self.replica, self.also = shards, shard, replica, tuple(sums)
         self.stay, self.each, self.dtype, self.device, self.underway = stay, each, dtype, device, underway
-        self.sizes = [each.padded_numel for each in shards]
+        self.sizes = [weight_shard.padded_numel for weight_shard in shards]
         self.numel = sum(self.sizes)
         self.expected, self.times = [1] * len(shards), 1
         self.reduced: Tensor | None = None
-        self._sums: Tensor | None = None
+        self._sums: Tensor | None = None  # the accumulation buffer
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
         self._received = [0] * len(shards)  # since the last reduction
         self._begun = 0  # reductions of this step
         self._reducing: Pending | None = None
-        self.squares: Watch | None = None  # sees each sum before it is reduced
+        self.squares: Watch | None = None  # observes each sum before it is reduced
 
     def passing(self) -> list[Tensor]:
-        """Tensors that live within a step."""
-        return [each for each in (self._sums, self.reduced) if each is not None]
+        """Return the tensors that are allocated only within a step."""
+        return [buffer for buffer in (self._sums, self.reduced) if buffer is not None]
 
     def repeat(self, passes: int, *, before: int) -> None:
-        """Expect the gradients of so many micro-batches, instead of ``before``."""
+        """Expect the gradients of ``passes`` micro-batches instead of ``before``."""
         if self.each:
             self.times = self.times * passes // before
         else:
-            self.expected = [each * passes // before for each in self.expected]
+            self.expected = [count * passes // before for count in self.expected]
 
     def updated(self) -> None:
-        """Drop the gradients: the optimizer has used them."""
+        """Drop the gradients, which the optimizer has used."""
         self._sums = self.reduced = None
         self._columns, self._begun = (), 0
         self._received = [0] * len(self.shards)
@@ -111,16 +113,18 @@ class Gradients:
             shard.weight.grad = None
 
     def room(self, index: int, weight: Tensor) -> Room | None:
-        """Where the next gradient of ``weight`` may be made. None if its sums are spread over ranks, or of another
-        dtype.
+        """Return the buffer into which the next gradient of ``weight`` may be written.
+
+        None if its sums are sharded over ranks or have another dtype.
         """
         if self.shard.size > 1 or self.dtype != weight.dtype:
             return None
         return Room(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
 
     def add(self, index: int, gradient: Tensor | Cast | None) -> None:
-        """Add a gradient of one weight, None if it was made in its ``room``; the last of those expected begins the
-        reduction.
+        """Add a gradient of one weight, or None if it was written into its ``room``.
+
+        The last of the expected gradients starts the reduction.
         """
         self._add(index, gradient)
         self._received[index] += 1
@@ -129,9 +133,9 @@ class Gradients:
             self._reduce()
 
     def _sums_of(self, index: int) -> Tensor:
-        """The columns [ranks, padded numel] of one weight in the reduce_scatter buffer, once that may be written."""
+        """Return the columns [ranks, padded numel] of one weight in the reduce_scatter buffer, once it is writable."""
         if self._reducing is not None and self.underway is not None:
-            self.underway.finish()  # of the micro-batch before
+            self.underway.finish()  # the reduction of the previous micro-batch
         if self._sums is None:
             self._sums = torch.empty(self.shard.size, self.numel, dtype=self.dtype, device=self.device)
             self._columns = self._sums.split(self.sizes, dim=1)
@@ -141,19 +145,19 @@ class Gradients:
         """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
         if gradient is None:
             return
-        count, columns = self.shard.size, self._sums_of(index)
+        shards, columns = self.shard.size, self._sums_of(index)
         if isinstance(gradient, Cast):
             add_cast_(columns, gradient, fresh=not self._received[index])
             return
-        even = gradient.numel() == columns.numel()
-        rows = [columns] if even else columns.unbind()
-        chunks = [gradient.reshape(count, -1)] if even else gradient.reshape(-1).split(self.sizes[index])
+        divides_evenly = gradient.numel() == columns.numel()
+        rows = [columns] if divides_evenly else columns.unbind()
+        chunks = [gradient.reshape(shards, -1)] if divides_evenly else gradient.reshape(-1).split(self.sizes[index])
         for row, chunk in zip(rows, chunks, strict=False):  # the last ranks may have no chunk
-            target = row if even else row[: chunk.numel()]
+            target = row if divides_evenly else row[: chunk.numel()]
             target.add_(chunk) if self._received[index] else target.copy_(chunk)
 
     def _reduce(self) -> None:
-        """Begin the reduce_scatter, or all_reduce if nothing is sharded, of what has come since the last one."""
+        """Start the reduce_scatter (all_reduce if nothing is sharded) of the gradients added since the last one."""
         sums = self._sums
         assert sums is not None
         self._begun += 1
@@ -165,10 +169,10 @@ class Gradients:
             self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
         else:
             sums[self.shard.rank].add_(self.reduced)
-        whole = self.shard.size == 1
+        unsharded = self.shard.size == 1
         self._reducing = (
             all_reduce(self.reduced, self.replica)
-            if whole
+            if unsharded
             else reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
         )
         if self.underway is None:
@@ -177,7 +181,7 @@ class Gradients:
             self.underway.begun(self)
 
     def finish_reduce(self) -> None:
-        """Wait for the reduction that was begun; the last of the step is summed over replicas and copies too."""
+        """Wait for the reduction that was started; the last one of the step is also summed over replicas and copies."""
         assert self._reducing is not None
         assert self._sums is not None
         assert self.reduced is not None
@@ -190,18 +194,18 @@ class Gradients:
             return
         if self.shard.size > 1:
             all_reduce(self.reduced, self.replica).wait()
-        for also in self.also:
-            if not also.late:
-                self._sum(also)
+        for extra_reduce in self.also:
+            if not extra_reduce.late:
+                self._sum(extra_reduce)
 
     def finish(self) -> None:
         """End the step's backward: wait for the reduction, run ``late`` all_reduces, set the shards' ``.grad``."""
         if self._reducing is not None and self.underway is not None:
             self.underway.finish()
         assert self._begun == self.times, f"{self._begun} reductions of {self.shards[0].name}, not {self.times}"
-        for also in self.also:
-            if also.late:
-                self._sum(also)
+        for extra_reduce in self.also:
+            if extra_reduce.late:
+                self._sum(extra_reduce)
         self._set_grads()
 
     def _sum(self, also: ExtraReduce) -> None:

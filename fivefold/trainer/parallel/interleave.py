@@ -1,5 +1,6 @@
-"""Runs two micro-batches in turn, switching whenever one would wait for a message, so that each computes while the
-other's messages travel. For DualPipe's F+BW (DeepSeek-V3, arXiv:2412.19437 §3.2.1).
+"""Interleaving of two micro-batches: each computes while the messages of the other travel.
+
+They switch whenever one would wait for a message. For DualPipe's F+BW (DeepSeek-V3, arXiv:2412.19437 §3.2.1).
 
     forward    compute  start  ·······  wait  compute  start  ·······
     backward                   compute  start  ·······  wait  compute
@@ -19,11 +20,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 
 class PartnerFailed(BaseException):
-    """Ends one of the two when the other has raised. A BaseException, so that no ``except Exception`` catches it."""
+    """Ends one of the two functions when the other has raised.
+
+    It is a BaseException, so that no ``except Exception`` catches it.
+    """
 
 
 class Interleaver:
-    """Switches between two functions. Code calls ``yield_turn`` before it waits; outside ``run_both`` that is a no-op.
+    """Switches between two functions, which call ``yield_turn`` before they wait; outside ``run_both`` that is a no-op.
 
     ``yield_turn`` may be called from any thread that works for one of the two, such as autograd's on CUDA. ``alone``:
     at most one function is running.
@@ -37,20 +41,23 @@ class Interleaver:
 
     @property
     def running(self) -> int:
-        """Which of the two runs now: 0 for the first, and where there is only one."""
+        """Return the index of the function that runs now: 0 for the first, and if there is only one."""
         return self._running
 
     def yield_turn(self) -> None:
         """Let the other function run until it yields or returns; raises ``PartnerFailed`` if the other has raised."""
         if not self.alone:
-            mine, self._running = self._running, 1 - self._running
-            self._gates[1 - mine].release()
-            self._gates[mine].acquire()
+            own_index, self._running = self._running, 1 - self._running
+            self._gates[1 - own_index].release()
+            self._gates[own_index].acquire()
         if self._failed:
             raise PartnerFailed
 
     def run_both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Run both to completion. An exception of one is raised here; the other then stops at its next wait."""
+        """Run both functions to completion. An exception of one is raised here.
+
+        The other then stops at its next wait.
+        """
         self._gates, self._running, self.alone = (Semaphore(0), Semaphore(0)), 0, False
         raised: list[BaseException] = []
         like_here = _copy_thread_state()
@@ -84,7 +91,7 @@ class Interleaver:
             raise raised[0]
 
     def _finished(self, mine: int, *, failed: bool = False) -> None:
-        """One function has ended: let the other, if it is still running, continue alone."""
+        """Record that one function has ended; the other, if it is still running, continues alone."""
         self._failed = self._failed or failed
         if not self.alone:
             self.alone, self._running = True, 1 - mine

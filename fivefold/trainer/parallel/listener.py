@@ -1,7 +1,7 @@
-"""Who is told of a rank's messages while a step is traced: when each is posted, waited for and done.
+"""Observation of a rank's messages while a step is traced: when each is posted, waited for and done.
 
-Every axis of a rank holds the same ``Listener``; while its ``post`` is None, so always but in a traced step, nobody is
-told.
+Every axis of a rank holds the same ``Listener``. Its ``post`` is None except in a traced step; then nothing is
+observed.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ from typing import Protocol
 
 
 class Heard(Protocol):
-    """One message that is listened to; its methods are called in this order."""
+    """One observed message; its methods are called in this order."""
 
     def posted(self) -> None:
-        """The call that starts it has returned."""
+        """Record that the call that starts the message has returned."""
 
     def waits(self, completed: bool) -> None:
-        """This rank begins to wait for it; ``completed``: it had ended before."""
+        """Record that this rank begins to wait for the message; ``completed``: it had already ended."""
 
     def done(self) -> None:
-        """The wait is over."""
+        """Record that the wait is over."""
 
 
 class Call(Protocol):
-    """Told that a message is about to be started."""
+    """A callback that is called just before a message starts."""
 
     def __call__(
         self, axis: str, ranks: tuple[int, ...], collective: str, payload: int,
         *, to: tuple[int, ...] = (), source: tuple[int, ...] = (),
     ) -> Heard:  # fmt: skip
-        """``axis``, ``ranks``: of its process group; ``payload``: bytes of the full tensor. Of point-to-point messages
-        that start together, ``to`` and ``source`` name the ranks of the world that this one sends to and receives from.
+        """Return the observer of a message.
+
+        ``axis``, ``ranks``: name and ranks of its process group; ``payload``: bytes of the full tensor. For
+        point-to-point messages that start together, ``to`` and ``source`` are the global ranks that this rank sends to
+        and receives from.
         """
 
 
 class Listener:
-    """Holds whom to tell; shared by all axes of a rank."""
+    """Holder of the callback; shared by all axes of a rank."""
 
     def __init__(self) -> None:
         self.post: Callable[..., Heard] | Call | None = None

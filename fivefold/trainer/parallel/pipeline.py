@@ -29,13 +29,13 @@ Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage
 
 
 class Pipeline:
-    """This rank's part of the pipeline. Calls ``on_action`` just before each action and ``on_pass`` after each forward,
-    backward or W.
+    """This rank's part of the pipeline.
 
-    ``stages``: those that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks; ``losses``:
-    shape of what the last stage returns in training. The F and B
-    of an FB alternate by ``ranks.interleaver`` or, without one, run one after the other. ``Mistake`` if the table is
-    illegal or has nothing to interleave, ``ValueError`` if it does not fit these ranks and stages.
+    Calls ``on_action`` just before each action and ``on_pass`` after each forward, backward or W. ``stages``: the
+    stages that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks; ``losses``: shape of
+    what the last stage returns in training. The F and B of an FB alternate by ``ranks.interleaver`` or, without one,
+    run one after the other. Raises a user error if the table is invalid or has nothing to interleave, ``ValueError`` if
+    it does not fit these ranks and stages.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Pipeline:
         return total
 
     def _play(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
-        """Run the actions of ``row``; ``first``: number of the micro-batch that ``row`` calls 0. Return the loss."""
+        """Run the actions of ``row`` and return the loss; ``first``: index of the micro-batch that ``row`` calls 0."""
         self._loss = torch.zeros(losses, device=self.ranks.device)
         for action, post_receives, wait_sends in row:
             for part in post_receives:
@@ -120,36 +120,36 @@ class Pipeline:
             self._backward(stage, i, split=kind == "B")
 
     def _forward(self, stage: int, i: int, *, first: int) -> None:
-        entry = self._received(("F", stage - 1, i)) if stage else None
-        if entry is not None and torch.is_grad_enabled():
-            entry.requires_grad_()
-        output = self.stages[stage](entry, first + i)
+        stage_input = self._received(("F", stage - 1, i)) if stage else None
+        if stage_input is not None and torch.is_grad_enabled():
+            stage_input.requires_grad_()
+        output = self.stages[stage](stage_input, first + i)
         inbox: list[Tensor] = []
         if stage < self.last:
             self._send(("F", stage, i), output.detach())
             output = exit_of(output, inbox)
         if torch.is_grad_enabled():
-            self._graphs[stage, i] = entry, output, inbox
+            self._graphs[stage, i] = stage_input, output, inbox
         elif stage == self.last:
             self._loss += output
-        del entry, output
+        del stage_input, output
         self._pass_ended()
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
-        entry, end, inbox = self._graphs.pop((stage, i))
+        stage_input, end, inbox = self._graphs.pop((stage, i))
         if stage < self.last:
             inbox.append(self._received(("B", stage + 1, i)))
         self.wgrad_store.deferring = split
         run_backward(end)
         self.wgrad_store.deferring = False
         if stage == self.last:
-            self._loss += end.detach()  # only now: a chunked loss is computed in its backward
+            self._loss += end.detach()  # after the backward, because a chunked loss is computed in its backward
         if split:
             self._deferred_wgrads[stage, i] = self.wgrad_store.take()
-        if entry is not None:
-            assert entry.grad is not None, f"stage {stage} does not depend on what enters it"
-            self._send(("B", stage, i), entry.grad)
-        del entry, end
+        if stage_input is not None:
+            assert stage_input.grad is not None, f"stage {stage} does not depend on what enters it"
+            self._send(("B", stage, i), stage_input.grad)
+        del stage_input, end
         self._pass_ended()
 
     def _pass_ended(self) -> None:
@@ -157,14 +157,15 @@ class Pipeline:
             self.on_pass()
 
     def messages(self) -> list[Tensor]:
-        """Buffers of the messages in flight to or from other ranks."""
-        return [each.arriving for each in (*self._receiving.values(), *self._sending.values())]
+        """Return the buffers of the messages in flight to or from other ranks."""
+        return [message.arriving for message in (*self._receiving.values(), *self._sending.values())]
 
     # Messages
 
     def _connect_links(self) -> None:
-        """Send one byte over each link in turn. NCCL's first message between two ranks blocks both to connect, which in
-        the middle of a schedule could deadlock.
+        """Send one byte over each link in turn.
+
+        NCCL's first message between two ranks blocks both to connect, which could deadlock in the middle of a schedule.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
         for kind, source, target in links(self.table):
@@ -173,15 +174,18 @@ class Pipeline:
                 (send(byte, axis, target) if self.rank == source else receive(byte, axis, source)).wait()
 
     def _axis(self, part: Part, *, source: int, target: int) -> Axis:
-        """The process group for a message: F and B, to higher and lower ranks, have one each, so that none queues."""
-        kind, way = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
-        return self.ranks[f"pp_{kind}_{way}"]
+        """Return the process group for a message.
+
+        F and B, to higher and to lower ranks, have one group each, so that no message queues behind another kind.
+        """
+        pass_kind, direction = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
+        return self.ranks[f"pp_{pass_kind}_{direction}"]
 
     def _send(self, part: Part, rows: Tensor) -> None:
-        """Give the output of ``part`` to the next stage: keep it if that is on this rank, else start an isend."""
+        """Hand the output of ``part`` to the next stage: keep it if that stage is on this rank, else start an isend."""
         if rows.shape != self.shape or rows.dtype != self.dtype:
-            have, want = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
-            raise ValueError(f"{named(part)} made rows of {have}, but {want} travel")
+            actual, expected = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
+            raise ValueError(f"{named(part)} made rows of {actual}, but {expected} travel")
         target = receiver(part, path=self.table.paths[part[2]])
         if target is None:
             self._local_rows[part] = rows
@@ -202,19 +206,20 @@ class Pipeline:
 
 
 def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
-    """Return a scalar whose backward runs that of ``rows`` with the gradient found in ``inbox``."""
-    found: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
-    return found
+    """Return a scalar whose backward runs that of ``rows`` with the gradient from ``inbox``."""
+    stage_end: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
+    return stage_end
 
 
 def run_backward(end: Tensor, gradient: Tensor | None = None) -> None:
-    """Run the backward of a stage from the scalar in which it ends, or from several losses that are summed."""
+    """Run the backward of a stage from the scalar that ends it, or from several losses that are summed."""
     end.backward(torch.ones_like(end) if gradient is None and end.dim() else gradient)
 
 
 class _Exit(torch.autograd.Function):
-    """The scalar end of a stage. Its backward pops the gradient from ``inbox``, so that only autograd holds it and
-    frees it after its last use.
+    """The scalar end of a stage.
+
+    Its backward pops the gradient from ``inbox``, so that only autograd holds it and frees it after its last use.
     """
 
     @staticmethod
@@ -228,17 +233,17 @@ class _Exit(torch.autograd.Function):
 
 
 def check_pairs(table: Table) -> None:
-    """Raise ``Mistake`` if the table has no FB to interleave, or one whose F and B are of the same stage."""
-    found = [action for row in table.rows for action in row if action.kind == "FB"]
-    if not found:
+    """Raise a user error if the table has no FB to interleave, or an FB whose F and B are of the same stage."""
+    combined_actions = [action for row in table.rows for action in row if action.kind == "FB"]
+    if not combined_actions:
         raise Mistake(f"pairs: {table.name} has no forward beside a backward; try {names_of_pairing()}")
-    for action in found:  # F and B each gather and release the weights of their stage
+    for action in combined_actions:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
             raise Mistake(f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage")
 
 
 def _forward_only(table: Table, *, micro_batches: int) -> Table:
-    """The table reduced to the forwards of its first ``micro_batches``."""
+    """Return the table reduced to the forwards of its first ``micro_batches``."""
     rows = tuple(
         tuple(Action("F", action.stage, action.micro_batch) for action in row
               if action.kind in ("F", "FB") and action.micro_batch < micro_batches)

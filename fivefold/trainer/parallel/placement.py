@@ -1,4 +1,4 @@
-"""Which weights lie on which rank: builds the ZeRO units of one rank's stages and attaches them to their modules.
+"""Placement of weights on ranks: builds the ZeRO units of one rank's stages and attaches them to their modules.
 
 stage → embedding, blocks, head → dense and expert weights in separate units → tp, ep, etp slices → shards over dp·cp
 """
@@ -31,9 +31,9 @@ from fivefold.trainer.parallel.zero import ZeroUnit, attach
 
 @dataclass(frozen=True)
 class Placement:
-    """Builds the ZeRO units of this rank for ``module``, under one model, layout, job and schedule table.
+    """Builder of this rank's ZeRO units for ``module``, under one model, layout, job and schedule table.
 
-    ``wgrad_store``: where weight gradients are deferred; ``underway``: of the units' reductions.
+    ``wgrad_store``: holds deferred weight gradients; ``underway``: the reduction in flight of the units.
     """
 
     module: Transformer
@@ -46,76 +46,82 @@ class Placement:
     underway: Underway
 
     def units(self) -> list[ZeroUnit]:
-        """Build all units of this rank, in the order of its stages; allocates their parameters, not initialised."""
-        held, layers = self.table.rank_stages[self.ranks["pp"].rank], stage_layers(self.model.layers, self.layout)
-        last, whole, made = self.table.stages - 1, units(self.model), list[ZeroUnit]()
+        """Build all units of this rank, in the order of its stages; allocates their parameters, not initialized."""
+        rank_stages, layers = (
+            self.table.rank_stages[self.ranks["pp"].rank],
+            stage_layers(self.model.layers, self.layout),
+        )
+        last, model_units, zero_units = self.table.stages - 1, units(self.model), list[ZeroUnit]()
         backwards = self._backwards()
-        both_ends = {0, last} <= set(held)
-        table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it here
-        for stage in held:
-            found = list[ZeroUnit]()
+        both_ends = {0, last} <= set(rank_stages)
+        table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
+        for stage in rank_stages:
+            stage_zero_units = list[ZeroUnit]()
             if stage == 0:
-                shares = self.model.shares_table and both_ends
-                # other passes lie between the two gradients of a table whose ends are two stages of this rank
-                found += self._zero_units(whole[0], backwards[0], each=not shares or last == 0)
-                if shares:
-                    table = found[:1]
+                is_shared_here = self.model.shares_table and both_ends
+                # other passes run between the two gradients of a tied embedding if both its stages are on this rank
+                stage_zero_units += self._zero_units(model_units[0], backwards[0], each=not is_shared_here or last == 0)
+                if is_shared_here:
+                    table = stage_zero_units[:1]
                     gradients = table[0].gradients
                     gradients.expected[0] += self._uses("embed.tokens.weight") * (
                         1 if gradients.each else backwards[last]
                     )
-                attach(self.module.embed, found[:1], keep=bool(table), shared=True, backward=False)
+                attach(self.module.embed, stage_zero_units[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
-                block = self._zero_units(whole[1 + layer], backwards[stage])
-                stays, post = self.job.stack.reshard == "backward", self.model.block == "post"
-                attach(self.module.blocks[layer], block, keep=stays, by_entry=post)
-                found += block
+                block = self._zero_units(model_units[1 + layer], backwards[stage])
+                keeps_weights, has_post_norm = self.job.stack.reshard == "backward", self.model.block == "post"
+                attach(self.module.blocks[layer], block, keep=keeps_weights, by_entry=has_post_norm)
+                stage_zero_units += block
             if stage == last:
-                head = self._zero_units(whole[-1], backwards[stage])
+                head = self._zero_units(model_units[-1], backwards[stage])
                 if self.model.shares_table and not both_ends:
-                    table = self._zero_units(Unit("embed", whole[0].weights[:1]), backwards[stage])
-                    found += table
+                    table = self._zero_units(Unit("embed", model_units[0].weights[:1]), backwards[stage])
+                    stage_zero_units += table
                 for unit in (head[0], *([] if both_ends else table)):
-                    times = [self._uses(shard.name) for shard in unit.shards]
+                    uses_per_weight = [self._uses(shard.name) for shard in unit.shards]
                     expected = unit.gradients.expected
-                    expected[:] = [many * each for many, each in zip(times, expected, strict=True)]
-                # onward: else it fetches a block
+                    expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
+                # onward="": it would prefetch a block otherwise
                 attach(self.module.head, [*head, *table], keep=True, shared=True, onward="")
                 if table:
                     head[0].add_mate(table[0])
-                found += head
-            _link_prefetch(found)
-            made += found
+                stage_zero_units += head
+            _link_prefetch(stage_zero_units)
+            zero_units += stage_zero_units
         if self.job.precision.gathers == "fp8":
-            _use_fp8_gathers(made, self.job.precision)
-        return made
+            _use_fp8_gathers(zero_units, self.job.precision)
+        return zero_units
 
     def _backwards(self) -> list[int]:
-        """Number of backwards of each stage on this rank per step."""
+        """Return the number of backwards of each stage on this rank per step."""
         row = self.table.rows[self.ranks["pp"].rank]
-        done = [part[1] for action in row for part in parts(action) if part[0] == "B"]
-        return [done.count(stage) for stage in range(self.table.stages)]
+        backward_stages = [part[1] for action in row for part in parts(action) if part[0] == "B"]
+        return [backward_stages.count(stage) for stage in range(self.table.stages)]
 
     def _uses(self, name: str) -> int:
-        """Gradients of a weight in one backward of the head: one per loss of the output projection's, and one per
-        module of multi-token prediction of the table's, whose gradients do not wait for each other."""
+        """Return the number of gradients of a weight in one backward of the head.
+
+        The output projection gets one per loss, the embedding table one per multi-token prediction module; these
+        gradients do not wait for each other.
+        """
         losses, tied = 1 + self.model.predicted, self.model.tied_embeddings
         if name == "embed.tokens.weight":
             return self.model.predicted + tied * losses
         return losses if name.startswith("head.out.") else 1
 
     def _zero_units(self, unit: Unit, backwards: int, *, each: bool = True) -> list[ZeroUnit]:
-        """ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
+        """Build the ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
 
         ``each``: whether gradients may be reduced after every backward.
         """
         dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
         experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
-        made = [self._zero_unit(dense, backwards, experts=False, each=each)]
+        zero_units = [self._zero_unit(dense, backwards, experts=False, each=each)]
         if experts:
-            made.append(self._zero_unit(experts, backwards, experts=True, each=each))
-            made[0].add_mate(made[1])
-        return made
+            zero_units.append(self._zero_unit(experts, backwards, experts=True, each=each))
+            zero_units[0].add_mate(zero_units[1])
+        return zero_units
 
     def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool, each: bool) -> ZeroUnit:
         ranks, prefix = self.ranks, "expert_" if experts else ""
@@ -124,62 +130,70 @@ class Placement:
         vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
         place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
         pieces = [local_slice(w, model=self.model, layout=self.layout, vocab=vocab, place=place) for w in weights]
-        held = [
+        local_weights = [
             LocalWeight(weight, piece, piece.holders * replica.size * _late_copies(index, sums))
             for index, (weight, piece) in enumerate(zip(weights, pieces, strict=True))
         ]
-        shards, dtypes = [Shard(each, axis=shard) for each in held], Dtypes(self.job.precision)
-        keeps = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
-        each = each and not keeps.gradients_stay and reduces_each(self.layout, self.job)
-        ahead = "dp" in self.job.stack.overlap and ranks.streams
+        shards, dtypes = [Shard(each, axis=shard) for each in local_weights], Dtypes(self.job.precision)
+        zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
+        each = each and not zero_policy.gradients_stay and reduces_each(self.layout, self.job)
+        overlaps = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(
-            shards, shard=shard, replica=replica, sums=sums, stay=keeps.gradients_stay, each=each,
-            dtype=dtypes.summed, device=ranks.device, underway=self.underway if ahead else None,
+            shards, shard=shard, replica=replica, sums=sums, stay=zero_policy.gradients_stay, each=each,
+            dtype=dtypes.summed, device=ranks.device, underway=self.underway if overlaps else None,
         )  # fmt: skip
         gradients.repeat(backwards, before=1)
-        waits = each and any(multiplies(weight) or self._defers_head(weight) for weight in weights)
+        defers_gradients = each and any(multiplies(weight) or self._defers_head(weight) for weight in weights)
         return ZeroUnit(
-            self.module, shards, gradients, shard=shard, policy=keeps, dtypes=dtypes, device=ranks.device,
-            ahead=ahead, late=self.wgrad_store if waits else None,
+            self.module, shards, gradients, shard=shard, policy=zero_policy, dtypes=dtypes, device=ranks.device,
+            ahead=overlaps, late=self.wgrad_store if defers_gradients else None,
         )  # fmt: skip
 
     def _defers_head(self, weight: Weight) -> bool:
-        """Whether the weight is of the head, whose matrix' gradient zero-bubble schedules defer."""
+        """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""
         return weight.name.startswith("head.") and self.job.stack.loss != "chunked"
 
     def _extra_reduces(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
-        """Reduces beside data parallelism: weights replicated over tp or kv, DualPipe twins, tied embeddings."""
-        kinds = [extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
-        for kind in ("tp", "kv"):
-            chosen = tuple(index for index, found in enumerate(kinds) if found == kind)
+        """Yield the reductions in addition to data parallelism's.
+
+        They are for weights replicated over tp or kv, for the two copies of a stage in DualPipe, and for tied
+        embeddings.
+        """
+        weight_axes = [extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
+        for axis_name in ("tp", "kv"):
+            chosen = tuple(index for index, weight_axis in enumerate(weight_axes) if weight_axis == axis_name)
             if chosen:
-                yield ExtraReduce(self.ranks[kind], chosen)
+                yield ExtraReduce(self.ranks[axis_name], chosen)
         if "twin" in self.ranks.axes:
             yield ExtraReduce(self.ranks["twin"], tuple(range(len(weights))), late=True)
         elif self._table_is_shared() and weights[0].name == "embed.tokens.weight":
             yield ExtraReduce(self.ranks["pp_tie"], (0,), late=True)
 
     def _table_is_shared(self) -> bool:
-        """Whether first and last stage of a tied model lie on two ranks, one of them this one."""
-        ends = [rank for rank, held in enumerate(self.table.rank_stages) if {0, self.table.stages - 1} & set(held)]
+        """Return whether first and last stage of a tied model are on two ranks, one of them this one."""
+        ends = [
+            rank
+            for rank, rank_stages in enumerate(self.table.rank_stages)
+            if {0, self.table.stages - 1} & set(rank_stages)
+        ]
         return self.model.shares_table and len(ends) == 2 and self.ranks["pp"].rank in ends
 
 
 def _late_copies(index: int, sums: list[ExtraReduce]) -> int:
-    """How many ranks of other pipeline stages hold the weight ``index`` of a unit too."""
-    return prod(also.axis.size for also in sums if also.late and index in also.weights)
+    """Return the number of ranks of other pipeline stages that also hold the weight ``index`` of a unit."""
+    return prod(extra_reduce.axis.size for extra_reduce in sums if extra_reduce.late and index in extra_reduce.weights)
 
 
 def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:
-    """Set up fp8 all_gathers for all units of this rank; units of one shard group share one all_reduce of scales."""
+    """Set up fp8 all-gathers for all units of this rank; units of one shard group share one all_reduce of scales."""
     block = SCALED_ELEMENTS.get(recipe.scaling, 0)
-    found: dict[str, Scales] = {}
+    scales_by_group: dict[str, Scales] = {}
     for unit in units:
         if (unit.shard.size > 1 or recipe.holds_casts) and any(
             multiplies(shard.local_weight.weight) for shard in unit.shards
         ):
-            new = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
-            unit.payload = Payload(unit.shards, found.setdefault(unit.shard.name, new))
+            new_scales = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
+            unit.payload = Payload(unit.shards, scales_by_group.setdefault(unit.shard.name, new_scales))
 
 
 def _link_prefetch(units: list[ZeroUnit]) -> None:

@@ -3,8 +3,9 @@
     forward    a chosen operation saves handles (operation, n-th saved tensor) instead of tensors
     backward   autograd unpacks a handle → the operation runs again, on inputs that were kept or are recomputed first
 
-Nothing is sharded. Collectives inside an operation run again with it; an operation that no one reads does not run.
-Which tensors are kept: ``planner/counts/operations/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
+Nothing is sharded. Collectives inside an operation run again with it; an operation whose tensors are not read does not
+run. ``planner/counts/operations/recompute.py`` says which tensors are kept. Sources: arXiv:1604.06174,
+arXiv:2205.05198 §5.
 """
 
 from __future__ import annotations
@@ -31,28 +32,29 @@ Compile = Callable[[Function], Function]
 def attach(
     blocks: Iterable[tuple[nn.Module, bool]], *, groups: frozenset[str], compiled: Compile | None = None
 ) -> None:
-    """Make those of ``blocks`` that are marked so recompute ``groups``, as in ``Layout.recomputed``; ``compiled``:
-    torch.compile.
+    """Make the marked ``blocks`` recompute ``groups``, as in ``Layout.recomputed``; ``compiled``: torch.compile.
 
-    Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled whole if all or
-    nothing of it is recomputed, else operation by operation. Its linear layers are in its graph unless it is recomputed
-    (which layers gather depends on when they run), or has no norm first, whose gradient, autograd's, ends its backward
-    and lets ZeRO free its weights. Call the block as a module: the recomputation calls the
+    Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled as one graph if all
+    or nothing of it is recomputed, else operation by operation. Its linear layers are in its graph unless it is
+    recomputed (the layers that gather depend on when they run), or does not begin with a norm, whose gradient, made by
+    autograd, ends the backward and lets ZeRO free the weights. Call the block as a module: the recomputation calls the
     inner forward, so hooks on the module fire once.
     """
     if compiled is not None:
         skip_wrappers()  # compiled within their callers only
-    for block, again in blocks:
-        wanted = groups if again else frozenset()
-        if compiled is not None and wanted <= {"layer"}:
-            if not wanted and next(name for name, _ in block.named_parameters()).startswith("norm1"):
+    for block, recomputes in blocks:
+        block_groups = groups if recomputes else frozenset()
+        if compiled is not None and block_groups <= {"layer"}:
+            if not block_groups and next(name for name, _ in block.named_parameters()).startswith("norm1"):
                 linear_op.attach(block.modules())
             block.forward = compiled(block.forward)
-            torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # likewise
-        if not wanted:
+            torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # compiled within its callers only
+        if not block_groups:
             continue
         recorder = (
-            _FullRecompute(block.forward) if "layer" in wanted else _SelectiveRecompute(block.forward, wanted, compiled)
+            _FullRecompute(block.forward)
+            if "layer" in block_groups
+            else _SelectiveRecompute(block.forward, block_groups, compiled)
         )
         block.forward = recorder.forward
         for module in block.modules():
@@ -61,25 +63,25 @@ def attach(
 
 
 def groups(name: str) -> frozenset[str]:
-    """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
+    """Return the groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
     first, _, second = name.partition(".")
-    if second in ("add", "dropout"):  # of the stream: an addition saves nothing, a mask is small
+    if second in ("add", "dropout"):  # of the residual stream: an addition saves nothing, a mask is small
         return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
         return frozenset({"norm"})
-    found = {first} & {"rope", "mlp", "moe"}
+    operation_groups = {first} & {"rope", "mlp", "moe"}
     if first == "attention" and second not in ("enter", "leave"):
-        found = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}
-        found |= {"up"} if second.endswith("_up") else set()
+        operation_groups = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}
+        operation_groups |= {"up"} if second.endswith("_up") else set()
     if second.startswith("shared"):
-        found = {"shared"}
+        operation_groups = {"shared"}
     if second.endswith(("router", "act")):
-        found.add("act" if second.endswith("act") else "router")
-    return frozenset(found)
+        operation_groups.add("act" if second.endswith("act") else "router")
+    return frozenset(operation_groups)
 
 
 class _ThreadState(threading.local):
-    """What is being recorded in this thread; the backward may run in another thread than the forward."""
+    """Recording state of this thread; the backward may run in another thread than the forward."""
 
     found: OutputsByStorage | None = None
     layer: RecomputedLayer | None = None
@@ -97,31 +99,31 @@ class _SelectiveRecompute:
         """Run the block's forward; in training, record its operations for recomputation."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
-        self.here.found = found = OutputsByStorage()
+        self.here.found = outputs = OutputsByStorage()
         try:
             return self.inner(*inputs)
         finally:
             self.here.found = None
-            found.clear()  # the autograd graph keeps the hooks, and they keep `found`
+            outputs.clear()  # the autograd graph keeps the hooks, and they keep these outputs
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
         """Run one operation, recorded if it is chosen; operations nested in it are part of it."""
         if self.compiled is not None:
             function = self._compile(name, function)
-        found, wanted = self.here.found, groups(name) & self.wanted
-        if found is None or not (wanted or found):
+        outputs, chosen_groups = self.here.found, groups(name) & self.wanted
+        if outputs is None or not (chosen_groups or outputs):
             return function(*inputs)
         self.here.found = None
-        if wanted:
-            operation = Operation(function, inputs, found)
+        if chosen_groups:
+            operation = Operation(function, inputs, outputs)
             with recomputing(), saved_tensors_hooks(operation.pack, restore):
-                made = function(*inputs)
-            operation.done(made, cheap=bool(wanted & CHEAP))
+                result = function(*inputs)
+            operation.done(result, cheap=bool(chosen_groups & CHEAP))
         else:
-            with saved_tensors_hooks(found.pack, restore):
-                made = function(*inputs)
-        self.here.found = found
-        return made
+            with saved_tensors_hooks(outputs.pack, restore):
+                result = function(*inputs)
+        self.here.found = outputs
+        return result
 
     def _compile(self, name: str, function: Function) -> Function:
         assert self.compiled is not None
@@ -133,7 +135,7 @@ class _SelectiveRecompute:
 
 
 class _FullRecompute:
-    """Recomputes a whole block from its input. ``run`` records after which operation the recomputation may stop."""
+    """Recomputes a full block from its input. ``run`` records after which operation the recomputation may stop."""
 
     def __init__(self, forward: Function) -> None:
         self.inner, self.here = forward, _ThreadState()
@@ -145,11 +147,11 @@ class _FullRecompute:
         self.here.layer = layer = RecomputedLayer(self.inner, inputs, self.here)
         try:
             with recomputing(), saved_tensors_hooks(layer.pack, restore):
-                made = self.inner(*inputs)
+                result = self.inner(*inputs)
         finally:
             self.here.layer = None
         layer.done((), cheap=False)
-        return made
+        return result
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
         """Run one operation; watch those near a block's end, as they may save only inputs. Others stay compiled."""
@@ -163,9 +165,9 @@ class _FullRecompute:
         if layer is None:
             return function(*inputs)
         layer.enter(inputs)
-        made = function(*inputs)
+        result = function(*inputs)
         layer.leave()
-        return made
+        return result
 
 
 class _StopRecompute(Exception):
@@ -180,7 +182,7 @@ class StopPoint(NamedTuple):
 
 
 class RecomputedLayer(Operation):
-    """A whole block as one operation. Its recomputation stops at the ``StopPoint``, before the last collective."""
+    """A full block as one operation. Its recomputation stops at the ``StopPoint``, before the last collective."""
 
     def __init__(self, function: Function, inputs: Sequence[Any], here: _ThreadState) -> None:
         super().__init__(function, inputs, OutputsByStorage())
@@ -192,7 +194,10 @@ class RecomputedLayer(Operation):
 
     @outside_graphs
     def enter(self, inputs: Sequence[Any]) -> None:
-        """A watched operation begins. While recomputing, save its inputs and stop if it is the ``StopPoint``."""
+        """Record that a watched operation begins.
+
+        While recomputing, save its inputs and stop if it is the ``StopPoint``.
+        """
         self.calls += 1
         if self.saved is None:
             self.entered, self.inside = inputs, StopPoint(self.calls, [])
@@ -202,7 +207,7 @@ class RecomputedLayer(Operation):
 
     @outside_graphs
     def leave(self) -> None:
-        """The watched operation has ended."""
+        """Record that the watched operation has ended."""
         self.entered, self.inside = (), None
 
     @outside_graphs

@@ -5,7 +5,7 @@
     KeptTensor     a tensor that stays in memory
 
 Only autograd holds handles, so a recomputed tensor is freed after the last backward that reads it. An operation must be
-a function of its inputs and of weights only: no state (dropout is one of its keys).
+a function of its inputs and of weights only: no state (dropout's random key is an input).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Function = Callable[..., Any]
 
 
 class KeptTensor(NamedTuple):
-    """A tensor kept in memory. Checks its version itself, as autograd does not see it and cannot check."""
+    """A tensor kept in memory. It checks its version itself, because autograd does not see it and cannot check."""
 
     tensor: Tensor
     version: int
 
     @classmethod
     def of(cls, tensor: Tensor) -> KeptTensor:
-        """Keep ``tensor`` detached from its graph; a weight as it is, since its storage may be resized."""
+        """Keep ``tensor`` detached from its graph; a weight is kept as it is, because its storage may be resized."""
         return cls(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
 
     def open(self) -> Tensor:
@@ -51,7 +51,7 @@ class RecomputedOutput:
         self.tensor: Tensor | None = None
 
     def open(self) -> Tensor:
-        """Return the tensor; run the operation again if it is not there."""
+        """Return the tensor; run the operation again if it was freed."""
         if self.tensor is None:
             self.operation.recompute()
         assert self.tensor is not None
@@ -83,7 +83,10 @@ class OperationInput(NamedTuple):
 
 
 class SavedHandle:
-    """What autograd saves for an operation's tensor; ``instead``: where the tensor is, if not to be recomputed."""
+    """The object that autograd saves for an operation's tensor.
+
+    ``instead``: reference to the tensor, if it is not to be recomputed.
+    """
 
     def __init__(self, operation: Operation, instead: KeptTensor | OutputView | None) -> None:
         self.operation, self.instead = operation, instead
@@ -100,7 +103,7 @@ class SavedHandle:
 
 
 def restore(packed: KeptTensor | OutputView | SavedHandle) -> Tensor:
-    """Unpack hook for autograd: return the tensor."""
+    """Return the tensor of a handle: the unpack hook for autograd."""
     with torch.no_grad():
         return packed.open()
 
@@ -109,7 +112,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
     """Outputs of recomputed operations by storage; the weak reference keeps the storage's address from being reused."""
 
     def held(self, tensor: Tensor) -> KeptTensor | OutputView:
-        """A reference to ``tensor``: a view if its storage is a recomputed output, else the tensor itself."""
+        """Return a reference to ``tensor``: a view if its storage is a recomputed output, else the tensor itself."""
         output = self.get(StorageWeakRef(tensor.untyped_storage()))
         if output is None:
             return KeptTensor.of(tensor)
@@ -117,7 +120,10 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
 
     @outside_graphs
     def pack(self, tensor: Tensor) -> KeptTensor | OutputView:
-        """Pack hook of an operation that is not recomputed: keeps the outputs it saves, except cheap ones."""
+        """Keep the outputs that an operation saves, except cheap ones.
+
+        It is the pack hook of operations that are not recomputed.
+        """
         held = self.held(tensor)
         if isinstance(held, OutputView) and not held.output.cheap:
             held.output.tensor = tensor.detach()
@@ -125,7 +131,10 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
 
 
 class Operation:
-    """A function that may run again. Refers weakly to its handles and outputs: those that died are not filled."""
+    """A function that may run again. It refers weakly to its handles and outputs.
+
+    Those already freed are not filled.
+    """
 
     def __init__(self, function: Function, inputs: Sequence[Any], found: OutputsByStorage) -> None:
         self.function, self.found = function, found
@@ -136,10 +145,13 @@ class Operation:
 
     @outside_graphs
     def pack(self, tensor: Tensor) -> SavedHandle:
-        """Pack hook: return a handle to recompute ``tensor``; inputs and weights are referred to instead."""
+        """Return a handle to recompute ``tensor``.
+
+        Inputs and weights are referred to instead. Pack hook for autograd.
+        """
         storage = StorageWeakRef(tensor.untyped_storage())
-        there = storage in self.found or storage in self.storages or isinstance(tensor, nn.Parameter)
-        handle = SavedHandle(self, self.found.held(tensor) if there else None)
+        is_referred = storage in self.found or storage in self.storages or isinstance(tensor, nn.Parameter)
+        handle = SavedHandle(self, self.found.held(tensor) if is_referred else None)
         self.handles.append(weakref.ref(handle))
         return handle
 
@@ -154,17 +166,17 @@ class Operation:
         del self.found, self.storages
 
     def recompute(self) -> None:
-        """Run again, and hand saved tensors and outputs to the handles and outputs that still live."""
+        """Run again, and hand saved tensors and outputs to the handles and outputs that are still referenced."""
         saved: list[Tensor] = []
         inputs = [x.open() if isinstance(x, OperationInput) else x for x in self.inputs]
         with torch.enable_grad(), recomputing(), saved_tensors_hooks(_into(saved), _unread):
-            made = self.rerun(inputs, saved)
+            result = self.rerun(inputs, saved)
         for handle, tensor in zip(self.handles, saved, strict=True):
-            if (reader := handle()) is not None:
-                reader.tensor, reader.instead = tensor, None
-        for output, tensor in zip(self.outputs, _tensors(made), strict=True):
-            if (result := output()) is not None:
-                result.tensor = tensor.detach()
+            if (live_handle := handle()) is not None:
+                live_handle.tensor, live_handle.instead = tensor, None
+        for output, tensor in zip(self.outputs, _tensors(result), strict=True):
+            if (live_output := output()) is not None:
+                live_output.tensor = tensor.detach()
         self.inputs = []
 
     def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
@@ -173,7 +185,7 @@ class Operation:
 
 
 def _tensors(made: Any) -> list[Tensor]:
-    return [each for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, Tensor)]
+    return [output for output in (made if isinstance(made, tuple) else (made,)) if isinstance(output, Tensor)]
 
 
 def _into(saved: list[Tensor]) -> Callable[[Tensor], None]:

@@ -1,9 +1,9 @@
-"""Which blocks of queries and keys a rank of a ring computes at each hop, in the zig-zag order of tokens.
+"""The blocks of queries and keys that a rank of a ring computes at each hop, in the zig-zag order of tokens.
 
-At hop i the keys of rank r − i are here. Rank r holds the chunks r and 2cp − 1 − r of 2cp: the first chunk of a lower
-rank precedes both of ours and its second follows both; the two chunks of a higher rank lie between ours. So without a
-window every rank computes half of its score matrix at every hop: the work is balanced. With a window, blocks are pairs
-of chunks, and those that it does not reach are left out.
+At hop i this rank holds the keys of rank r − i. Rank r holds the chunks r and 2cp − 1 − r of 2cp: the first chunk of a
+lower rank precedes both chunks of rank r and its second follows both; the two chunks of a higher rank lie between them.
+So without a window every rank computes half of its score matrix at every hop: the work is balanced. With a window,
+blocks are pairs of chunks, and pairs that the window does not reach are skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from fivefold.trainer.parallel.mesh import Axis
 
 
 class Block(NamedTuple):
-    """Own queries and the keys here that they attend to, as tokens; ``offset`` and ``spans`` as of ``attend``."""
+    """Local queries and the held keys that they attend to, as tokens.
+
+    ``offset`` and ``spans`` are arguments of ``attend``.
+    """
 
     queries: slice
     keys: slice
@@ -28,7 +31,7 @@ class Block(NamedTuple):
     places: tuple[int, ...] = ()  # positions of the first query and key, and of this rank's chunks: tokens, gap
 
     def noise(self, noise: Noise | None) -> Noise | None:
-        """Dropout for the positions of this block."""
+        """Return the dropout for the positions of this block."""
         if noise is None:
             return None
         query, key, gap_at, gap = self.places
@@ -39,7 +42,7 @@ Hops = list[list[Block]]
 
 
 def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
-    """Positions of the tokens of ``rank``, in its order: int64 [T / cp]."""
+    """Return the positions of the tokens of ``rank``, in its order: int64 [T / cp]."""
     chunks = torch.arange(sequence).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
@@ -47,61 +50,64 @@ def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
 def ring_hops(
     axis: Axis, rule: ScoreRule, *, sequences: int, tokens: int, documents_BT: Tensor | None
 ) -> Hops:  # fmt: skip
-    """The blocks of every hop of this rank, which holds ``tokens`` of each sequence; the first is of all its tokens."""
+    """Return the blocks of every hop of this rank, which holds ``tokens`` of each sequence.
+
+    The first has all its tokens.
+    """
     ids = None
     if documents_BT is not None:
-        whole, places = tokens * axis.size, range(axis.size)
-        ids = [documents_BT[:, zigzag(ranks=axis.size, rank=rank, sequence=whole)] for rank in places]
+        sequence, places = tokens * axis.size, range(axis.size)
+        ids = [documents_BT[:, zigzag(ranks=axis.size, rank=rank, sequence=sequence)] for rank in places]
     if rule.window is None:
         return _halves(axis, tokens=tokens, ids=ids)
     return _pairs_of_chunks(axis, window=rule.window, sequences=sequences, tokens=tokens, ids=ids)
 
 
 def _halves(axis: Axis, *, tokens: int, ids: list[Tensor] | None) -> Hops:
-    """One block per hop."""
+    """Return one block per hop."""
     first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
     blocks = [Block(both, both, 0, None)]
     blocks += [Block(both, first, tokens, None)] * axis.rank
     blocks += [Block(second, both, tokens, None)] * (axis.size - 1 - axis.rank)
     if ids is None:
         return [[block] for block in blocks]
-    own = ids[axis.rank]
-    found = [[blocks[0]._replace(spans=within(own))]]
+    local_ids = ids[axis.rank]
+    hops = [[blocks[0]._replace(spans=within(local_ids))]]
     for hop, block in enumerate(blocks[1:], start=1):
-        # all of the keys are seen, whatever lies between: every span is as far as the block
-        spans = across(own[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens)
-        found.append([block._replace(spans=spans)])
-    return found
+        # the queries see all of these keys, whatever the distance: every span has the offset of the block
+        spans = across(local_ids[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens)
+        hops.append([block._replace(spans=spans)])
+    return hops
 
 
 def _pairs_of_chunks(
     axis: Axis, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None
 ) -> Hops:  # fmt: skip
-    """A block for each of this rank's two chunks and each of those here, where the window reaches from one to other."""
+    """Return the pairs of local and held chunks of each hop that lie within the window, as blocks."""
     chunk = tokens // 2
     halves = (slice(0, chunk), slice(chunk, tokens))
-    own = None if ids is None else ids[axis.rank]
+    local_ids = None if ids is None else ids[axis.rank]
     first, second = _chunks(axis.rank, axis)
-    inside = (first * chunk, first * chunk, chunk, (second - first - 1) * chunk)
-    found: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _own_chunks(sequences, chunk, own), inside)]]
+    places = (first * chunk, first * chunk, chunk, (second - first - 1) * chunk)
+    hops: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _own_chunks(sequences, chunk, local_ids), places)]]
     for hop in range(axis.size):
-        other = (axis.rank - hop) % axis.size
-        blocks = found[0] if hop == 0 else []
-        for mine, queries in zip(_chunks(axis.rank, axis), halves, strict=True):
-            for theirs, keys in zip(_chunks(other, axis), halves, strict=True):
-                apart = (mine - theirs) * chunk
-                if 0 < apart < window + chunk - 1:  # the last key is this near to the first query: apart − chunk + 1
+        source = (axis.rank - hop) % axis.size
+        blocks = hops[0] if hop == 0 else []
+        for query_chunk, queries in zip(_chunks(axis.rank, axis), halves, strict=True):
+            for key_chunk, keys in zip(_chunks(source, axis), halves, strict=True):
+                offset = (query_chunk - key_chunk) * chunk
+                if 0 < offset < window + chunk - 1:  # from the last key to the first query: offset − chunk + 1 tokens
                     spans = None
                     if ids is not None:
-                        spans = across(ids[axis.rank][:, queries], ids[other][:, keys], offset=apart)
-                    blocks.append(Block(queries, keys, apart, spans, (mine * chunk, theirs * chunk, 0, 0)))
+                        spans = across(ids[axis.rank][:, queries], ids[source][:, keys], offset=offset)
+                    blocks.append(Block(queries, keys, offset, spans, (query_chunk * chunk, key_chunk * chunk, 0, 0)))
         if hop:
-            found.append(blocks)
-    return found
+            hops.append(blocks)
+    return hops
 
 
 def _own_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[Span, ...]:
-    """Each of this rank's chunks on itself, within documents if there are any."""
+    """Return the spans of each of this rank's chunks on itself, within documents if there are any."""
     if ids is not None:
         return within(ids.reshape(-1, chunk))
     runs = [slice(start, start + chunk) for start in range(0, 2 * sequences * chunk, chunk)]
@@ -109,5 +115,5 @@ def _own_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[Span, .
 
 
 def _chunks(rank: int, axis: Axis) -> tuple[int, int]:
-    """Numbers of the two chunks of a rank, of 2cp."""
+    """Return the indices of the two chunks of a rank, of 2cp."""
     return rank, 2 * axis.size - 1 - rank

@@ -1,6 +1,6 @@
 """One weight on one rank: the slice that this rank computes with, and the rows of it that this rank updates.
 
-whole weight ── tp, ep, etp: layout/local_weight.py ──> local slice ── ZeRO, by rows ──> shard
+full weight ── tp, ep, etp: layout/local_weight.py ──> local slice ── ZeRO, by rows ──> shard
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fivefold.trainer.parallel.mesh import Axis
 
 
 class LocalWeight(NamedTuple):
-    """A weight of the model, this rank's slice of it, and ``holders``: how many ranks update the same rows."""
+    """A weight of the model, this rank's slice of it, and ``holders``: the number of ranks that update these rows."""
 
     weight: Weight
     local_slice: LocalSlice
@@ -26,7 +26,7 @@ class LocalWeight(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A hyper-rectangle of the whole weight: its offsets and sizes there, and its slices in the shard's rows."""
+    """A hyper-rectangle of the full weight: its offsets and sizes there, and its slices in the shard's rows."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -55,14 +55,14 @@ class Shard:
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
     def rows_of(self, whole: Tensor) -> Tensor:
-        """This shard's rows of a whole weight: [rows, …], with zeros for padding."""
+        """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""
         local_slice = self.local_weight.local_slice
         local = whole.new_zeros(self.shape)
         local[local_slice.front] = whole[local_slice.slices]
         return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:
-        """The boxes of the whole weight that this shard's rows cover, in order and without padding."""
+        """Yield the boxes of the full weight that this shard's rows cover, in order and without padding."""
         local_slice = self.local_weight.local_slice
         starts = [part.start for part in local_slice.slices]
         sizes = [part.stop - part.start for part in local_slice.slices]
@@ -75,14 +75,14 @@ class Shard:
             yield Box(offsets, (rows, *sizes[1:]), (slice(0, rows), *(slice(0, size) for size in sizes[1:])))
 
     def _stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
-        each = self.shape[1]
+        expert_rows = self.shape[1]
         stop = self.first_row + self.rows
-        for expert in range(self.first_row // each, -(-stop // each)):
-            low, high = max(self.first_row, expert * each), min(stop, (expert + 1) * each)
-            low_row = low - expert * each
-            here = slice(low - self.first_row, high - self.first_row)
+        for expert in range(self.first_row // expert_rows, -(-stop // expert_rows)):
+            low, high = max(self.first_row, expert * expert_rows), min(stop, (expert + 1) * expert_rows)
+            low_row = low - expert * expert_rows
+            shard_rows = slice(low - self.first_row, high - self.first_row)
             yield Box(
                 (starts[0] + expert, starts[1] + low_row, starts[2]),
                 (1, high - low, sizes[2]),
-                (here, slice(0, sizes[2])),
+                (shard_rows, slice(0, sizes[2])),
             )

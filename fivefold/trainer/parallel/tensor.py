@@ -1,6 +1,7 @@
 """Tensor parallelism: column-parallel linears shard outputs, row-parallel ones inputs, the embedding its vocabulary.
 
-    column   sp: all_gather x or its cast · backward x, beside dx, reduce_scatter dx, beside dW  else: all_reduce dx
+    column   sp: all_gather x or its cast · backward x, overlapped with dx, reduce_scatter dx, overlapped with dW
+             else: all_reduce dx
     row      sp: reduce_scatter y · backward all_gather dy                                       else: all_reduce y
     gather   rows that all heads need: sp: all_gather · backward reduce_scatter                  else: all_reduce dx
     embed    as a row layer · head  as a column layer, and 3 all_reduces of one fp32 per row in the loss
@@ -48,15 +49,15 @@ class ColumnParallel(_TensorParallelHooks):
     """Column-parallel linear: each rank computes some outputs, for all rows."""
 
     def rows(self, number: int) -> int:
-        """All rows of the ranks with sp."""
+        """Return the number of rows inside the linear: with sp, those of all ranks."""
         return number * self.axis.size if self.sp else number
 
     def enter(self, x: Tensor) -> Tensor:
-        """All-gather the input: own rows → all rows (with sp)."""
+        """All-gather the input: local rows → all rows (with sp)."""
         return self.gathered(x)()
 
     def operand(self, x: Tensor, gemms: LinearGemms) -> Any:
-        """All-gather the input (with sp), as what it is cast to if it is cast."""
+        """All-gather the input (with sp), in its cast form if the GEMM casts it."""
         if not (self.sp and gemms.travels):
             return gemms.operand(self.enter(x))
         return gemms.shared_operand(x, agree=self._agree, gather=self._gather)
@@ -65,15 +66,15 @@ class ColumnParallel(_TensorParallelHooks):
         return all_reduce(largest, self.axis, op=dist.ReduceOp.MAX).wait()
 
     def _gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        coming = [all_gather(part, self.axis) for part in parts]
-        return [each.wait() for each in coming]
+        gathers = [all_gather(part, self.axis) for part in parts]
+        return [gather.wait() for gather in gathers]
 
     def begin_reenter(self, x: Tensor) -> Wait:
-        """Start the all_gather of the input again in the backward, beside dx = g W."""
+        """Start the all_gather of the input again in the backward, concurrent with dx = g W."""
         return self.gathered(x)
 
     def begin_enter_backward(self, gradient: Tensor) -> Wait:
-        """Start the sum of dx over ranks, beside dW = gᵀ x."""
+        """Start the sum of dx over ranks, concurrent with dW = gᵀ x."""
         return self.summed(gradient)
 
 
@@ -83,15 +84,15 @@ class RowParallel(_TensorParallelHooks):
     partial = True
 
     def rows(self, number: int) -> int:
-        """This rank's rows with sp."""
+        """Return the number of rows outside the linear: with sp, this rank's."""
         return number // self.axis.size if self.sp else number
 
     def leave(self, y: Tensor) -> Tensor:
-        """Sum the output over ranks: partial sums of all rows → own rows (with sp)."""
+        """Sum the output over ranks: partial sums of all rows → local rows (with sp)."""
         return self.summed(y)()
 
     def leave_backward(self, gradient: Tensor) -> Tensor:
-        """All-gather dy: own rows → all rows (with sp)."""
+        """All-gather dy: local rows → all rows (with sp)."""
         return self.gathered(gradient)()
 
 
@@ -103,9 +104,9 @@ class GatherRows:
 
     @outside_graphs
     def __call__(self, x: Tensor) -> Tensor:
-        """Own rows → all rows; without sp the identity."""
-        whole: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
-        return whole
+        """All-gather local rows to all rows; without sp return ``x``."""
+        all_rows: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
+        return all_rows
 
 
 class _GatherRows(torch.autograd.Function):
@@ -121,7 +122,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 class VocabParallel:
-    """Vocabulary sharded over ``axis``: every rank has equally many words of embedding and logits, padding last."""
+    """Vocabulary sharded over ``axis``: every rank has equally many entries of embedding and logits, padding last."""
 
     def __init__(
         self, axis: Axis, *, sp: bool, words: int, shape: LogitShape = PLAIN, kernels: Kernels = EAGER
@@ -130,32 +131,32 @@ class VocabParallel:
         self.kernels = kernels
 
     def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
-        """Indices of ``ids`` among this rank's ``held`` words, and a mask of the ids that other ranks hold."""
-        here = ids - self.hooks.axis.rank * held
-        return here, (here < 0) | (here >= held)
+        """Return the indices of ``ids`` among this rank's ``held`` entries, and a mask of the ids of other ranks."""
+        local_ids = ids - self.hooks.axis.rank * held
+        return local_ids, (local_ids < 0) | (local_ids >= held)
 
     @outside_graphs
     def lookup(self, ids_R: Tensor, weight: Tensor) -> Tensor:
-        """Embed ids of all rows → own rows [R, D] of the stream. The gradient of ``weight`` goes through autograd."""
+        """Embed ids of all rows → local rows [R, D] of the stream. The gradient of ``weight`` goes through autograd."""
         x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
         return x_RD
 
     def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
-        """``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
+        """Compute ``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
         self.shape.shape_(logits, padding=slice(max(0, self.words - axis.rank * held), None))
-        here, foreign = self.own(targets, held=held)
-        here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
-        target = logits.gather(1, here).float().masked_fill_(~own, 0)
-        meeting = all_reduce(target, axis)  # beside the first pass
+        local_targets, foreign = self.own(targets, held=held)
+        local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
+        target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
+        target_reduction = all_reduce(target, axis)  # overlaps with the first pass
         lse = _over_ranks(self.kernels.log_sum_exp(logits), axis)
         if times is not None:
-            self.kernels.into_gradient(logits, lse, here, own, times, shape=self.shape)
-        return (lse - meeting.wait()).sum()
+            self.kernels.into_gradient(logits, lse, local_targets, is_local, times, shape=self.shape)
+        return (lse - target_reduction.wait()).sum()
 
 
 class NormSums(Sums):
-    """Sums of the norm over all heads; of a key head that several ranks hold each adds its share."""
+    """Sums of squares for a norm over all heads; ranks that hold copies of a key head each add their share."""
 
     def __init__(self, axis: Axis, *, width: int, holders: int) -> None:
         self.axis, self.width, self.holders = axis, width, holders
@@ -163,12 +164,12 @@ class NormSums(Sums):
     @outside_graphs
     def __call__(self, rows: Tensor) -> Tensor:
         """All-reduce ``rows`` [R, 1]."""
-        whole = all_reduce(rows, self.axis).wait()
-        return whole if self.holders == 1 else whole.div_(self.holders)
+        summed = all_reduce(rows, self.axis).wait()
+        return summed if self.holders == 1 else summed.div_(self.holders)
 
 
 def _own_rows(axis: Axis, rows: Tensor) -> Tensor:
-    """This rank's of equally many ``rows`` per rank (sp)."""
+    """Return this rank's chunk of ``rows``, equally many per rank (sp)."""
     return rows.chunk(axis.size)[axis.rank]
 
 
@@ -177,26 +178,26 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, ids: Tensor, weight: Tensor, vocabulary: VocabParallel) -> Tensor:
         ctx.vocabulary, ctx.held = vocabulary, weight.shape[0]
         ctx.save_for_backward(ids)
-        here, foreign = vocabulary.own(ids, held=ctx.held)
-        found = F.embedding(here.masked_fill_(foreign, 0), weight).masked_fill_(foreign[:, None], 0)
-        return vocabulary.hooks.summed(found)()
+        local_ids, foreign = vocabulary.own(ids, held=ctx.held)
+        embedded = F.embedding(local_ids.masked_fill_(foreign, 0), weight).masked_fill_(foreign[:, None], 0)
+        return vocabulary.hooks.summed(embedded)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         (ids,) = ctx.saved_tensors
-        coming = ctx.vocabulary.hooks.gathered(gradient)
-        here, foreign = ctx.vocabulary.own(ids, held=ctx.held)
-        here.masked_fill_(foreign, -1)  # the padding index, which the embedding's backward skips
-        return None, torch.ops.aten.embedding_dense_backward(coming(), here, ctx.held, -1, False), None
+        wait_gradient = ctx.vocabulary.hooks.gathered(gradient)
+        local_ids, foreign = ctx.vocabulary.own(ids, held=ctx.held)
+        local_ids.masked_fill_(foreign, -1)  # the padding index, which the embedding's backward skips
+        return None, torch.ops.aten.embedding_dense_backward(wait_gradient(), local_ids, ctx.held, -1, False), None
 
 
 def _over_ranks(lse: Tensor, axis: Axis) -> Tensor:
-    """log Σ over ranks of exp(lse), relative to the largest, so that nothing overflows."""
+    """Return log Σ over ranks of exp(lse), computed relative to the largest, so that nothing overflows."""
     top = all_reduce(lse.clone(), axis, op=dist.ReduceOp.MAX).wait()
     return all_reduce(lse.sub_(top).exp_(), axis).wait().log_().add_(top)
 
 
-# parallel style by the end of a weight's name (model/weights.py); q_down and kv_down are replicated, on own rows
+# parallel style by the end of a weight's name (model/weights.py); q_down and kv_down are replicated, on local rows
 PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q": ColumnParallel, "attention.k": ColumnParallel, "attention.v": ColumnParallel,
     "attention.out": RowParallel, "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
@@ -213,21 +214,21 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
     model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
     vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.of(model), kernels=kernels)
-    for name, part in module.named_modules():
+    for name, submodule in module.named_modules():
         for ending, style in PLAN.items():
-            if name.endswith(ending) and isinstance(part, Linear):
-                part.hooks = style(axis, sp=sp)
-        if hasattr(part, "core"):
-            part.core.heads = part.core.heads._replace(part=axis.rank)
+            if name.endswith(ending) and isinstance(submodule, Linear):
+                submodule.hooks = style(axis, sp=sp)
+        if hasattr(submodule, "core"):
+            submodule.core.heads = submodule.core.heads._replace(part=axis.rank)
         if model.qk_norm == "full" and name.endswith(HEAD_NORMS):
             heads = model.heads if name.endswith("q_norm") else model.kv_heads
             holders = max(1, axis.size // heads)
-            part.sums = NormSums(axis, width=heads * model.head_dim, holders=holders)
-        if hasattr(part, "share"):
-            part.share = GatherRows(axis, sp=sp)
-        if hasattr(part, "lookup"):
-            part.lookup = vocabulary.lookup
-        if hasattr(part, "own_rows") and sp:
-            part.own_rows = partial(_own_rows, axis)
-        if hasattr(part, "loss"):
-            part.loss = vocabulary.nats
+            submodule.sums = NormSums(axis, width=heads * model.head_dim, holders=holders)
+        if hasattr(submodule, "share"):
+            submodule.share = GatherRows(axis, sp=sp)
+        if hasattr(submodule, "lookup"):
+            submodule.lookup = vocabulary.lookup
+        if hasattr(submodule, "own_rows") and sp:
+            submodule.own_rows = partial(_own_rows, axis)
+        if hasattr(submodule, "loss"):
+            submodule.loss = vocabulary.nats

@@ -3,7 +3,7 @@
 Sharded: the rows of every local weight over the shard group, in the copy that the optimizer updates.
 Per unit: all_gather of the weights when they are stale or were released; its gradients are reduced to the shards once a
 step or after every backward (``gradients.py``).
-FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/explanation/decisions/001-own-zero.md``).
+FSDP2 is not used: it copies the weights even if nothing is sharded (``docs/explanation/decisions/001-own-zero.md``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from fivefold.trainer.parallel.shard import Shard
 class ZeroUnit:
     """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
-    ``ahead``: gather the next unit's beside this one's compute. ``late``: where gradients that autograd makes wait
-    while those of matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
+    ``ahead``: prefetch the next unit's weights during this one's compute. ``late``: the store in which gradients made
+    by autograd wait while those of matrices are deferred, so that all of a micro-batch come together; None: they do not
+    wait.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class ZeroUnit:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
         self.device, self.ahead, self.late = device, ahead, late
         self.sizes, self.numel = gradients.sizes, gradients.numel
-        self.matrices = tuple(multiplies(each.local_weight.weight) for each in shards)
+        self.matrices = tuple(multiplies(weight_shard.local_weight.weight) for weight_shard in shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
-        self.follows = False
+        self.follows = False  # another unit releases this one
         self.by_entry = False  # the input's gradient ends the backward
         self.payload: Payload | None = None  # set if the all_gather sends fp8
         self._gathered_is_current = False
@@ -78,20 +79,22 @@ class ZeroUnit:
             shard.weight.data = shard.local(chunk)
 
     def _allocate_gathered(self) -> None:
-        """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard]; bytes if matrices have
-        a dtype of their own, which come last, as two bytes must begin at an even one.
+        """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard].
+
+        The buffer is of bytes if matrices have a dtype of their own; they come last, because two-byte elements must
+        begin at an even byte.
         """
-        count, wide, narrow = self.shard.size, self.dtypes.weights, self.dtypes.matrices
-        if wide == narrow or not any(self.matrices):
-            self.gathered = torch.zeros(self.numel * count, dtype=wide, device=self.device)
-            self._parts = [part.view(count, -1) for part in self.gathered.split([size * count for size in self.sizes])]
+        ranks, weight_dtype, matrix_dtype = self.shard.size, self.dtypes.weights, self.dtypes.matrices
+        if weight_dtype == matrix_dtype or not any(self.matrices):
+            self.gathered = torch.zeros(self.numel * ranks, dtype=weight_dtype, device=self.device)
+            self._parts = [part.view(ranks, -1) for part in self.gathered.split([size * ranks for size in self.sizes])]
             return
-        dtypes = [narrow if matrix else wide for matrix in self.matrices]
+        dtypes = [matrix_dtype if matrix else weight_dtype for matrix in self.matrices]
         order = sorted(range(len(dtypes)), key=lambda index: self.matrices[index])
-        sizes = [self.sizes[index] * count * dtypes[index].itemsize for index in order]
+        sizes = [self.sizes[index] * ranks * dtypes[index].itemsize for index in order]
         self.gathered = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
         slots = dict(zip(order, self.gathered.split(sizes), strict=True))
-        self._parts = [slots[index].view(dtype).view(count, -1) for index, dtype in enumerate(dtypes)]
+        self._parts = [slots[index].view(dtype).view(ranks, -1) for index, dtype in enumerate(dtypes)]
 
     # Weights: shards → gathered
 
@@ -146,13 +149,13 @@ class ZeroUnit:
             self._gathered_is_current = False
 
     def live_tensors(self) -> list[Tensor]:
-        """Tensors that the unit holds between steps."""
+        """Return the tensors that the unit holds between steps."""
         return [self.gathered, self.own] if self.apart else [self.gathered]
 
     def passing(self) -> list[Tensor]:
-        """Tensors that live within a step: gathered weights, buffers of their messages, and gradients."""
-        coming = [self._gathering.arriving, self._sent] if self._gathering is not None else []
-        return [self.gathered, *coming, *self.gradients.passing()]
+        """Return the tensors that are allocated within a step: gathered weights, message buffers and gradients."""
+        message_buffers = [self._gathering.arriving, self._sent] if self._gathering is not None else []
+        return [self.gathered, *message_buffers, *self.gradients.passing()]
 
     def drop(self) -> None:
         """Mark the gathered weights stale, and free them if the policy says so."""
@@ -167,7 +170,7 @@ class ZeroUnit:
             self.payload.scales.forget()
 
     def updated(self) -> None:
-        """Call after the optimizer has changed the shards: drops gradients and marks the gathered weights stale."""
+        """Drop gradients and mark the gathered weights stale; call it after the optimizer has changed the shards."""
         assert self._gathering is None, "weights that were fetched ahead were not used"
         self.gradients.updated()
         self._stale()
@@ -181,11 +184,11 @@ class ZeroUnit:
 
     def _grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
         def collect(gradient: Tensor | Cast | None) -> None:
-            # used first in the forward, so last in the backward: the unit is done
+            # weight 0 is used first in the forward, so last in the backward: the unit is done
             if index == 0 and not self.follows and not self.by_entry:
                 for unit in (self, *self.mates):
                     unit.release()
-            if self.late is not None and self.late.deferring:  # of a norm: it waits for the matrices' gradients
+            if self.late is not None and self.late.deferring:  # a norm's gradient waits for the matrices' gradients
                 self.late.run_or_defer(lambda: self.gradients.add(index, gradient))
             else:
                 self.gradients.add(index, gradient)
@@ -204,11 +207,11 @@ def attach(
     module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, shared: bool = False, backward: bool = True,
     onward: str = "forward", by_entry: bool = False,
 ) -> None:  # fmt: skip
-    """Gather ``units`` before ``module``'s forward, release after it unless ``keep``, gather before its ``backward``.
+    """Gather ``units`` before ``module``'s forward, release them after it unless ``keep``, gather before its backward.
 
-    ``shared``: with another module, so that they are kept without a backward too. ``onward``: the key in
-    ``neighbours`` of the unit to prefetch in the forward; "": none. ``by_entry``: the backward ends with the gradient
-    of the input, not with that of the first weight.
+    ``shared``: the units are shared with another module, so they are kept without a backward too. ``backward``: gather
+    before the backward. ``onward``: the key in ``neighbours`` of the unit to prefetch in the forward; "": none.
+    ``by_entry``: the backward ends with the gradient of the input, not with that of the first weight.
     """
     for unit in units:
         unit.by_entry = by_entry and not unit.policy.weights_stay

@@ -1,4 +1,4 @@
-"""Which GEMMs run in fp8: those of all linear layers and experts inside blocks.
+"""The layers whose GEMMs run in fp8: all linear layers and experts inside blocks.
 
 Embedding, head, routers, norms and the core of attention stay in bf16 or fp32, as in torchao's converted models and
 in DeepSeek-V3 (arXiv:2412.19437 §3.3.1).
@@ -16,14 +16,14 @@ from fivefold.trainer.model.linear import Linear
 
 
 def attach(blocks: nn.Module, job: Job) -> None:
-    """Give every ``Linear`` and ``Experts`` in ``blocks`` fp8 GEMMs, if the job's recipe has fp8."""
+    """Set fp8 GEMMs on every ``Linear`` and ``Experts`` in ``blocks``, if the job's recipe has fp8."""
     if not job.precision.narrow:
         return
     fused = job.stack.kernels == "triton"
     dense = Float8Gemms(job.precision, kernel=not job.emulate, fused=fused)
     grouped = Float8GroupedGemms(job.precision, kernel=not job.emulate, fused=fused)
-    for part in blocks.modules():
-        if isinstance(part, Linear):
-            part.gemms = dense
-        elif isinstance(part, Experts):
-            part.gemms = grouped
+    for module in blocks.modules():
+        if isinstance(module, Linear):
+            module.gemms = dense
+        elif isinstance(module, Experts):
+            module.gemms = grouped

@@ -3,7 +3,7 @@
     MXFP8   32 share 2^⌈log2(amax / 448)⌉ in e8m0                                    data = e4m3(x / scale)
     NVFP4   16 share e4m3(amax / 6 / outer), outer = amax of the matrix / (6 · 448)  data = e2m1(x / (scale · outer))
 
-Round to nearest even, saturating; no stochastic rounding, no Hadamard transform. Two e2m1 lie in a byte, the first in
+Round to nearest even, saturating; no stochastic rounding, no Hadamard transform. Two e2m1 share a byte, the first in
 its low half. OCP MX v1.0 §5 with NVIDIA's rounding up of scales (arXiv:2506.08027 §3.1); NVFP4: arXiv:2509.25149.
 """
 
@@ -22,53 +22,57 @@ E8M0 = torch.float8_e8m0fnu
 LARGEST = {MX: 448.0, NV: 6.0}  # of e4m3 and of e2m1
 BIAS = 127  # of e8m0
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # value of each code; bit 3 is the sign
-# |x| at or below the n-th rounds to code n or less: halfway between neighbours, and of a tie the even code
+# |x| at or below the n-th rounds to code n or less: halfway between neighbours; ties go to the even code
 _HALVES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 def by_32(x: Tensor) -> Cast:
-    """MXFP8: ``x`` [..., R, C] → data e4m3 [..., R, C], scale e8m0 [..., R, ⌈C/32⌉]; the last block may be short."""
+    """Cast to MXFP8: ``x`` [..., R, C] → data e4m3 [..., R, C], scale e8m0 [..., R, ⌈C/32⌉].
+
+    The last block may be short.
+    """
     data, scale, _ = _cast_blocks(x, None, MX)
     return Cast(data, scale)
 
 
 def by_16(x: Tensor, *, amax: Tensor | None = None) -> Cast:
-    """NVFP4: ``x`` [..., R, C] → data uint8 [..., R, ⌈C/2⌉], scale e4m3 [..., R, ⌈C/16⌉], outer fp32 [..., 1, 1];
-    ``amax``: the largest |x| of each matrix if it is known already, of outer's shape.
+    """Cast to NVFP4: ``x`` [..., R, C] → data uint8 [..., R, ⌈C/2⌉], scale e4m3 [..., R, ⌈C/16⌉], outer [..., 1, 1].
+
+    ``outer`` is fp32. ``amax``: the largest |x| of each matrix if it is already known, of outer's shape.
     """
     return Cast(*_cast_blocks(x, amax, NV))
 
 
 def in_blocks(cast: Cast) -> bool:
-    """Whether ``cast`` is one of this file's."""
+    """Return whether ``cast`` is in MXFP8 or NVFP4."""
     return cast.scale.dtype in (E8M0, E4M3)
 
 
 def widened(cast: Cast) -> Tensor:
-    """Dequantise to fp32, but for ``outer``; an odd row of NVFP4 has a zero more."""
-    four = cast.data.dtype == torch.uint8
-    data = _unpacked(cast.data) if four else cast.data.float()
-    return data.mul_(cast.scale.float().repeat_interleave(NV if four else MX, -1)[..., : data.shape[-1]])
+    """Dequantize to fp32 without ``outer``; an odd row of NVFP4 gets one more zero."""
+    is_nvfp4 = cast.data.dtype == torch.uint8
+    data = _unpacked(cast.data) if is_nvfp4 else cast.data.float()
+    return data.mul_(cast.scale.float().repeat_interleave(NV if is_nvfp4 else MX, -1)[..., : data.shape[-1]])
 
 
 def widen_blocks(cast: Cast, *, columns: int) -> Tensor:
-    """Dequantise to fp32 [..., R, ``columns``]."""
-    found = widened(cast)[..., :columns]
-    return found if cast.outer is None else found * cast.outer
+    """Dequantize to fp32 [..., R, ``columns``]."""
+    values = widened(cast)[..., :columns]
+    return values if cast.outer is None else values * cast.outer
 
 
 def product_of_blocks(a: Cast, b: Cast) -> Tensor:
-    """``a`` [M, K] times ``b`` [N, K] transposed → fp32 [M, N]."""
-    found = widened(a) @ widened(b).t()
+    """Multiply ``a`` [M, K] by ``b`` [N, K] transposed → fp32 [M, N]."""
+    product = widened(a) @ widened(b).t()
     for outer in (a.outer, b.outer):
         if outer is not None:
-            found.mul_(outer)
-    return found
+            product.mul_(outer)
+    return product
 
 
 @torch.library.custom_op("fivefold::cast_blocks", mutates_args=())
 def _cast_blocks(x: Tensor, amax: Tensor | None, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Data, scale and outer (of MXFP8 without elements) as one custom op; ``amax``: see ``by_16``."""
+    """Compute data, scale and outer (no elements for MXFP8) as one custom op; ``amax``: see ``by_16``."""
     data, scale, outer = _empty(x, each)
     if each == NV:
         if amax is None:
@@ -87,30 +91,32 @@ def _(x: Tensor, amax: Tensor | None, each: int) -> tuple[Tensor, Tensor, Tensor
 
 def _empty(x: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
     *stacked, rows, columns = x.shape
-    four = each == NV
-    data = x.new_empty(*stacked, rows, ceil_div(columns, 2) if four else columns, dtype=torch.uint8 if four else E4M3)
-    scale = x.new_empty(*stacked, rows, ceil_div(columns, each), dtype=E4M3 if four else E8M0)
-    return data, scale, x.new_empty(*((*stacked, 1, 1) if four else (0,)), dtype=torch.float32)
+    is_nvfp4 = each == NV
+    data = x.new_empty(
+        *stacked, rows, ceil_div(columns, 2) if is_nvfp4 else columns, dtype=torch.uint8 if is_nvfp4 else E4M3
+    )
+    scale = x.new_empty(*stacked, rows, ceil_div(columns, each), dtype=E4M3 if is_nvfp4 else E8M0)
+    return data, scale, x.new_empty(*((*stacked, 1, 1) if is_nvfp4 else (0,)), dtype=torch.float32)
 
 
 def _mx(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Data and scale of fp32 ``x``."""
+    """Return data and scale of fp32 ``x``."""
     amax = _by_block(x, MX).double()
     mantissa, exponent = torch.frexp(amax / LARGEST[MX])
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).masked_fill(amax == 0, -BIAS)
     biased = (exponent + BIAS).clamp(0, 2 * BIAS)
     inverse = (2 * BIAS - biased).to(torch.uint8).view(E8M0).float()
     scale = biased.masked_fill(~amax.isfinite(), 2 * BIAS + 1).to(torch.uint8).view(E8M0)
-    wide = x * inverse.repeat_interleave(MX, -1)[..., : x.shape[-1]]
-    return wide.clamp_(-LARGEST[MX], LARGEST[MX]).to(E4M3), scale
+    scaled = x * inverse.repeat_interleave(MX, -1)[..., : x.shape[-1]]
+    return scaled.clamp_(-LARGEST[MX], LARGEST[MX]).to(E4M3), scale
 
 
 def _nv(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
-    """Packed data and scale of fp32 ``x``; a block whose scale is 0 becomes 0."""
+    """Return packed data and scale of fp32 ``x``; a block whose scale is 0 becomes 0."""
     scale = (_by_block(x, NV) / LARGEST[NV] / outer).masked_fill_(outer == 0, 0.0)
     scale = scale.clamp_(max=LARGEST[MX]).to(E4M3)
-    whole = (scale.float() * outer).repeat_interleave(NV, -1)[..., : x.shape[-1]]
-    ratio = (x / whole).masked_fill_(whole == 0, 0.0)
+    full_scale = (scale.float() * outer).repeat_interleave(NV, -1)[..., : x.shape[-1]]
+    ratio = (x / full_scale).masked_fill_(full_scale == 0, 0.0)
     halves = torch.tensor(_HALVES, device=x.device)
     halves[1::2] = halves[1::2].nextafter(halves.new_zeros(()))
     code = torch.bucketize(ratio.abs().contiguous(), halves, out_int32=True) | (ratio.signbit().int() << 3)
@@ -119,12 +125,12 @@ def _nv(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpacked(data: Tensor) -> Tensor:
-    """Bytes [..., C] → fp32 [..., 2 C]."""
+    """Unpack bytes [..., C] to fp32 [..., 2 C]."""
     values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=data.device)
     return values[torch.stack((data & 15, data >> 4), -1).flatten(-2).int()]
 
 
 def _by_block(x: Tensor, each: int) -> Tensor:
-    """Largest |x| of each block of a row, fp32 [..., R, ⌈C/each⌉]."""
+    """Return the largest |x| of each block of a row, fp32 [..., R, ⌈C/each⌉]."""
     padded = F.pad(x, (0, -x.shape[-1] % each))
     return vector_norm(padded.unflatten(-1, (-1, each)), torch.inf, dim=-1)  # type: ignore[no-any-return]

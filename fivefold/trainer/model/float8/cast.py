@@ -1,10 +1,10 @@
 """Casts to fp8 with scales: value ≈ data · scale.
 
-    factor = largest of the format / largest |x| of the part        data = fp8(x · factor), scale = 1 / factor
+    factor = maximum of the format / largest |x| of the part        data = fp8(x · factor), scale = 1 / factor
 
 One scale per tensor, matrix, row, 1 x 128 tile or 128 x 128 block (DeepSeek-V3, arXiv:2412.19437 §3.3). Rounds to
-nearest even and saturates; NaN or infinity turns all elements of its scale into NaN. Bit for bit the scales of torchao
-0.18.0 (pytorch/ao:torchao/float8/float8_utils.py, amax_to_scale).
+nearest even and saturates; NaN or infinity turns all elements of its scale into NaN. The scales equal those of torchao
+0.18.0 bit for bit (pytorch/ao:torchao/float8/float8_utils.py, amax_to_scale).
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from fivefold.units import ceil_div
 
 TILE = 128
 LEAST = 1e-12  # lower bound of amax, so that zeros have a finite factor
-CHUNK_ELEMENTS = 2**22  # elements that are widened to fp32 at a time
+CHUNK_ELEMENTS = 2**22  # elements that are converted to fp32 at a time
 E4M3 = torch.float8_e4m3fn
-ALL, ONE = 0, -1  # rows or columns per scale: ALL of a matrix; ONE scale for the whole tensor
+ALL, ONE = 0, -1  # rows or columns per scale: ALL of a matrix; ONE scale for the full tensor
 
 
 class Cast(NamedTuple):
-    """``data`` [..., R, C] in fp8 and ``scale`` in fp32: [], or [..., R or 1 or blocks, C or 1 or tiles]. With scales
-    of one byte (``blocks.py``) ``outer`` [..., 1, 1] in fp32, if there is one, multiplies the whole matrix.
+    """A tensor in fp8: ``data`` [..., R, C] and ``scale`` in fp32.
+
+    ``scale`` is [], or [..., R or 1 or blocks, C or 1 or tiles]. With one-byte scales (``blocks.py``) ``outer``
+    [..., 1, 1] in fp32, if there is one, multiplies the full matrix.
     """
 
     data: Tensor
@@ -40,29 +42,35 @@ class Cast(NamedTuple):
 def by_tensor(
     x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
 ) -> Cast:  # fmt: skip
-    """One scale [] for all of ``x``; ``amax``: max |x| if it is known already, of any shape that broadcasts to ``x``.
-    ``powers``: the factor is rounded down to a power of two; ``fused``: by Triton's kernels, as in all of these."""
+    """Cast with one scale [] for all of ``x``.
+
+    ``amax``: max |x| if it is already known, of any shape that broadcasts to ``x``. ``powers``: the factor is rounded
+    down to a power of two; ``fused``: use Triton's kernels, as in all casts here.
+    """
     return Cast(*_cast(x, amax, ONE, ONE, dtype, powers, fused))
 
 
 def by_matrix(
     x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
 ) -> Cast:  # fmt: skip
-    """One scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
+    """Cast with one scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
     return Cast(*_cast(x, None, ALL, ALL, dtype, powers, fused))
 
 
 def by_row(
     x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
 ) -> Cast:  # fmt: skip
-    """One scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
+    """Cast with one scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
     return Cast(*_cast(x, None, 1, ALL, dtype, powers, fused))
 
 
 def by_tile(
     x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
 ) -> Cast:  # fmt: skip
-    """One scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉]; the last tile of a row may be short."""
+    """Cast with one scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉].
+
+    The last tile of a row may be short.
+    """
     return Cast(*_cast(x, None, 1, TILE, dtype, powers, fused))
 
 
@@ -74,19 +82,23 @@ TILES_OF_POWERS = partial(by_tile, powers=True)
 def by_block(
     w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
 ) -> Cast:  # fmt: skip
-    """One scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉]; border blocks may be small."""
+    """Cast with one scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉].
+
+    Blocks at the border may be small.
+    """
     return Cast(*_cast(w, None, TILE, TILE, dtype, powers, fused))
 
 
 def widen(cast: Cast, dtype: torch.dtype) -> Tensor:
-    """Dequantise: ``data`` · ``scale`` in ``dtype``, computed in fp32."""
-    found: Tensor = _widen(cast.data, cast.scale, dtype)
-    return found
+    """Dequantize: ``data`` · ``scale`` in ``dtype``, computed in fp32."""
+    values: Tensor = _widen(cast.data, cast.scale, dtype)
+    return values
 
 
 def add_cast_(total: Tensor, cast: Cast, *, fresh: bool) -> None:
-    """Add the matrices of ``cast`` to ``total`` [ranks, numel of a shard] in place, padded at the end; ``fresh``: write
-    over it.
+    """Add the matrices of ``cast`` to ``total`` [ranks, numel of a shard] in place, padded at the end.
+
+    ``fresh``: overwrite ``total`` instead.
     """
     _add_cast_(total, cast.data, cast.scale, fresh)
 
@@ -100,20 +112,20 @@ def scale_(x: Tensor, scale: Tensor) -> None:
 def _cast(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Data and scale as one custom op, so that the dry run counts only its outputs, as of a fused GPU kernel."""
-    data, top = torch.empty(x.shape, dtype=dtype, device=x.device), torch.finfo(dtype).max
+    """Compute data and scale as one custom op, so that the dry run counts only its outputs, as for a fused kernel."""
+    data, format_max = torch.empty(x.shape, dtype=dtype, device=x.device), torch.finfo(dtype).max
     if fused and x.numel() and (amax is None or amax.numel() == 1):
         scale = x.new_empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, dtype=torch.float32)
         casts.cast(x, amax, data, scale, rows=rows, columns=columns, powers=powers)
         return data, scale
     largest = _amax(x, rows, columns) if amax is None else amax
-    factor = (top / largest.double().clamp(min=LEAST)).float()
+    factor = (format_max / largest.double().clamp(min=LEAST)).float()
     if powers:
         factor = factor.log2().floor_().exp2_()
     source, target = _rows(x), _rows(data)
-    for part in row_chunks(source):
-        wide = source[..., part, :] * _broadcast_scale(factor, source.shape, part)
-        target[..., part, :] = wide.clamp_(-top, top).to(dtype)
+    for row_slice in row_chunks(source):
+        scaled = source[..., row_slice, :] * _broadcast_scale(factor, source.shape, row_slice)
+        target[..., row_slice, :] = scaled.clamp_(-format_max, format_max).to(dtype)
     return data, factor.reciprocal()
 
 
@@ -127,11 +139,13 @@ def _(
 
 @torch.library.custom_op("fivefold::widen", mutates_args=())
 def _widen(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``widen`` as one custom op."""
+    """Compute ``widen`` as one custom op."""
     out = torch.empty(data.shape, dtype=dtype, device=data.device)
     source, target = _rows(data), _rows(out)
-    for part in row_chunks(source):
-        target[..., part, :] = source[..., part, :].float().mul_(_broadcast_scale(scale, source.shape, part)).to(dtype)
+    for row_slice in row_chunks(source):
+        target[..., row_slice, :] = (
+            source[..., row_slice, :].float().mul_(_broadcast_scale(scale, source.shape, row_slice)).to(dtype)
+        )
     return out
 
 
@@ -142,9 +156,9 @@ def _(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("fivefold::scale_", mutates_args=("x",))
 def _scale_(x: Tensor, scale: Tensor) -> None:
-    """``scale_`` as one custom op."""
-    for part in row_chunks(x):
-        x[..., part, :].mul_(_broadcast_scale(scale, x.shape, part))
+    """Compute ``scale_`` as one custom op."""
+    for row_slice in row_chunks(x):
+        x[..., row_slice, :].mul_(_broadcast_scale(scale, x.shape, row_slice))
 
 
 @_scale_.register_fake
@@ -154,9 +168,9 @@ def _(x: Tensor, scale: Tensor) -> None:
 
 @torch.library.custom_op("fivefold::add_cast_", mutates_args=("total",))
 def _add_cast_(total: Tensor, data: Tensor, scale: Tensor, fresh: bool) -> None:
-    """``add_cast_`` as one custom op."""
-    wide = widen(Cast(data, scale), torch.float32).view(-1)
-    padded = F.pad(wide, (0, total.numel() - wide.numel())).view(total.shape)
+    """Compute ``add_cast_`` as one custom op."""
+    values = widen(Cast(data, scale), torch.float32).view(-1)
+    padded = F.pad(values, (0, total.numel() - values.numel())).view(total.shape)
     total.copy_(padded) if fresh else total.add_(padded)
 
 
@@ -166,15 +180,15 @@ def _(total: Tensor, data: Tensor, scale: Tensor, fresh: bool) -> None:
 
 
 def _scale_shape(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
-    """Shape of the scales of ``x`` with ``rows`` x ``columns`` elements each."""
+    """Return the shape of the scales of ``x`` with ``rows`` x ``columns`` elements each."""
     if rows == ONE:
         return ()
     parts = zip(x.shape[-2:], (rows, columns), strict=True)
-    return (*x.shape[:-2], *(ceil_div(size, few) if few else 1 for size, few in parts))
+    return (*x.shape[:-2], *(ceil_div(size, part_size) if part_size else 1 for size, part_size in parts))
 
 
 def _amax(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Max |x| of each ``rows`` x ``columns`` part, in fp32."""
+    """Return max |x| of each ``rows`` x ``columns`` part, in fp32."""
     if x.numel() == 0:
         return x.new_zeros(_scale_shape(x, rows, columns), dtype=torch.float32)
     if rows == ONE:
@@ -188,9 +202,9 @@ def _amax(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _broadcast_scale(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:
-    """Scales for the rows ``part`` of a tensor of ``shape``, in a shape that broadcasts to them."""
+    """Return the scales for the rows ``part`` of a tensor of ``shape``, in a shape that broadcasts to them."""
     if scale.dim() < 2:
-        return scale.view(-1)  # with a dim, so that type promotion widens the product to fp32
+        return scale.view(-1)  # with a dim, so that type promotion makes the product fp32
     if scale.shape[-2] == shape[-2]:
         scale = scale[..., part, :]
     elif scale.shape[-2] > 1:
@@ -202,12 +216,12 @@ def _broadcast_scale(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """``x`` with at least two dims: a vector [n] as a column [n, 1]."""
+    """Return ``x`` with at least two dims: a vector [n] as a column [n, 1]."""
     return x if x.dim() > 1 else x.view(-1, 1)
 
 
 def row_chunks(x: Tensor) -> list[slice]:
-    """Slices of the rows of ``x``; each has at most ``CHUNK_ELEMENTS`` elements, or is one row."""
-    rows, each = x.shape[-2], max(1, x.numel() // max(1, x.shape[-2]))
-    few = max(1, CHUNK_ELEMENTS // each)
-    return [slice(start, min(start + few, rows)) for start in range(0, rows, few)]
+    """Return slices of the rows of ``x``; each has at most ``CHUNK_ELEMENTS`` elements, or is one row."""
+    rows, row_elements = x.shape[-2], max(1, x.numel() // max(1, x.shape[-2]))
+    chunk_rows = max(1, CHUNK_ELEMENTS // row_elements)
+    return [slice(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows)]

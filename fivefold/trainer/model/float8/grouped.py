@@ -2,8 +2,8 @@
 
     y = x W_eᵀ · dx = g W_e · dW_e = gᵀ x of its rows       dW sums over a group's rows, so it is scaled along them
 
-Tensorwise scales: one per expert for weights, one for all rows on this rank. On the chip's own units are y and dx by
-rows (``units.py``); else the GEMMs are emulated.
+Tensorwise scales: one per expert for weights, one for all rows on this rank. With rowwise scales y and dx run on the
+chip's fp8 units (``units.py``); all other GEMMs are emulated.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class Float8GroupedGemms(GroupedGemms):
     """fp8 grouped GEMMs with the casts of ``recipe``; groups of rows end at ``offsets`` [E]."""
 
     def __init__(self, recipe: Recipe, *, kernel: bool = False, fused: bool = False) -> None:
-        """``kernel``: on the chip's fp8 units, else emulated; ``fused``: Triton's casts of rows and weights."""
+        """Set the casts. ``kernel``: use the chip's fp8 units, else emulate.
+
+        ``fused``: cast rows and weights with Triton.
+        """
         self.kernel = kernel
         self.casts, self.wide, self.scaling = casts_of(recipe, fused=fused), recipe.wide_gradients, recipe.scaling
-        self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # of a row that share a scale; 0: all
+        self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # elements of a row that share a scale; 0: all
         self.narrow_gradients = recipe.gradients_bytes == 1
-        self.powers = recipe.dispatches == "fp8"  # rows come in fp8: casting them again must lose nothing more
+        self.powers = recipe.dispatches == "fp8"  # rows arrive in fp8: casting them again must be exact
         if self.powers:
             tiles = partial(TILES_OF_POWERS, fused=fused)
             self.casts = self.casts._replace(x=tiles, gradient=tiles)
@@ -41,35 +44,40 @@ class Float8GroupedGemms(GroupedGemms):
         return self.casts.x(x)
 
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
-        """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
-        held = held_cast(weights) or self.casts.weight(weights)
-        found: Tensor = scaled_by_group(*operand, *held, offsets, weights.shape[2], width_of(weights), self.kernel)
-        return found
+        """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
+        weights_cast = held_cast(weights) or self.casts.weight(weights)
+        product: Tensor = scaled_by_group(
+            *operand, *weights_cast, offsets, weights.shape[2], width_of(weights), self.kernel
+        )
+        return product
 
     def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
-        """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
-        turned = held_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
-        left = self.casts.gradient(gradient)
-        made: Tensor = scaled_by_group(*left, *turned, offsets, weights.shape[1], width_of(weights), self.kernel)
-        return made if total is None else total.add_(made)
+        """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
+        transposed_cast = held_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
+        gradient_cast = self.casts.gradient(gradient)
+        product: Tensor = scaled_by_group(
+            *gradient_cast, *transposed_cast, offsets, weights.shape[1], width_of(weights), self.kernel
+        )
+        return product if total is None else total.add_(product)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
-        """Rows [n, in] for ``wgrad``: cast along each group, or as they are if the recipe has wide weight gradients."""
+        """Prepare rows [n, in] for ``wgrad``: cast along each group, or unchanged if dW is not computed in fp8."""
         return x if self.wide else self._along_groups(self.casts.x, x, offsets)
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor | Cast:
-        """``gradient`` [n, out]ᵀ times rows [n, in], summed by group → [E, out, in], in fp8 with one scale per expert
-        if the recipe has such gradients.
+        """Multiply ``gradient`` [n, out]ᵀ by rows [n, in], summed by group → [E, out, in].
+
+        The result is in fp8 with one scale per expert if the recipe has such gradients.
         """
         if not isinstance(columns, Cast):
             return summed_by_group(gradient, columns, offsets, ends)
-        left = self._along_groups(self.casts.gradient, gradient, offsets)
+        gradient_cast = self._along_groups(self.casts.gradient, gradient, offsets)
         if self.narrow_gradients:
-            return Cast(*scaled_sums_cast(*left, *columns, offsets, gradient.shape[0], self.each))
-        found: Tensor = scaled_sums(*left, *columns, offsets, gradient.shape[0], self.each, gradient.dtype)
-        return found
+            return Cast(*scaled_sums_cast(*gradient_cast, *columns, offsets, gradient.shape[0], self.each))
+        sums: Tensor = scaled_sums(*gradient_cast, *columns, offsets, gradient.shape[0], self.each, gradient.dtype)
+        return sums
 
     def _along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
         """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""
@@ -84,10 +92,13 @@ def scaled_by_group(
     x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
     offsets: Tensor, inner: int, dtype: torch.dtype, kernel: bool,
 ) -> Tensor:  # fmt: skip
-    """fp8 rows [n, K = ``inner``] times their group's fp8 ``weights`` [E, N, K], transposed → [n, N] in ``dtype``."""
-    whole = Cast(x, x_scale, x_outer), Cast(weights, scales, outers)
-    if kernel and x.is_cuda and units.takes(*whole):
-        return units.multiply_by_group(*whole, offsets, dtype=dtype)
+    """Multiply fp8 rows [n, K = ``inner``] by their group's fp8 ``weights`` [E, N, K], transposed → [n, N].
+
+    The result is in ``dtype``.
+    """
+    operands = Cast(x, x_scale, x_outer), Cast(weights, scales, outers)
+    if kernel and x.is_cuda and units.takes(*operands):
+        return units.multiply_by_group(*operands, offsets, dtype=dtype)
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
     for expert, rows in enumerate(_row_slices(offsets)):
         left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale, x_outer)
@@ -106,8 +117,10 @@ def _(
 
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
 def cast_groups(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast ``x`` [n, C] → data [C, n], scale, and ``outer`` [1, 1] (of NVFP4, else no elements); one scale per column
-    and group (``each`` 0), or per ``each`` rows of the group. In NVFP4 a group begins at a byte of its own.
+    """Cast ``x`` [n, C] → data [C, n], scale, and ``outer`` [1, 1] (NVFP4, else no elements).
+
+    There is one scale per column and group (``each`` 0), or one per ``each`` rows of the group. In NVFP4 a group begins
+    at a byte of its own.
     """
     data, scale, outer = _empty_cast(x, offsets, each)
     scale.fill_(1)
@@ -115,10 +128,10 @@ def cast_groups(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> 
     if outer.numel():
         amax = x.abs().amax().float().view(1, 1) if x.numel() else outer.zero_()
         outer = amax / (blocks.LARGEST[blocks.NV] * blocks.LARGEST[blocks.MX])
-    for rows, bytes_, places in zip(*_places(offsets, each), strict=True):
+    for rows, data_columns, scale_columns in zip(*_places(offsets, each), strict=True):
         if rows.start < rows.stop:
             cast = _cast_turned(x[rows].t(), each, powers, amax)
-            data[:, bytes_], scale[:, places] = cast.data, cast.scale
+            data[:, data_columns], scale[:, scale_columns] = cast.data, cast.scale
     return data, scale, outer
 
 
@@ -128,7 +141,7 @@ def _(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> tuple[Tens
 
 
 def _cast_turned(turned: Tensor, each: int, powers: bool, amax: Tensor | None) -> Cast:
-    """The cast of one group's columns [C, n of the group]."""
+    """Return the cast of one group's columns [C, n of the group]."""
     if each == blocks.MX:
         return blocks.by_32(turned)
     if each == blocks.NV:
@@ -141,14 +154,15 @@ def scaled_sums(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
     offsets: Tensor, inner: int, each: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """fp8 ``a`` [M, n = ``inner``] times ``b`` [N, n] transposed, summed by group → [E, M, N]; 0 for a group without
-    rows. ``each``: as in ``cast_groups``.
+    """Multiply fp8 ``a`` [M, n = ``inner``] by ``b`` [N, n] transposed, summed by group → [E, M, N].
+
+    It is 0 for a group without rows. ``each``: as in ``cast_groups``.
     """
     out = torch.zeros(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    for group, rows, bytes_, places in zip(out, *_places(offsets, each), strict=True):
+    for group, rows, data_columns, scale_columns in zip(out, *_places(offsets, each), strict=True):
         if rows.start < rows.stop:
             left, right = (
-                Cast(data[:, bytes_], scale[:, places] if scale.dim() else scale, outer)
+                Cast(data[:, data_columns], scale[:, scale_columns] if scale.dim() else scale, outer)
                 for data, scale, outer in ((a, a_scale, a_outer), (b, b_scale, b_outer))
             )
             group.copy_(emulated(left, right))
@@ -168,9 +182,9 @@ def scaled_sums_cast(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
     offsets: Tensor, inner: int, each: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``scaled_sums`` cast to e4m3 with one scale per expert, [E, 1, 1], as one custom op."""
-    made = by_matrix(scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, each, torch.float32))
-    return made.data, made.scale
+    """Compute ``scaled_sums`` cast to e4m3 with one scale per expert, [E, 1, 1], as one custom op."""
+    sums_cast = by_matrix(scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, each, torch.float32))
+    return sums_cast.data, sums_cast.scale
 
 
 @scaled_sums_cast.register_fake
@@ -184,31 +198,31 @@ def _(
 
 
 def _empty_cast(x: Tensor, offsets: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty data, scales and outer of ``cast_groups``; with room for the most blocks and bytes there can be."""
-    (rows, columns), groups, four = x.shape, offsets.shape[0], each == blocks.NV
-    kinds = {blocks.MX: blocks.E8M0, blocks.NV: torch.float8_e4m3fn}
-    data = (rows // 2 + groups, torch.uint8) if four else (rows, torch.float8_e4m3fn)
+    """Return empty data, scales and outer of ``cast_groups``, with room for the largest number of blocks and bytes."""
+    (rows, columns), groups, is_nvfp4 = x.shape, offsets.shape[0], each == blocks.NV
+    scale_dtypes = {blocks.MX: blocks.E8M0, blocks.NV: torch.float8_e4m3fn}
+    data = (rows // 2 + groups, torch.uint8) if is_nvfp4 else (rows, torch.float8_e4m3fn)
     scales = rows // each + groups + 1 if each else groups
     return (
         torch.empty(columns, data[0], dtype=data[1], device=x.device),
-        torch.empty(columns, scales, dtype=kinds.get(each, torch.float32), device=x.device),
-        torch.empty((1, 1) if four else (0,), device=x.device),
+        torch.empty(columns, scales, dtype=scale_dtypes.get(each, torch.float32), device=x.device),
+        torch.empty((1, 1) if is_nvfp4 else (0,), device=x.device),
     )
 
 
 def _row_slices(offsets: Tensor) -> list[slice]:
-    """Slice of rows of each group. Synchronises host and device."""
+    """Return the slice of rows of each group. Synchronizes host and device."""
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
 
 def _places(offsets: Tensor, each: int) -> tuple[list[slice], list[slice], list[slice]]:
-    """Each group's rows, and its columns in the data and in the scales of ``cast_groups``."""
+    """Return each group's rows, and its columns in the data and in the scales of ``cast_groups``."""
     rows = _row_slices(offsets)
-    counts = [part.stop - part.start for part in rows]
+    counts = [group_rows.stop - group_rows.start for group_rows in rows]
     scales = _slices([ceil_div(count, each) if each else 1 for count in counts])
     return rows, _slices([ceil_div(count, 2) for count in counts]) if each == blocks.NV else rows, scales
 
 
 def _slices(sizes: list[int]) -> list[slice]:
-    """Slices of so many elements, one after another."""
+    """Return slices of ``sizes`` elements, one after another."""
     return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]

@@ -24,11 +24,11 @@ from fivefold.trainer.model.float8.blocks import by_16, by_32, in_blocks, produc
 from fivefold.trainer.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
 from fivefold.trainer.model.linear import Exchange, Gather, LinearGemms
 
-Caster = Callable[..., Cast]  # of a tensor; with a scale of the whole also ``amax``, if that is known
+Caster = Callable[..., Cast]  # casts a tensor; with one scale per tensor it also takes ``amax``, if that is known
 
 
 class Casts(NamedTuple):
-    """The cast of each operand, whose last dim is the one summed over; ``weight_back``: of W in dx."""
+    """The cast of each operand, whose last dim is the one summed over; ``weight_back``: the cast of W in dx."""
 
     x: Caster
     gradient: Caster
@@ -46,23 +46,26 @@ CASTS: dict[Scaling, Casts] = {
 }
 
 
-COMMON = ("tensorwise", "blocks16")  # with a scale of the whole matrix
+COMMON = ("tensorwise", "blocks16")  # scalings with a scale of the full matrix
 
 
 def casts_of(recipe: Recipe, *, fused: bool = False) -> Casts:
-    """The casts of ``recipe``; with wide weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp).
-    ``fused``: by Triton's kernels, but for blocks.
+    """Return the casts of ``recipe``.
+
+    With high-precision weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp). ``fused``: use Triton's
+    kernels, except for blocks.
     """
-    found = CASTS[recipe.scaling]
-    found = found._replace(weight_back=_matrix) if recipe.wide_gradients else found
+    casts = CASTS[recipe.scaling]
+    casts = casts._replace(weight_back=_matrix) if recipe.wide_gradients else casts
     if not fused or recipe.scaling in ("blocks", "blocks16"):
-        return found
-    return Casts(*(partial(each, fused=True) for each in found))
+        return casts
+    return Casts(*(partial(caster, fused=True) for caster in casts))
 
 
 class Float8Gemms(LinearGemms):
-    """fp8 GEMMs with the casts of ``recipe``. ``kernel``: on the chip's fp8 units, else emulated in fp32; ``fused``:
-    casts by Triton's kernels.
+    """fp8 GEMMs with the casts of ``recipe``.
+
+    ``kernel``: use the chip's fp8 units, else emulate in fp32; ``fused``: cast with Triton's kernels.
     """
 
     def __init__(self, recipe: Recipe, *, kernel: bool, fused: bool = False) -> None:
@@ -77,8 +80,9 @@ class Float8Gemms(LinearGemms):
         return self.casts.x(x)
 
     def shared_operand(self, x: Tensor, *, agree: Exchange, gather: Gather) -> Cast:
-        """The cast of all ranks' rows, element for element, from casts of each rank's: data, and scales of rows, are
-        gathered; for a scale of the whole matrix ranks agree on the largest |x| first.
+        """Return the cast of all ranks' rows, equal element for element, gathered from the casts of each rank's rows.
+
+        Data and scales of rows are gathered; for a scale of the full matrix the ranks first agree on the largest |x|.
         """
         if self.common:
             largest = vector_norm(x, torch.inf, dtype=torch.float32)
@@ -93,35 +97,39 @@ class Float8Gemms(LinearGemms):
         return cast._replace(data=data.view(cast.data.dtype), scale=scale.view(cast.scale.dtype))
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x Wᵀ + b`` [R, out]."""
-        held, inner, dtype = held_cast(weight) or self.casts.weight(weight), weight.shape[1], width_of(weight)
-        y = product(operand, held, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
+        """Return ``x Wᵀ + b`` [R, out]."""
+        weight_cast, inner, dtype = held_cast(weight) or self.casts.weight(weight), weight.shape[1], width_of(weight)
+        y = product(operand, weight_cast, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-        """``g W`` [R, in], added to ``total`` in place if given."""
-        turned = held_cast(weight, turned=True) or self.casts.weight_back(weight.t())
-        made = product(
-            self.casts.gradient(gradient), turned, inner=weight.shape[0], dtype=width_of(weight), kernel=self.kernel
+        """Return ``g W`` [R, in], added to ``total`` in place if given."""
+        transposed_cast = held_cast(weight, turned=True) or self.casts.weight_back(weight.t())
+        dx = product(
+            self.casts.gradient(gradient),
+            transposed_cast,
+            inner=weight.shape[0],
+            dtype=width_of(weight),
+            kernel=self.kernel,
         )
-        return made if total is None else total.add_(made)
+        return dx if total is None else total.add_(dx)
 
     def columns(self, x: Tensor) -> Tensor | Cast:
-        """``x`` [R, in] for ``wgrad``: cast along its columns, or as it is if the recipe has wide weight gradients."""
+        """Prepare ``x`` [R, in] for ``wgrad``: cast along its columns, or unchanged if dW is not computed in fp8."""
         return x if self.wide else self.casts.x(x.t())
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor | Cast:
-        """``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
+        """Return ``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
-        left, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
+        gradient_cast, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
         if self.narrow_gradients:
-            return Cast(*scaled_mm_cast(*left, *columns, inner))
-        return product(left, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
+            return Cast(*scaled_mm_cast(*gradient_cast, *columns, inner))
+        return product(gradient_cast, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
 
 
 def held_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
-    """The cast that a weight is held as, of the weight or ``turned``; None: it is held in 16 bits or more."""
+    """Return the cast in which a weight is stored (``turned``: transposed); None: it is stored in 16 bits or more."""
     scale: Tensor | None = getattr(weight, "scale", None)
     if weight.itemsize > 1 or scale is None:
         return None
@@ -130,16 +138,17 @@ def held_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
 
 
 def width_of(weight: Tensor) -> torch.dtype:
-    """The dtype of products with ``weight``: its own, or bf16 if it is held as a cast."""
+    """Return the dtype of products with ``weight``: its own, or bf16 if it is stored as a cast."""
     return weight.dtype if weight.itemsize > 1 else torch.bfloat16
 
 
 def product(a: Cast, b: Cast, *, inner: int, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
-    """``a`` [M, K = ``inner``] times ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: _scaled_mm's fast
-    accumulation.
+    """Multiply ``a`` [M, K = ``inner``] by ``b`` [N, K] transposed → [M, N] in ``dtype``.
+
+    ``fast``: fast accumulation of ``torch._scaled_mm``.
     """
-    found: Tensor = scaled_mm(*a, *b, inner, dtype, kernel, fast)
-    return found
+    out: Tensor = scaled_mm(*a, *b, inner, dtype, kernel, fast)
+    return out
 
 
 @torch.library.custom_op("fivefold::scaled_mm", mutates_args=())
@@ -147,7 +156,7 @@ def scaled_mm(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
     dtype: torch.dtype, kernel: bool, fast: bool,
 ) -> Tensor:  # fmt: skip
-    """``product`` as one custom op, so that the dry run and the meter can count it."""
+    """Compute ``product`` as one custom op, so that the dry run and the meter can count it."""
     left, right = Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)
     if kernel and a.is_cuda and units.takes(left, right):
         return units.multiply(left, right, dtype=dtype, fast=fast)
@@ -166,9 +175,9 @@ def _(
 def scaled_mm_cast(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``product`` cast to e4m3 with one scale [1, 1] as one custom op: what it is cast from is not counted."""
-    made = by_matrix(emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
-    return made.data, made.scale
+    """Compute ``product`` cast to e4m3 with one scale [1, 1] as one custom op; its fp32 product is not counted."""
+    product_cast = by_matrix(emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
+    return product_cast.data, product_cast.scale
 
 
 @scaled_mm_cast.register_fake
@@ -180,17 +189,17 @@ def _(
 
 
 def emulated(a: Cast, b: Cast) -> Tensor:
-    """``product`` in fp32: each tile of K is multiplied, then scaled, then added to the total."""
+    """Compute ``product`` in fp32: each tile of K is multiplied, then scaled, then added to the total."""
     if in_blocks(a):
         return product_of_blocks(a, b)
-    left, right = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
-    if right.shape[0] not in (1, b.data.shape[0]):  # scales of 128 x 128 blocks
-        right = right.repeat_interleave(TILE, 0)[: b.data.shape[0]]
-    if left.shape[1] == right.shape[1] == 1:
-        return (a.data.float() @ b.data.float().t()).mul_(left).mul_(right.t())
+    left_scale, right_scale = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
+    if right_scale.shape[0] not in (1, b.data.shape[0]):  # scales of 128 x 128 blocks
+        right_scale = right_scale.repeat_interleave(TILE, 0)[: b.data.shape[0]]
+    if left_scale.shape[1] == right_scale.shape[1] == 1:
+        return (a.data.float() @ b.data.float().t()).mul_(left_scale).mul_(right_scale.t())
     total = torch.zeros(a.data.shape[0], b.data.shape[0], device=a.data.device)
-    for tile in range(left.shape[1]):
+    for tile in range(left_scale.shape[1]):
         inner = slice(tile * TILE, (tile + 1) * TILE)
-        part = a.data[:, inner].float() @ b.data[:, inner].float().t()
-        total.add_(part.mul_(left[:, tile, None]).mul_(right[:, tile]))
+        tile_product = a.data[:, inner].float() @ b.data[:, inner].float().t()
+        total.add_(tile_product.mul_(left_scale[:, tile, None]).mul_(right_scale[:, tile]))
     return total

@@ -1,8 +1,8 @@
-"""Products of casts on the chip's own fp8 units, by torch's operations; and what lacks them, in one line.
+"""Products of casts on the chip's fp8 units, by torch's operations; and one line about what is missing for them.
 
 by tensor, by row   torch._scaled_mm             compute capability from 8.9
 tiles               F.scaled_mm                  9.0, CUDA from 12.9: x by 1 x 128, W by 128 x 128 (or 1 x 128 for dW)
-experts, by row     torch._scaled_grouped_mm     9.0: not dW, whose groups it wants to begin at multiples of 16 rows
+experts, by row     torch._scaled_grouped_mm     9.0: not dW, whose groups would have to begin at multiples of 16 rows
 
 Layouts of scales: pytorch/pytorch, aten/src/ATen/native/cuda/ScaledBlas.cpp. Not run on a GPU so far.
 """
@@ -16,31 +16,34 @@ from torch import Tensor
 from fivefold.job import Recipe
 from fivefold.trainer.model.float8.cast import TILE, Cast
 
-ALIGNED = 16  # elements of a row: torch takes only multiples
+ALIGNED = 16  # elements of a row: torch supports only multiples
 FIRST_FP8, HOPPER = (8, 9), (9, 0)  # compute capabilities: the lowest with fp8 units; the one with kernels for more
-FIRST_TILES = (12, 9)  # CUDA's version with products of tiles
+FIRST_TILES = (12, 9)  # first CUDA version with products of tiles
 
 
 def missing(recipe: Recipe, *, experts: bool) -> str:
-    """What this computer lacks for the recipe's products, "" if nothing."""
+    """Return what this computer is missing for the recipe's products, "" if nothing."""
     if recipe.scaling in ("blocks", "blocks16"):
         return "the engine has no kernel for blocks"
     if not torch.cuda.is_available():
         return "a CPU has no fp8 units"
     if torch.version.hip is not None:
         return "" if not experts and recipe.scaling != "tiles" else "the engine has no kernel for it on AMD's chips"
-    found, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
-    if found < FIRST_FP8:
-        return f"{name} has no fp8 units (compute capability {found[0]}.{found[1]}, not 8.9)"
+    capability, device_name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    if capability < FIRST_FP8:
+        return f"{device_name} has no fp8 units (compute capability {capability[0]}.{capability[1]}, not 8.9)"
     if recipe.gradients_bytes == 1:
         return "the engine has no kernel for gradients in fp8"
     if experts and not (recipe.scaling == "rowwise" and recipe.wide_gradients):
         return "the engine has no kernel for experts but that of fp8-rowwise-gw"
     if not experts and recipe.scaling != "tiles":
         return ""
-    what = "experts" if experts else "tiles"
-    if found != HOPPER:
-        return f"torch multiplies {what} on Hopper alone, and {name} has compute capability {found[0]}.{found[1]}"
+    operands = "experts" if experts else "tiles"
+    if capability != HOPPER:
+        return (
+            f"torch multiplies {operands} on Hopper alone, "
+            f"and {device_name} has compute capability {capability[0]}.{capability[1]}"
+        )
     if experts:
         return "" if hasattr(torch, "_scaled_grouped_mm") else "this torch has no _scaled_grouped_mm"
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
@@ -50,24 +53,24 @@ def missing(recipe: Recipe, *, experts: bool) -> str:
 
 
 def takes(a: Cast, b: Cast) -> bool:
-    """Whether torch's operation takes these sizes; others are emulated."""
+    """Return whether torch's operation supports these sizes; others are emulated."""
     sizes = a.data.shape[-1] | b.data.shape[-2]
     return bool(a.data.numel()) and sizes % ALIGNED == 0 and (not _tiled(a, b) or a.data.shape[-1] % TILE == 0)
 
 
 def multiply(a: Cast, b: Cast, *, dtype: torch.dtype, fast: bool) -> Tensor:
-    """``a`` [M, K] times ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: Hopper's fast accumulation."""
+    """Multiply ``a`` [M, K] by ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: Hopper's fast accumulation."""
     if _tiled(a, b):
-        (left, of_a), (right, of_b) = _tile_scales(a), _tile_scales(b)
-        return F.scaled_mm(a.data, b.data.t(), left, of_a, right, of_b, output_dtype=dtype)
-    rows = max(a.scale.numel(), b.scale.numel()) > 1
-    left = a.scale.expand(a.data.shape[0], 1).contiguous() if rows else a.scale.view(())
-    right = b.scale.expand(b.data.shape[0], 1).contiguous().t() if rows else b.scale.view(())
-    return torch._scaled_mm(a.data, b.data.t(), scale_a=left, scale_b=right, out_dtype=dtype, use_fast_accum=fast)
+        (a_scale, a_scaling), (b_scale, b_scaling) = _tile_scales(a), _tile_scales(b)
+        return F.scaled_mm(a.data, b.data.t(), a_scale, a_scaling, b_scale, b_scaling, output_dtype=dtype)
+    is_rowwise = max(a.scale.numel(), b.scale.numel()) > 1
+    a_scale = a.scale.expand(a.data.shape[0], 1).contiguous() if is_rowwise else a.scale.view(())
+    b_scale = b.scale.expand(b.data.shape[0], 1).contiguous().t() if is_rowwise else b.scale.view(())
+    return torch._scaled_mm(a.data, b.data.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
 
 
 def multiply_by_group(x: Cast, weights: Cast, offsets: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Rows ``x`` [n, K] of groups that end at ``offsets`` times their group's ``weights`` [E, N, K], transposed."""
+    """Multiply rows ``x`` [n, K] by their group's ``weights`` [E, N, K], transposed; groups end at ``offsets``."""
     return torch._scaled_grouped_mm(
         x.data, weights.data.mT, x.scale.view(-1), weights.scale.expand(*weights.data.shape[:2], 1).squeeze(-1)
         .contiguous(), offs=offsets, out_dtype=dtype, use_fast_accum=True,
@@ -75,15 +78,17 @@ def multiply_by_group(x: Cast, weights: Cast, offsets: Tensor, *, dtype: torch.d
 
 
 def _tiled(a: Cast, b: Cast) -> bool:
-    """Whether scales are of tiles along K, not of rows or of the whole."""
+    """Return whether scales are of tiles along K, not of rows or of the full tensor."""
     scales = [cast.scale for cast in (a, b) if cast.scale.dim()]
     short = b.scale.dim() > 1 and b.scale.shape[-2] not in (1, b.data.shape[-2])  # one tile along K, blocks of rows
     return short or any(scale.shape[-1] > 1 for scale in scales)
 
 
 def _tile_scales(cast: Cast) -> tuple[Tensor, F.ScalingType]:
-    """Scales as F.scaled_mm wants them: of 1 x 128 [rows, K/128] with rows side by side; of 128 x 128 transposed,
-    [K/128 padded to a multiple of 4, rows/128], with K/128 side by side.
+    """Return scales in the layout of F.scaled_mm.
+
+    Scales of 1 x 128 are [rows, K/128] with rows contiguous; of 128 x 128 transposed, [K/128 padded to a multiple of 4,
+    rows/128], with K/128 contiguous.
     """
     scale = cast.scale
     if scale.shape[0] == cast.data.shape[0]:

@@ -1,10 +1,10 @@
-"""Memory-bound operations, which save as little for the backward as a fused kernel of a GPU.
+"""Memory-bound operations that save as little for the backward as a fused GPU kernel.
 
-choice     which set a job gets here
-eager      the set of them as PyTorch's own kernels, one after another (``Kernels``); modules have one as ``kernels``
-fused/ · triton/   … each as one kernel: autograd functions over custom ops; the kernels themselves
+choice     the set of kernels that a job gets on this computer
+eager      the set that runs PyTorch's own kernels one by one (``Kernels``); modules hold a set as ``kernels``
+fused/ · triton/   each operation as one kernel: autograd functions over custom ops; the Triton kernels
 norms · rotary · activations · loss · rows   the operations, as autograd functions
 kinds      numbers of the activations for Triton
 
-They save the same bytes whatever computes them; ``planner/counts/operations/op.py`` counts those.
+All sets save the same bytes for the backward; ``planner/counts/operations/op.py`` counts them.
 """

@@ -1,8 +1,8 @@
-"""Activations of feed-forward layers as autograd functions: keep their inputs, and compute the activation again.
+"""Activations of feed-forward layers as autograd functions: they save their inputs and compute the activation again.
 
 plain     act(up)                gated              act(gate) · up; act: silu, gelu, gelu_tanh, relu2 = max(x, 0)²
 weighted_swiglu    silu(gate) · up · share of a row (experts)
-input_weighted_swiglu    silu(share · gate) · share · up, of experts whose input is weighted
+input_weighted_swiglu    silu(share · gate) · share · up, for experts whose input is weighted
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
 """
 
@@ -22,7 +22,10 @@ GAIN, LIMIT = 1.702, 7.0
 
 
 class ActivationFunction(NamedTuple):
-    """``of``: x → act(x), a new tensor. ``gradient``: (∂/∂act(x), x) → ∂/∂x, a new tensor. ``kind``: of Triton."""
+    """An activation: ``of`` maps x to act(x), ``gradient`` maps (∂/∂act(x), x) to ∂/∂x, both as new tensors.
+
+    ``kind``: its number for the Triton kernels.
+    """
 
     of: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
@@ -37,7 +40,7 @@ def _make_gelu(approximate: str, kind: int) -> ActivationFunction:
     )
 
 
-# of layers whose feed-forward is dense
+# activations of dense feed-forward layers
 FUNCTIONS: dict[ActivationName, ActivationFunction] = {
     "silu": ActivationFunction(F.silu, lambda g, x: torch.ops.aten.silu_backward(g, x), kinds.SILU),
     "gelu": _make_gelu("none", kinds.GELU),
@@ -48,7 +51,7 @@ FUNCTIONS: dict[ActivationName, ActivationFunction] = {
         lambda x: F.relu(x).square_(), lambda g, x: F.relu(x).mul_(g).mul_(2), kinds.SQUARED_RELU
     ),
 }
-# of experts: the method of ``Kernels`` that computes act(gate) · up · share, or act(share · gate) · share · up
+# methods of ``Kernels`` for activations of experts: act(gate) · up · share, or act(share · gate) · share · up
 WEIGHTED: dict[ActivationName, str] = {"silu": "weighted_swiglu", "clamped_swiglu": "weighted_clamped_swiglu"}
 INPUT_WEIGHTED: dict[ActivationName, str] = {"silu": "input_weighted_swiglu"}
 
@@ -81,13 +84,13 @@ class _Gated(torch.autograd.Function):
 
 
 def plain(up: Tensor, name: ActivationName) -> Tensor:
-    """``act(up)`` of the activation ``name``."""
+    """Return ``act(up)`` for the activation ``name``."""
     out: Tensor = _Plain.apply(up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
 
 
 def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
-    """``act(gate) · up`` of the activation ``name`` (Shazeer, arXiv:2002.05202)."""
+    """Return ``act(gate) · up`` for the activation ``name`` (Shazeer, arXiv:2002.05202)."""
     out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
 
@@ -109,7 +112,7 @@ class _WeightedSwiglu(torch.autograd.Function):
 
 
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """``silu(gate) · up · share``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
+    """Return ``silu(gate) · up · share``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
     out: Tensor = _WeightedSwiglu.apply(gate, up, share)  # type: ignore[no-untyped-call]
     return out
 
@@ -135,9 +138,10 @@ class _WeightedInputs(torch.autograd.Function):
 
 
 def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """``silu(share · gate) · share · up``: the SwiGLU of experts whose input was multiplied by ``share`` [n].
+    """Return ``silu(share · gate) · share · up``: the SwiGLU of experts whose input was multiplied by ``share`` [n].
 
-    It takes gate and up of the unweighted input, which are linear in it (Llama 4)."""
+    It takes gate and up of the unweighted input, which are linear in it (Llama 4).
+    """
     out: Tensor = _WeightedInputs.apply(gate, up, share)  # type: ignore[no-untyped-call]
     return out
 
@@ -154,18 +158,18 @@ class _WeightedClamped(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gate, up, share = ctx.saved_tensors
         weighted = (gradient * share[:, None]).to(gradient.dtype)
-        low, bound = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-        sigmoid = (low * GAIN).sigmoid_()
-        glu = low * sigmoid
-        share_gradient = (bound + 1).mul_(gradient).mul_(glu).sum(-1, dtype=share.dtype)
-        up_gradient = glu.mul_(weighted).masked_fill_(bound.ne(up), 0)
+        clamped_gate, clamped_up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        sigmoid = (clamped_gate * GAIN).sigmoid_()
+        glu = clamped_gate * sigmoid
+        share_gradient = (clamped_up + 1).mul_(gradient).mul_(glu).sum(-1, dtype=share.dtype)
+        up_gradient = glu.mul_(weighted).masked_fill_(clamped_up.ne(up), 0)
         # d/dg of g σ(αg) is σ (1 + αg (1 − σ))
-        slope = low.mul_(GAIN).addcmul_(low, sigmoid, value=-1).add_(1).mul_(sigmoid)
-        gate_gradient = slope.mul_(weighted).mul_(bound.add_(1)).masked_fill_(gate.gt(LIMIT), 0)
+        slope = clamped_gate.mul_(GAIN).addcmul_(clamped_gate, sigmoid, value=-1).add_(1).mul_(sigmoid)
+        gate_gradient = slope.mul_(weighted).mul_(clamped_up.add_(1)).masked_fill_(gate.gt(LIMIT), 0)
         return gate_gradient, up_gradient, share_gradient
 
 
 def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """The clamped SwiGLU of ``gate``, ``up`` [n, F], times ``share`` [n] in fp32."""
+    """Return the clamped SwiGLU of ``gate``, ``up`` [n, F], times ``share`` [n] in fp32."""
     out: Tensor = _WeightedClamped.apply(gate, up, share)  # type: ignore[no-untyped-call]
     return out

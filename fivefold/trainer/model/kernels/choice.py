@@ -1,4 +1,4 @@
-"""Which kernels a job gets on this computer: ``fused`` are Triton's on GPUs, if it is installed, else PyTorch's."""
+"""The choice of kernels on this computer: ``fused`` means Triton's kernels on GPUs if installed, else PyTorch's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fivefold.trainer.model.kernels.fused.launch import unavailable
 
 
 def settled(job: Job, *, gpu: bool) -> Job:
-    """``job`` with the kernels that its ``fused`` stands for on GPUs or CPUs. Without Triton on a GPU: ``eager``."""
+    """Return ``job`` with the kernels that ``fused`` stands for on GPUs or CPUs; without Triton on a GPU: ``eager``."""
     stack = job.stack.on(gpu=gpu)
     if stack.kernels == "triton" and job.stack.kernels != "triton" and unavailable():
         stack = stack.replace(kernels="eager")
@@ -18,19 +18,22 @@ def settled(job: Job, *, gpu: bool) -> Job:
 
 
 def check_kernels(job: Job) -> tuple[Job, str]:
-    """``job`` as it runs here, and a remark in one line if Triton is missed ("": it is not).
+    """Return ``job`` as it runs on this computer, and a one-line warning if Triton is missing ("": it is not).
 
-    Raises a ``Mistake`` if it asks for Triton's kernels and they cannot run.
+    Raises a user error if the job asks for Triton's kernels and they cannot run.
     """
-    wanted, gpu = job.stack.kernels == "triton", torch.cuda.is_available()
-    if not (wanted or gpu):
-        return job, ""  # asked without loading Triton
-    lack = unavailable()
-    if wanted and lack:
-        raise Mistake(f"job: kernels='triton' cannot run: {lack}; drop it, or take kernels='compiled' or 'eager'")
-    if not gpu:
+    requires_triton, has_gpu = job.stack.kernels == "triton", torch.cuda.is_available()
+    if not (requires_triton or has_gpu):
+        return job, ""  # answered without importing Triton
+    reason = unavailable()
+    if requires_triton and reason:
+        raise Mistake(f"job: kernels='triton' cannot run: {reason}; drop it, or take kernels='compiled' or 'eager'")
+    if not has_gpu:
         return job, ""
-    here = settled(job, gpu=True)
-    if here.stack.kernels == "eager" != job.stack.kernels:
-        return here, f"kernels='eager': {lack}, so that norms, rotary, activations and the loss are many kernels each"
+    resolved_job = settled(job, gpu=True)
+    if resolved_job.stack.kernels == "eager" != job.stack.kernels:
+        return (
+            resolved_job,
+            f"kernels='eager': {reason}, so that norms, rotary, activations and the loss are many kernels each",
+        )
     return job, ""

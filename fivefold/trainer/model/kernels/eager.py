@@ -1,7 +1,7 @@
 """The memory-bound operations of a model as one replaceable set; this one runs PyTorch's own kernels one by one.
 
-Modules call them through their attribute ``kernels``. A set that computes some of them otherwise derives from this one:
-same inputs, outputs and saved tensors.
+Modules call them through their attribute ``kernels``. A set that computes some of them differently derives from this
+one: same inputs, outputs and saved tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fivefold.trainer.model.kernels import activations, loss, norms, rotary, row
 
 
 class Kernels:
-    """``kernels = "eager"``: each operation as several of PyTorch's kernels."""
+    """The kernels of ``kernels = "eager"``: each operation as several of PyTorch's kernels."""
 
     rms_norm = staticmethod(norms.rms_norm)
     layer_norm = staticmethod(norms.layer_norm)

@@ -19,34 +19,38 @@ def nats(
     logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None,
     shape: LogitShape = PLAIN,
 ) -> Tensor:  # fmt: skip
-    """Σ over rows of −log softmax(shaped logits)[target], in nats and fp32. ``logits`` [rows, V], ``targets`` [rows].
+    """Return Σ over rows of −log softmax(shaped logits)[target], in nats and fp32.
 
-    ``logits`` are overwritten: shaped, or with ``times`` · their gradient. Columns from ``words`` on are padding.
+    ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: shaped, or with ``times`` · their gradient.
+    Columns from ``words`` on are padding.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
     for rows in row_chunks(logits):
-        part, target = logits[rows], targets[rows, None]
-        share = part.softmax(-1, dtype=torch.float32)
+        chunk, target = logits[rows], targets[rows, None]
+        probabilities = chunk.softmax(-1, dtype=torch.float32)
         # log Σ exp from the largest probability, exp(max) / Σ exp, which is at least 1 / V
-        lse = part.amax(-1, keepdim=True).float() - share.amax(-1, keepdim=True).log_()
-        total += (lse - part.gather(-1, target)).sum()
+        lse = chunk.amax(-1, keepdim=True).float() - probabilities.amax(-1, keepdim=True).log_()
+        total += (lse - chunk.gather(-1, target)).sum()
         if times is not None:
-            share.scatter_add_(-1, target, torch.full_like(lse, -1.0))
-            part.copy_(shape.gradient_(share, part).mul_(times))
-        del share  # freed before that of the next chunk is allocated
+            probabilities.scatter_add_(-1, target, torch.full_like(lse, -1.0))
+            chunk.copy_(shape.gradient_(probabilities, chunk).mul_(times))
+        del probabilities  # freed before that of the next chunk is allocated
     return total
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:
-    """log Σ exp of each row of ``logits`` [rows, V] → fp32 [rows, 1]. Of a row of −∞, a rank with only padding: −∞."""
+    """Return log Σ exp of each row of ``logits`` [rows, V] as fp32 [rows, 1].
+
+    It is −∞ for a row of −∞, as on a rank with only padding.
+    """
     return torch.cat([_log_sum_exp(logits[rows]) for rows in row_chunks(logits)])
 
 
 def _log_sum_exp(part: Tensor) -> Tensor:
-    """``log_sum_exp`` of a chunk; its maximum is clamped, or −∞ − −∞ would be NaN."""
-    top = part.amax(1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
-    return torch.sub(part, top).exp_().sum(1, keepdim=True).log_().add_(top)
+    """Return ``log_sum_exp`` of a chunk; its maximum is clamped, because −∞ − −∞ would be NaN."""
+    maximum = part.amax(1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
+    return torch.sub(part, maximum).exp_().sum(1, keepdim=True).log_().add_(maximum)
 
 
 def into_gradient(
@@ -54,24 +58,24 @@ def into_gradient(
 ) -> None:
     """Overwrite ``logits`` [rows, V] with ``times`` · (exp(logits − ``lse``) − 1 at ``target`` where ``own``).
 
-    ``lse``, ``target``, ``own`` [rows, 1]: log Σ exp over all words, index of the target, whether it is among these V.
-    ``shape``: that of the ``logits``, whose gradient is that before it.
+    ``lse``, ``target``, ``own`` [rows, 1]: log Σ exp over the full vocabulary, index of the target, whether it is among
+    these V. ``shape``: that of the ``logits``; the gradient is that of the logits before shaping.
     """
     for rows in row_chunks(logits):
-        share = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
-        share.scatter_add_(1, target[rows], -own[rows].float())
-        logits[rows] = shape.gradient_(share, logits[rows]).mul_(times)
-        del share  # before the next is allocated
+        probabilities = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
+        probabilities.scatter_add_(1, target[rows], -own[rows].float())
+        logits[rows] = shape.gradient_(probabilities, logits[rows]).mul_(times)
+        del probabilities  # freed before that of the next chunk is allocated
 
 
 def row_chunks(logits: Tensor) -> list[slice]:
-    """Slices of rows; each has at most ``LOSS_CHUNK_ELEMENTS`` logits (they are widened to fp32), at least one row."""
+    """Return slices of at least one row, with at most ``LOSS_CHUNK_ELEMENTS`` logits each (they are cast to fp32)."""
     rows = max(1, LOSS_CHUNK_ELEMENTS // logits.shape[1])
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
 
 
 def rescale(x: Tensor, factor: Tensor) -> None:
-    """``x`` ← ``x`` · ``factor``, a scalar."""
+    """Multiply ``x`` in place by ``factor``, a scalar."""
     x.mul_(factor)
 
 
@@ -95,10 +99,10 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, scale: float, loss: Nats = nats, rescale: Rescale = rescale
 ) -> Tensor:  # fmt: skip
-    """``scale`` · Σ over rows of −log softmax(logits)[target], in nats. ``logits`` [rows, V], ``targets`` [rows].
+    """Return ``scale`` · Σ over rows of −log softmax(logits)[target], in nats.
 
-    Overwrites ``logits`` with their gradient: use them for nothing else, and run backward once. ``loss``: ``nats``, or
-    its vocab-parallel form.
+    ``logits`` [rows, V], ``targets`` [rows]. Overwrites ``logits`` with their gradient: use them for nothing else, and
+    run backward once. ``loss``: ``nats``, or its vocab-parallel form.
     """
     out: Tensor = _CrossEntropy.apply(logits, targets, scale, loss, rescale)  # type: ignore[no-untyped-call]
     return out

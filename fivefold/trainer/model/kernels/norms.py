@@ -1,4 +1,4 @@
-"""Norms as autograd functions: keep x and one fp32 statistic per row (two for LayerNorm).
+"""Norms as autograd functions: they save x and one fp32 statistic per row (two for LayerNorm).
 
     rms    x / rms(x) · w        layer    (x − mean(x)) / std(x) · w + b        over the last dim
 
@@ -21,13 +21,13 @@ class _RmsNorm(torch.autograd.Function):
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
         ctx.plus_one = plus_one
-        out = torch.mul(x, rstd).to(x.dtype)  # x · rstd is fp32, as rstd is
+        out = torch.mul(x, rstd).to(x.dtype)  # x · rstd is fp32, because rstd is
         return out if weight is None else _times_(out, weight, plus_one)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, rstd = ctx.saved_tensors
-        normal = x * rstd  # fp32, as is all below
+        normal = x * rstd  # fp32, like everything below
         product = grad * normal
         if weight is None:
             inner = product.mean(-1, keepdim=True)
@@ -36,38 +36,42 @@ class _RmsNorm(torch.autograd.Function):
         weight_grad = _summed(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
-        wide = grad * weight.float()
+        x_grad = grad * weight.float()
         if ctx.plus_one:
-            wide.add_(grad)
-        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None
+            x_grad.add_(grad)
+        return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None
 
 
 def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
-    """``x`` · weight in place, or · (1 + weight), which is not made: it would be rounded to the weight's dtype."""
+    """Multiply ``x`` in place by weight or 1 + weight, without computing 1 + weight.
+
+    It would be rounded to the weight's dtype.
+    """
     return x.addcmul_(x, weight) if plus_one else x.mul_(weight)
 
 
 def _summed(x: Tensor, weight: Tensor) -> Tensor:
-    """Σ over rows of ``x`` in the shape of ``weight``: [D], or [N, D] of heads with weights of their own."""
-    wide = x.dtype if x.dtype == torch.float64 else torch.float32
-    return x.flatten(0, -1 - weight.dim()).sum(0, dtype=wide).to(weight.dtype)
+    """Return Σ over rows of ``x`` in the shape of ``weight``: [D], or [N, D] for heads with weights of their own."""
+    sum_dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+    return x.flatten(0, -1 - weight.dim()).sum(0, dtype=sum_dtype).to(weight.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
-    """``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
+    """Return ``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
 
-    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma)."""
+    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma).
+    """
     out: Tensor = _RmsNorm.apply(x, weight, epsilon, plus_one)  # type: ignore[no-untyped-call]
     return out
 
 
 class Sums:
-    """Sums over the ranks that hold parts of the rows of a norm, ``width`` wide in all."""
+    """Sums over the ranks that hold parts of the rows of a norm; ``width``: total number of columns."""
 
     width: int
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """This rank's sums [R, n] → those over all ranks; ``rows`` may be overwritten."""
+        """Return this rank's sums [R, n] summed over all ranks; ``rows`` may be overwritten."""
         raise NotImplementedError
 
 
@@ -88,14 +92,14 @@ class _SpreadRmsNorm(torch.autograd.Function):
         weight_grad = _summed(product, weight)
         inner = ctx.sums(_times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)).div_(ctx.sums.width)
         del product
-        wide = grad * weight.float()
+        x_grad = grad * weight.float()
         if ctx.plus_one:
-            wide.add_(grad)
-        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None, None
+            x_grad.add_(grad)
+        return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None, None
 
 
 def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: Sums) -> Tensor:
-    """``rms_norm`` of rows whose columns lie on several ranks: of each ``x`` [R, D of it] and ``weight`` [D of it]."""
+    """Compute ``rms_norm`` of rows whose columns are sharded over ranks: ``x`` [R, local D], ``weight`` [local D]."""
     out: Tensor = _SpreadRmsNorm.apply(x, weight, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
     return out
 
@@ -106,7 +110,7 @@ class _LayerNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool
     ) -> Tensor:  # fmt: skip
         mean = x.mean(-1, keepdim=True, dtype=torch.float32)
-        centred = x - mean  # fp32, as the mean is
+        centred = x - mean  # fp32, because the mean is
         norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, mean, rstd)
@@ -117,23 +121,26 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         x, weight, mean, rstd = ctx.saved_tensors
-        normal = (x - mean).mul_(rstd)  # fp32, as is all below
+        normal = (x - mean).mul_(rstd)  # fp32, like everything below
         product = grad * normal
         weight_grad = _summed(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
         bias_grad = _summed(grad, weight) if ctx.biased else None
-        wide = grad * weight.float()
+        x_grad = grad * weight.float()
         if ctx.plus_one:
-            wide.add_(grad)
-        wide.sub_(wide.mean(-1, keepdim=True))
-        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None
+            x_grad.add_(grad)
+        x_grad.sub_(x_grad.mean(-1, keepdim=True))
+        return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None
 
 
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
 ) -> Tensor:  # fmt: skip
-    """``(x − mean) / std · weight + bias`` over the last dim, computed in fp32; else as ``rms_norm``."""
+    """Return ``(x − mean) / std · weight + bias`` over the last dim, computed in fp32.
+
+    Arguments as for ``rms_norm``.
+    """
     out: Tensor = _LayerNorm.apply(x, weight, bias, epsilon, plus_one)  # type: ignore[no-untyped-call]
     return out
 
@@ -161,17 +168,17 @@ class _SpreadLayerNorm(torch.autograd.Function):
         inner = _times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)
         del product
         bias_grad = _summed(grad, weight) if ctx.biased else None
-        wide = grad * weight.float()
+        x_grad = grad * weight.float()
         if ctx.plus_one:
-            wide.add_(grad)
-        both = ctx.sums(torch.cat((wide.sum(-1, keepdim=True), inner), dim=-1)).div_(ctx.sums.width)
-        wide.sub_(both[:, :1]).sub_(normal.mul_(both[:, 1:]))
-        return wide.mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None, None
+            x_grad.add_(grad)
+        row_means = ctx.sums(torch.cat((x_grad.sum(-1, keepdim=True), inner), dim=-1)).div_(ctx.sums.width)
+        x_grad.sub_(row_means[:, :1]).sub_(normal.mul_(row_means[:, 1:]))
+        return x_grad.mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None, None
 
 
 def spread_layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: Sums
 ) -> Tensor:  # fmt: skip
-    """``layer_norm`` of rows whose columns lie on several ranks, as ``spread_rms_norm``; sums of x and x² meet."""
+    """Compute ``layer_norm`` of rows whose columns are sharded over ranks; sums of x and x² are reduced together."""
     out: Tensor = _SpreadLayerNorm.apply(x, weight, bias, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
     return out

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864) as an autograd function: keeps the tables, nothing of x."""
+"""Rotary position embedding (arXiv:2104.09864) as an autograd function: it saves the tables, nothing of x."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x · cos + (x with its halves swapped) · sin."""
+    """Return x · cos + (x with its halves swapped) · sin."""
     low, high = x.chunk(2, dim=-1)
     return (x * cos).add_(torch.cat((high, low), dim=-1).mul_(sin))
 
@@ -27,27 +27,27 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotary position embedding over halves of the head dim, by ``rotary_tables`` [T, 1, H] in ``x``'s dtype."""
+    """Apply rotary position embedding over halves of the head dim, by ``rotary_tables`` [T, 1, H] in ``x``'s dtype."""
     out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH)  # type: ignore[no-untyped-call]
     return out
 
 
 def rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotate the first dims of each head, as many as the tables have; the others stay."""
-    rest = x_BTNH.shape[-1] - cos_TH.shape[-1]
-    if not rest:
+    """Rotate the first dims of each head, as many as the tables have; the others are unchanged."""
+    n_unrotated = x_BTNH.shape[-1] - cos_TH.shape[-1]
+    if not n_unrotated:
         return rotate(x_BTNH, cos_TH=cos_TH, sin_TH=sin_TH)
-    turned, still = x_BTNH.split((cos_TH.shape[-1], rest), dim=-1)
-    return torch.cat((rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH), still), dim=-1)
+    rotated_dims, unrotated_dims = x_BTNH.split((cos_TH.shape[-1], n_unrotated), dim=-1)
+    return torch.cat((rotate(rotated_dims, cos_TH=cos_TH, sin_TH=sin_TH), unrotated_dims), dim=-1)
 
 
 def rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotate the last dims of each head, as many as the tables have; the others stay."""
-    still, turned = x_BTNH.split((x_BTNH.shape[-1] - cos_TH.shape[-1], cos_TH.shape[-1]), dim=-1)
-    return torch.cat((still, rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH)), dim=-1)
+    """Rotate the last dims of each head, as many as the tables have; the others are unchanged."""
+    unrotated_dims, rotated_dims = x_BTNH.split((x_BTNH.shape[-1] - cos_TH.shape[-1], cos_TH.shape[-1]), dim=-1)
+    return torch.cat((unrotated_dims, rotate(rotated_dims, cos_TH=cos_TH, sin_TH=sin_TH)), dim=-1)
 
 
 def append_rotated(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Append the rotary key [B, T, 1, H], rotated, to the key of every head."""
-    turned = rotate(key_BT1H, cos_TH=cos_TH, sin_TH=sin_TH)
-    return torch.cat((k_BTNH, turned.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
+    rotated_key = rotate(key_BT1H, cos_TH=cos_TH, sin_TH=sin_TH)
+    return torch.cat((k_BTNH, rotated_key.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)

@@ -1,8 +1,8 @@
-"""The memory-bound operations with each forward and each backward as one kernel of Triton.
+"""The memory-bound operations with each forward and each backward as one Triton kernel.
 
-kernels    the set of them, a ``Kernels``                            launch   sizes of programs; whether Triton is here
+kernels    the set of them, a ``Kernels``                            launch   program sizes; availability of Triton
 norms · rotary · activations · loss · rows   autograd functions over custom ops, whose bodies call ``kernels/triton/``
 casts      to fp8 with scales, called by the custom op of ``model/float8/cast.py``
 
-A custom op is one operation for the meter, the rehearsal (which has no Triton) and torch.compile.
+A custom op is one operation for the meter, the dry run (which has no Triton) and torch.compile.
 """

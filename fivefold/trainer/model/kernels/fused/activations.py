@@ -1,4 +1,4 @@
-"""Gated activations, forward and backward in one kernel each. Kept: gate, up (and the share of each row)."""
+"""Gated activations, forward and backward in one kernel each. Saved: gate, up (and the share of each row)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
 from fivefold.units import ceil_div
 
-WALK = 1024  # most columns at a time of a kernel that walks along a row
+WALK = 1024  # maximum columns at a time of a kernel that loops along a row
 
 
 class _Plain(torch.autograd.Function):
@@ -59,38 +59,38 @@ class _Weighted(torch.autograd.Function):
 
 
 def plain(up: Tensor, name: ActivationName) -> Tensor:
-    """As ``kernels/activations.py``, in one kernel."""
+    """Compute ``plain`` of ``kernels/activations.py`` in one kernel."""
     out: Tensor = _Plain.apply(up, FUNCTIONS[name].kind)  # type: ignore[no-untyped-call]
     return out
 
 
 def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
-    """As ``kernels/activations.py``, in one kernel."""
+    """Compute ``gated`` of ``kernels/activations.py`` in one kernel."""
     out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name].kind)  # type: ignore[no-untyped-call]
     return out
 
 
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """As ``kernels/activations.py``, in one kernel."""
+    """Compute ``weighted_swiglu`` of ``kernels/activations.py`` in one kernel."""
     out: Tensor = _Weighted.apply(gate, up, share, kinds.SILU)  # type: ignore[no-untyped-call]
     return out
 
 
 def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """As ``kernels/activations.py``, in one kernel."""
+    """Compute ``input_weighted_swiglu`` of ``kernels/activations.py`` in one kernel."""
     out: Tensor = _Weighted.apply(gate, up, share, kinds.INPUT_WEIGHTED_SILU)  # type: ignore[no-untyped-call]
     return out
 
 
 def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """As ``kernels/activations.py``, in one kernel."""
+    """Compute ``weighted_clamped_swiglu`` of ``kernels/activations.py`` in one kernel."""
     out: Tensor = _Weighted.apply(gate, up, share, kinds.CLAMPED_SWIGLU)  # type: ignore[no-untyped-call]
     return out
 
 
 @torch.library.custom_op("fivefold::plain", mutates_args=())
 def plain_forward(up: Tensor, kind: int) -> Tensor:
-    """f(up)."""
+    """Return f(up)."""
     from fivefold.trainer.model.kernels.triton import activations
 
     y = torch.empty_like(up, memory_format=torch.contiguous_format)
@@ -108,15 +108,21 @@ def _(up: Tensor, kind: int) -> Tensor:
 
 @torch.library.custom_op("fivefold::plain_backward", mutates_args=())
 def plain_backward(gradient: Tensor, up: Tensor, kind: int) -> Tensor:
-    """Gradient of up."""
+    """Return the gradient of up."""
     from fivefold.trainer.model.kernels.triton import activations
 
-    made = torch.empty_like(up, memory_format=torch.contiguous_format)
-    if made.numel():
-        activations.plain_backward[(ceil_div(made.numel(), ELEMENTS),)](
-            gradient.contiguous(), up.contiguous(), made, made.numel(), KIND=kind, BLOCK=ELEMENTS, num_warps=8
+    up_gradient = torch.empty_like(up, memory_format=torch.contiguous_format)
+    if up_gradient.numel():
+        activations.plain_backward[(ceil_div(up_gradient.numel(), ELEMENTS),)](
+            gradient.contiguous(),
+            up.contiguous(),
+            up_gradient,
+            up_gradient.numel(),
+            KIND=kind,
+            BLOCK=ELEMENTS,
+            num_warps=8,
         )
-    return made
+    return up_gradient
 
 
 @plain_backward.register_fake
@@ -126,7 +132,7 @@ def _(gradient: Tensor, up: Tensor, kind: int) -> Tensor:
 
 @torch.library.custom_op("fivefold::gated", mutates_args=())
 def gate_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
-    """f(gate) · up."""
+    """Return f(gate) · up."""
     from fivefold.trainer.model.kernels.triton import activations
 
     y = torch.empty_like(gate, memory_format=torch.contiguous_format)
@@ -144,16 +150,16 @@ def _(gate: Tensor, up: Tensor, kind: int) -> Tensor:
 
 @torch.library.custom_op("fivefold::gated_backward", mutates_args=())
 def gate_backward(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and up."""
+    """Return the gradients of gate and up."""
     from fivefold.trainer.model.kernels.triton import activations
 
-    made = _pair(gate)
+    gradients = _pair(gate)
     if gate.numel():
         activations.gated_backward[(ceil_div(gate.numel(), ELEMENTS),)](
-            gradient.contiguous(), gate.contiguous(), up.contiguous(), *made, gate.numel(),
+            gradient.contiguous(), gate.contiguous(), up.contiguous(), *gradients, gate.numel(),
             KIND=kind, BLOCK=ELEMENTS, num_warps=8,
         )  # fmt: skip
-    return made
+    return gradients
 
 
 @gate_backward.register_fake
@@ -163,7 +169,7 @@ def _(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tuple[Tensor, Te
 
 @torch.library.custom_op("fivefold::weighted", mutates_args=())
 def weighted(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
-    """f(gate) · up · share; ``gate``, ``up`` [n, F], ``share`` [n]."""
+    """Return f(gate) · up · share; ``gate``, ``up`` [n, F], ``share`` [n]."""
     from fivefold.trainer.model.kernels.triton import activations
 
     y, (rows, width) = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.shape
@@ -184,16 +190,16 @@ def _(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
 def weighted_backward(
     gradient: Tensor, gate: Tensor, up: Tensor, share: Tensor, kind: int
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of gate, up and share."""
+    """Return the gradients of gate, up and share."""
     from fivefold.trainer.model.kernels.triton import activations
 
-    made, (rows, width) = (*_pair(gate), torch.empty_like(share)), gate.shape
+    gradients, (rows, width) = (*_pair(gate), torch.empty_like(share)), gate.shape
     if rows:
         activations.weighted_backward[(rows,)](
-            gradient.contiguous(), gate.contiguous(), up.contiguous(), share.contiguous(), *made, width,
+            gradient.contiguous(), gate.contiguous(), up.contiguous(), share.contiguous(), *gradients, width,
             KIND=kind, BLOCK=min(WALK, power(width)), num_warps=4,
         )  # fmt: skip
-    return made
+    return gradients
 
 
 @weighted_backward.register_fake
@@ -202,6 +208,6 @@ def _(gradient: Tensor, gate: Tensor, up: Tensor, share: Tensor, kind: int) -> t
 
 
 def _pair(gate: Tensor) -> tuple[Tensor, Tensor]:
-    """Two empty contiguous tensors like ``gate``."""
+    """Return two empty contiguous tensors like ``gate``."""
     first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
     return first, second

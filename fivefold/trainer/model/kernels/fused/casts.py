@@ -1,4 +1,4 @@
-"""Casts to fp8 with their scales in one kernel; of whole matrices, whose largest |x| comes first, in two."""
+"""Casts to fp8 with their scales in one kernel; scales of full matrices take two, the first for the largest |x|."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
 from fivefold.units import ceil_div
 
-SQUARE = 64  # rows and columns of a program over a transposed tensor, where neighbours lie in a column
+SQUARE = 64  # rows and columns of a program over a transposed tensor, whose columns are contiguous in memory
 
 
 class Format(NamedTuple):
-    """Bits of mantissa, and exponent of the smallest normal number."""
+    """An fp8 format: bits of mantissa, and exponent of the smallest normal number."""
 
     mantissa: int
     smallest: int
@@ -26,9 +26,10 @@ FORMATS = {torch.float8_e4m3fn: Format(3, -6), torch.float8_e5m2: Format(2, -14)
 def cast(
     x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: int, columns: int, powers: bool
 ) -> None:  # fmt: skip
-    """Write ``data`` and ``scale`` of ``x``, which has elements. A scale is of ``rows`` x ``columns``; of all in a
-    matrix where rows are 0, in the tensor where -1, with the largest |x| ``amax`` if it is known; of whole rows where
-    columns are 0.
+    """Write ``data`` and ``scale`` of ``x``, which must have elements.
+
+    A scale covers ``rows`` x ``columns``; the full matrix if rows are 0, the full tensor if -1, with the largest |x|
+    ``amax`` if it is known; full rows if columns are 0.
     """
     from triton import knobs
 
@@ -36,34 +37,35 @@ def cast(
 
     source = x.view(1, 1, -1) if x.dim() == 1 else x.flatten(0, -3) if x.dim() > 2 else x.view(-1, *x.shape)
     matrices, height, width = source.shape
-    known = None
+    amax_bits = None
     if rows < 1:
-        known = _bits(source, casts) if amax is None else amax.float().reshape(1).view(torch.int32)
-        known = known.amax(0, keepdim=True) if rows < 0 else known
-    tall, block = _program(source, rows=rows, columns=columns)
-    each = block if known is not None else columns or width
-    kind = FORMATS[data.dtype]
-    casts.cast[(ceil_div(height, tall), ceil_div(width, each), matrices)](
-        source, scale if known is None else known, data, scale, height, width, *source.stride(), each,
-        torch.finfo(data.dtype).max, 0 if known is None or len(known) == 1 else 1,
-        SHARED=rows > 1, KNOWN=known is not None, POWERS=powers, SMALLEST=kind.smallest,
-        ROUND=kind.mantissa if knobs.runtime.interpret else 0, HEIGHT=tall, BLOCK=block, num_warps=8,
+        amax_bits = _bits(source, casts) if amax is None else amax.float().reshape(1).view(torch.int32)
+        amax_bits = amax_bits.amax(0, keepdim=True) if rows < 0 else amax_bits
+    program_rows, program_columns = _program(source, rows=rows, columns=columns)
+    columns_per_program = program_columns if amax_bits is not None else columns or width
+    fp8_format = FORMATS[data.dtype]
+    casts.cast[(ceil_div(height, program_rows), ceil_div(width, columns_per_program), matrices)](
+        source, scale if amax_bits is None else amax_bits, data, scale, height, width, *source.stride(),
+        columns_per_program, torch.finfo(data.dtype).max, 0 if amax_bits is None or len(amax_bits) == 1 else 1,
+        SHARED=rows > 1, KNOWN=amax_bits is not None, POWERS=powers, SMALLEST=fp8_format.smallest,
+        ROUND=fp8_format.mantissa if knobs.runtime.interpret else 0, HEIGHT=program_rows, BLOCK=program_columns,
+        num_warps=8,
     )  # fmt: skip
 
 
 def _bits(source: Tensor, casts: object) -> Tensor:
-    """Largest |x| of each matrix as the bits of an fp32, int32 [matrices]."""
+    """Return the largest |x| of each matrix as the bits of an fp32, int32 [matrices]."""
     matrices, height, width = source.shape
-    tall, block = _program(source, rows=0, columns=0)
-    partial = source.new_empty(matrices, ceil_div(height, tall), dtype=torch.int32)
+    program_rows, program_columns = _program(source, rows=0, columns=0)
+    partial = source.new_empty(matrices, ceil_div(height, program_rows), dtype=torch.int32)
     casts.largest[(partial.shape[1], matrices)](  # type: ignore[attr-defined]
-        source, partial, height, width, *source.stride(), HEIGHT=tall, BLOCK=block, num_warps=8
+        source, partial, height, width, *source.stride(), HEIGHT=program_rows, BLOCK=program_columns, num_warps=8
     )
     return partial.amax(1)
 
 
 def _program(source: Tensor, *, rows: int, columns: int) -> tuple[int, int]:
-    """Rows and columns, powers of two, that a program holds at once."""
+    """Return the rows and columns, powers of two, that a program holds at once."""
     if rows > 1:
         return rows, ELEMENTS // rows
     if columns > 0:

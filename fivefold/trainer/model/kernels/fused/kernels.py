@@ -1,4 +1,4 @@
-"""``kernels = "triton"``: the set of memory-bound operations in Triton's kernels."""
+"""The kernels of ``kernels = "triton"``: the set of memory-bound operations in Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fivefold.trainer.model.kernels.fused import activations, loss, norms, rotar
 
 
 class TritonKernels(Kernels):
-    """Each operation reads its inputs and writes its outputs once, forward and backward."""
+    """Triton kernels: each operation reads its inputs and writes its outputs once, forward and backward."""
 
     rms_norm = staticmethod(norms.rms_norm)
     layer_norm = staticmethod(norms.layer_norm)
@@ -33,7 +33,7 @@ TRITON = TritonKernels()
 
 
 def attach(module: nn.Module) -> None:
-    """Let every module of ``module`` that has ``kernels`` use Triton's."""
-    for part in module.modules():
-        if isinstance(getattr(part, "kernels", None), Kernels):
-            part.kernels = TRITON  # type: ignore[assignment]
+    """Let every submodule of ``module`` that has ``kernels`` use Triton's."""
+    for submodule in module.modules():
+        if isinstance(getattr(submodule, "kernels", None), Kernels):
+            submodule.kernels = TRITON  # type: ignore[assignment]

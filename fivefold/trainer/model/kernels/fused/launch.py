@@ -1,4 +1,4 @@
-"""What every launch of a kernel needs: sizes of its programs as powers of two, and Triton itself."""
+"""Launch parameters of the kernels: program sizes as powers of two, and the availability of Triton."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Tile(NamedTuple):
 
 
 def tile(rows: int, width: int) -> Tile:
-    """A tile of whole rows of ``width``."""
+    """Return a tile of full rows of ``width``."""
     columns, height = power(width), tile_rows(rows, width)
     return Tile(height, columns, min(16, max(4, height * columns // 512)))
 
 
 def unavailable() -> str:
-    """Why Triton's kernels cannot run in this process, in words; empty if they can."""
+    """Return the reason why Triton's kernels cannot run in this process; empty if they can."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if torch.cuda.is_available():

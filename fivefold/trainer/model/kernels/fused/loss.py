@@ -1,4 +1,7 @@
-"""Cross-entropy in two kernels: log Σ exp of each row; the logits become their gradient. As ``kernels/loss.py``."""
+"""Cross-entropy in two kernels: log Σ exp of each row.
+
+The logits become their gradient. Same as ``kernels/loss.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def nats(
     logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None,
     shape: LogitShape = PLAIN,
 ) -> Tensor:  # fmt: skip
-    """As ``kernels/loss.py``, in two kernels, before which PyTorch's shape the logits."""
+    """Compute ``nats`` of ``kernels/loss.py`` in two kernels; PyTorch's kernels shape the logits first."""
     if shape != PLAIN or (words is not None and words < logits.shape[1]):
         shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
     target = targets[:, None]
@@ -29,14 +32,14 @@ def into_gradient(
     logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | float, *,
     shape: LogitShape = PLAIN,
 ) -> None:  # fmt: skip
-    """As ``kernels/loss.py``, in one kernel; ``own`` None: every target is here."""
+    """Compute ``into_gradient`` of ``kernels/loss.py`` in one kernel; ``own`` None: every target is on this rank."""
     scale, factor = (times, 1.0) if isinstance(times, Tensor) else (None, float(times))
     overwrite(logits, lse, target, own, scale, factor * shape.scale, shape.cap or 0.0)
 
 
 @torch.library.custom_op("fivefold::log_sum_exp", mutates_args=())
 def log_sum_exp(logits: Tensor) -> Tensor:
-    """log Σ exp of each row of ``logits`` [rows, V] → fp32 [rows, 1]; −∞ for a row of −∞."""
+    """Return log Σ exp of each row of ``logits`` [rows, V] → fp32 [rows, 1]; −∞ for a row of −∞."""
     from fivefold.trainer.model.kernels.triton import loss
 
     lse = torch.empty(logits.shape[0], 1, dtype=torch.float32, device=logits.device)
@@ -55,7 +58,7 @@ def _(logits: Tensor) -> Tensor:
 def overwrite(
     logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
 ) -> None:  # fmt: skip
-    """``into_gradient`` with ``times`` as a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
+    """Run ``into_gradient`` with ``times`` as a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
     from fivefold.trainer.model.kernels.triton import loss
 
     rows, vocab = logits.shape
@@ -77,7 +80,7 @@ def _(
 
 @torch.library.custom_op("fivefold::rescale", mutates_args=("x",))
 def rescale(x: Tensor, factor: Tensor) -> None:
-    """``x`` ← ``x`` · ``factor``, a scalar on the device; where it is 1 nothing is read or written."""
+    """Multiply ``x`` in place by ``factor``, a scalar on the device; if it is 1 nothing is read or written."""
     from fivefold.trainer.model.kernels.triton import loss
 
     if x.numel():

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm in one pass forward and one backward. Kept: x and in fp32 rstd of each row, and its mean."""
+"""RMSNorm and LayerNorm in one pass forward and one backward. Saved: x and in fp32 rstd of each row, and its mean."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Norm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool,
         plus_one: bool,
     ) -> Tensor:  # fmt: skip
-        made: list[Tensor] = norm(x, weight, bias, epsilon, centered, plus_one)
-        y, *stats = made
+        outputs: list[Tensor] = norm(x, weight, bias, epsilon, centered, plus_one)
+        y, *stats = outputs
         ctx.save_for_backward(x, weight, *stats)
         ctx.biased, ctx.plus_one = bias is not None, plus_one
         return y
@@ -31,12 +31,12 @@ class _Norm(torch.autograd.Function):
         dx, partial = norm_backward(grad, x, weight, stats, ctx.biased, ctx.plus_one)
         if weight is None:
             return dx, None, None, None, None, None
-        summed = partial.sum(0).to(weight.dtype)
-        return dx, summed[0], summed[1] if ctx.biased else None, None, None, None
+        weight_gradients = partial.sum(0).to(weight.dtype)
+        return dx, weight_gradients[0], weight_gradients[1] if ctx.biased else None, None, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
-    """As ``kernels/norms.py``, in one kernel; by PyTorch's own where heads have weights of their own."""
+    """Compute ``rms_norm`` of ``kernels/norms.py`` in one kernel, or in PyTorch if heads have their own weights."""
     if weight is not None and weight.dim() > 1:
         return eager.rms_norm(x, weight, epsilon=epsilon, plus_one=plus_one)
     out: Tensor = _Norm.apply(x, weight, None, epsilon, False, plus_one)  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
 ) -> Tensor:  # fmt: skip
-    """As ``kernels/norms.py``, in one kernel; by PyTorch's own where heads have weights of their own."""
+    """Compute ``layer_norm`` of ``kernels/norms.py`` in one kernel, or in PyTorch if heads have their own weights."""
     if weight.dim() > 1:
         return eager.layer_norm(x, weight, bias, epsilon=epsilon, plus_one=plus_one)
     out: Tensor = _Norm.apply(x, weight, bias, epsilon, True, plus_one)  # type: ignore[no-untyped-call]
@@ -57,7 +57,10 @@ def layer_norm(
 def norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool, plus_one: bool
 ) -> list[Tensor]:  # fmt: skip
-    """``x`` [..., D] → normed, and in fp32 rstd [..., 1]; ``centered``: LayerNorm, and also the mean [..., 1]."""
+    """Normalize ``x`` [..., D].
+
+    Return it with rstd [..., 1] in fp32 and, if ``centered`` (LayerNorm), the mean [..., 1].
+    """
     from fivefold.trainer.model.kernels.triton import norms
 
     source, (y, *stats) = _rows(x), _empty_norm(x, centered)
@@ -84,17 +87,17 @@ def _(
 def norm_backward(
     gradient: Tensor, x: Tensor, weight: Tensor | None, stats: list[Tensor], biased: bool, plus_one: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradient of x, and partial sums [programs, 0 to 2, D] in fp32 of that of the weight (and the bias)."""
+    """Return the gradient of x, and fp32 partial sums [programs, 0 to 2, D] of that of the weight (and the bias)."""
     from fivefold.trainer.model.kernels.triton import norms
 
-    source, back, (dx, partial) = _rows(x), _rows(gradient), _empty_backward(x, (weight is not None) + biased)
+    source, gradient_rows, (dx, partial) = _rows(x), _rows(gradient), _empty_backward(x, (weight is not None) + biased)
     rows, width = source.shape
     if not rows:
         return dx, partial.zero_()
     size = tile(rows, width)
     norms.backward[(len(partial),)](
-        back, source, source if weight is None else weight, stats[0], stats[-1], dx, partial, rows, width,
-        back.stride(0), source.stride(0),
+        gradient_rows, source, source if weight is None else weight, stats[0], stats[-1], dx, partial, rows, width,
+        gradient_rows.stride(0), source.stride(0),
         CENTERED=len(stats) == 2, WEIGHTED=weight is not None, BIASED=biased, PLUS_ONE=plus_one,
         TILE=size.rows, BLOCK=size.columns, num_warps=size.warps,
     )  # fmt: skip
@@ -114,13 +117,13 @@ def _empty_norm(x: Tensor, centered: bool) -> list[Tensor]:
 
 
 def _empty_backward(x: Tensor, weights: int) -> tuple[Tensor, Tensor]:
-    """``weights``: how many vectors [D] the norm has."""
+    """Return empty outputs of ``norm_backward``; ``weights``: number of vectors [D] that the norm has."""
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     partial = torch.empty(norm_programs(rows, width), weights, width, dtype=torch.float32, device=x.device)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), partial
 
 
 def _rows(x: Tensor) -> Tensor:
-    """``x`` [..., D] as [rows, D] with adjacent columns; a view where its strides allow."""
+    """Return ``x`` [..., D] as [rows, D] with adjacent columns; a view if its strides allow."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()

@@ -1,4 +1,4 @@
-"""Rotary embedding in one kernel that also copies the dims that do not turn. Kept: the tables."""
+"""Rotary embedding in one kernel that also copies the dims that are not rotated. Saved: the tables."""
 
 from __future__ import annotations
 
@@ -25,40 +25,41 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """As ``kernels/rotary.py``, in one kernel."""
+    """Compute ``rotate_first`` of ``kernels/rotary.py`` in one kernel."""
     out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH, 0)  # type: ignore[no-untyped-call]
     return out
 
 
 def rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """As ``kernels/rotary.py``, in one kernel."""
+    """Compute ``rotate_last`` of ``kernels/rotary.py`` in one kernel."""
     first = x_BTNH.shape[-1] - cos_TH.shape[-1]
     out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH, first)  # type: ignore[no-untyped-call]
     return out
 
 
 def append_rotated(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """As ``kernels/rotary.py``; a kernel turns the shared key, PyTorch's copies it to every head."""
-    turned = rotate_first(key_BT1H, cos_TH, sin_TH)
-    return torch.cat((k_BTNH, turned.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
+    """Compute ``append_rotated`` of ``kernels/rotary.py``: a kernel rotates the shared key, PyTorch copies it."""
+    rotated_key = rotate_first(key_BT1H, cos_TH, sin_TH)
+    return torch.cat((k_BTNH, rotated_key.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
 
 
 @torch.library.custom_op("fivefold::rotate", mutates_args=())
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, back: bool) -> Tensor:
-    """``x`` [B, T, N, H] with its dims from ``first`` turned by tables [T, 1, h], or turned back → contiguous."""
+    """Rotate ``x`` [B, T, N, H], dims from ``first``, by tables [T, 1, h] or their inverse (``back``) → contiguous."""
     from fivefold.trainer.model.kernels.triton import rotary
 
     source = x if x.stride(-1) == 1 else x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sequences, tokens, heads, dim = x.shape
-    turned = cos.shape[-1]
+    rotated_dims = cos.shape[-1]
     cos, sin = cos.contiguous(), sin.contiguous()
     if y.numel():
-        size = power(heads) * power(dim)
+        head_elements = power(heads) * power(dim)
         rotary.turn[(sequences * tokens,)](
-            source, cos, sin, y, tokens, heads, dim, first, turned, *source.stride()[:3], -1.0 if back else 1.0,
-            HEADS=power(heads), HALF=power(turned // 2), REST=power(dim - turned) if dim > turned else 0,
-            num_warps=min(16, max(1, size // 512)),
+            source, cos, sin, y, tokens, heads, dim, first, rotated_dims, *source.stride()[:3], -1.0 if back else 1.0,
+            HEADS=power(heads), HALF=power(rotated_dims // 2),
+            REST=power(dim - rotated_dims) if dim > rotated_dims else 0,
+            num_warps=min(16, max(1, head_elements // 512)),
         )  # fmt: skip
     return y
 

@@ -1,4 +1,4 @@
-"""Rows to copies in order of expert and back, in one kernel each; see ``trainer/model/moe.py``."""
+"""Copies of rows in order of expert and back, in one kernel each; see ``trainer/model/moe.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fivefold.units import ceil_div
 
 @torch.library.custom_op("fivefold::gather_rows", mutates_args=())
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` [n] of ``x`` [R, D] → [n, D]."""
+    """Return the rows ``index`` [n] of ``x`` [R, D] as [n, D]."""
     from fivefold.trainer.model.kernels.triton import rows
 
     y = x.new_empty(index.shape[0], x.shape[1])
@@ -30,7 +30,7 @@ def _(x: Tensor, index: Tensor) -> Tensor:
 
 @torch.library.custom_op("fivefold::sum_copies", mutates_args=())
 def sum_copies(copies: Tensor, places: Tensor, starts: Tensor) -> Tensor:
-    """Sum of the rows ``places[starts[r] : starts[r + 1]]`` of ``copies`` [n, D] for each r → [R, D], fp32 inside."""
+    """Sum the rows ``places[starts[r] : starts[r + 1]]`` of ``copies`` [n, D] for each r → [R, D], in fp32 inside."""
     from fivefold.trainer.model.kernels.triton import rows
 
     y = copies.new_empty(starts.shape[0], copies.shape[1])

@@ -1,6 +1,6 @@
-"""The kernels themselves, in Triton: imported only where one runs, as the package may be absent.
+"""The Triton kernels: imported only when one runs, because the package may be missing.
 
-norms · rotary · activations · loss · rows · casts   what ``kernels/fused/`` calls, one module for each of its own
+norms · rotary · activations · loss · rows · casts   called by the modules of the same names in ``kernels/fused/``
 
-They run on GPUs; with ``TRITON_INTERPRET=1`` set before triton is imported, on CPUs too (slowly), as the tests do.
+They run on GPUs; with ``TRITON_INTERPRET=1`` set before triton is imported, on CPUs too (slowly), as in the tests.
 """

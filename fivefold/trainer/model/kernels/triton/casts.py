@@ -1,8 +1,8 @@
 """Casts to fp8 with scales, in fp32: a program casts ``HEIGHT`` rows, ``BLOCK`` columns at a time.
 
-    factor = top of the format / largest |x| of the part      data = fp8(clamp(x · factor)), scale = 1 / factor
+    factor = maximum of the format / largest |x| of the part      data = fp8(clamp(x · factor)), scale = 1 / factor
 
-The largest is taken of the bits of |x|, which are in the order of the numbers and have NaN last, so that it is kept.
+The largest is taken over the bits of |x|, which have the order of the numbers and NaN last, so that NaN is kept.
 ``ROUND``: bits of mantissa to round to first, in Triton's interpreter, whose conversion loses carries; 0: none.
 """
 
@@ -12,23 +12,26 @@ import triton.language as tl
 
 @triton.jit
 def _largest(source, inside, first, end, column_stride, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """Bits [HEIGHT, 1] of the largest |x| of each row in columns ``first`` to ``end``."""
+    """Return the bits [HEIGHT, 1] of the largest |x| of each row in columns ``first`` to ``end``."""
     bits = tl.zeros([HEIGHT, 1], tl.int32)
     for start in range(first, end, BLOCK):
         column = start + tl.arange(0, BLOCK).to(tl.int64)
-        here = inside[:, None] & (column < end)[None, :]
-        value = tl.load(source + column[None, :] * column_stride, mask=here, other=0.0).to(tl.float32)
-        found = tl.abs(value).to(tl.int32, bitcast=True)
-        bits = tl.maximum(bits, tl.max(found, axis=1, keep_dims=True))
+        mask = inside[:, None] & (column < end)[None, :]
+        value = tl.load(source + column[None, :] * column_stride, mask=mask, other=0.0).to(tl.float32)
+        value_bits = tl.abs(value).to(tl.int32, bitcast=True)
+        bits = tl.maximum(bits, tl.max(value_bits, axis=1, keep_dims=True))
     return bits
 
 
 @triton.jit
 def _factor(bits, top, POWERS: tl.constexpr):
-    """Factor of parts of which ``bits`` are the largest |x|; at least 1e-12 of it, so that zeros have one."""
-    large = bits.to(tl.float32, bitcast=True).to(tl.float64)
-    least = tl.full(large.shape, 1e-12, tl.float64)
-    factor = (top / tl.where(large < least, least, large)).to(tl.float32)
+    """Return the factor of parts with the largest |x| ``bits``.
+
+    It uses at least 1e-12 of it, so that zeros have a factor.
+    """
+    amax = bits.to(tl.float32, bitcast=True).to(tl.float64)
+    min_amax = tl.full(amax.shape, 1e-12, tl.float64)
+    factor = (top / tl.where(amax < min_amax, min_amax, amax)).to(tl.float32)
     if POWERS:
         power = (factor.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         factor = tl.where(factor == factor, power, factor)
@@ -37,15 +40,17 @@ def _factor(bits, top, POWERS: tl.constexpr):
 
 @triton.jit
 def _rounded(value, SMALLEST: tl.constexpr, MANTISSA: tl.constexpr):
-    """To the nearest number of so many bits of mantissa, of two the even; ``SMALLEST``: exponent of normal numbers."""
+    """Round to the nearest number of ``MANTISSA`` bits, ties to even; ``SMALLEST``: exponent of normal numbers."""
     bits = value.to(tl.int32, bitcast=True)
-    gone: tl.constexpr = 23 - MANTISSA
-    near = (bits + ((bits >> gone) & 1) + ((1 << (gone - 1)) - 1)) >> gone << gone
-    size, magic = tl.abs(value), 2.0 ** (SMALLEST + gone)
-    small = (size + magic) - magic
-    small = tl.where(value < 0, -small, small)
-    out = tl.where(size < 2.0**SMALLEST, small, near.to(tl.float32, bitcast=True))
-    nan = (bits * 0 + (0x7F800000 | ((1 << MANTISSA) - 1) << gone)).to(tl.float32, bitcast=True)
+    dropped_bits: tl.constexpr = 23 - MANTISSA
+    rounded_bits = (
+        (bits + ((bits >> dropped_bits) & 1) + ((1 << (dropped_bits - 1)) - 1)) >> dropped_bits << dropped_bits
+    )
+    magnitude, magic = tl.abs(value), 2.0 ** (SMALLEST + dropped_bits)
+    subnormal = (magnitude + magic) - magic
+    subnormal = tl.where(value < 0, -subnormal, subnormal)
+    out = tl.where(magnitude < 2.0**SMALLEST, subnormal, rounded_bits.to(tl.float32, bitcast=True))
+    nan = (bits * 0 + (0x7F800000 | ((1 << MANTISSA) - 1) << dropped_bits)).to(tl.float32, bitcast=True)
     return tl.where(value == value, out, nan)
 
 
@@ -55,8 +60,9 @@ def cast(
     SHARED: tl.constexpr, KNOWN: tl.constexpr, POWERS: tl.constexpr, SMALLEST: tl.constexpr, ROUND: tl.constexpr,
     HEIGHT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Parts of ``width`` columns; of a row each, of ``HEIGHT`` rows if ``SHARED``. ``KNOWN``: ``known`` has the largest
-    of each matrix, as bits.
+    """Cast parts of ``width`` columns: of one row each, of ``HEIGHT`` rows if ``SHARED``.
+
+    ``KNOWN``: ``known`` has the largest |x| of each matrix, as bits.
     """
     matrix = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
@@ -95,7 +101,7 @@ def cast(
 def largest(
     x, partial, rows, columns, matrix_stride, row_stride, column_stride, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """``partial`` [matrices, programs]: bits of the largest |x| of ``HEIGHT`` rows each."""
+    """Write to ``partial`` [matrices, programs] the bits of the largest |x| of ``HEIGHT`` rows each."""
     matrix = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
     source = x + matrix * matrix_stride + row[:, None] * row_stride

@@ -12,7 +12,10 @@ def turn(
     x, cos, sin, y, tokens, heads, dim, first, turned, x_sequence, x_token, x_head, sign,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """``x`` [B, T, heads, dim] by strides → contiguous ``y``. Dims [first, first + turned) turn; ``sign`` −1: back."""
+    """Rotate ``x`` [B, T, heads, dim], given by strides, into contiguous ``y``.
+
+    The dims [first, first + turned) are rotated; ``sign`` −1: by the inverse.
+    """
     token = tl.program_id(0).to(tl.int64)
     sequence, place = token // tokens, token % tokens
     head = tl.arange(0, HEADS)
@@ -33,8 +36,8 @@ def turn(
     tl.store(target + first + pair[None, :], out_low.to(y.dtype.element_ty), mask=inside)
     tl.store(target + first + half + pair[None, :], out_high.to(y.dtype.element_ty), mask=inside)
     if REST > 0:
-        other = tl.arange(0, REST)
-        other = tl.where(other < first, other, other + turned)
-        copied = (head < heads)[:, None] & (other < dim)[None, :]
-        kept = tl.load(source + other[None, :], mask=copied)
-        tl.store(target + other[None, :], kept, mask=copied)
+        unrotated_dims = tl.arange(0, REST)
+        unrotated_dims = tl.where(unrotated_dims < first, unrotated_dims, unrotated_dims + turned)
+        copy_mask = (head < heads)[:, None] & (unrotated_dims < dim)[None, :]
+        copied_values = tl.load(source + unrotated_dims[None, :], mask=copy_mask)
+        tl.store(target + unrotated_dims[None, :], copied_values, mask=copy_mask)

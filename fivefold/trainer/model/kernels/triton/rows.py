@@ -1,4 +1,4 @@
-"""Rows to their copies in order of expert, and the sum of each row's copies."""
+"""Copies of rows in order of expert, and the sum of each row's copies."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def gather(x, index, y, width, BLOCK: tl.constexpr):
-    """y[i] = x[index[i]]; a program copies ``BLOCK`` columns of a row."""
+    """Compute y[i] = x[index[i]]; a program copies ``BLOCK`` columns of a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(index + row).to(tl.int64)
@@ -16,7 +16,7 @@ def gather(x, index, y, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def sum_copies(copies, places, starts, y, rows, number, width, BLOCK: tl.constexpr):
-    """y[r] = Σ copies[places[j]] over j from starts[r] to starts[r + 1], in that order and in fp32."""
+    """Compute y[r] = Σ copies[places[j]] over j from starts[r] to starts[r + 1], in that order and in fp32."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(starts + row)
