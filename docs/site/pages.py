@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NAV: dict[str, list[str]] = {
     "Home": ["index.md"],
-    "Getting started": ["getting-started/*"],
+    "Getting started": [
+        "getting-started/plan-a-run.md", "getting-started/fit-a-model.md", "getting-started/find-a-layout.md",
+        "getting-started/why-is-it-slow.md", "getting-started/why-did-it-fail.md",
+    ],
     "How-to": [
         "how-to/fsdp.md", "how-to/lora.md", "how-to/troubleshooting.md", "how-to/explain.md", "how-to/traces.md",
         "how-to/doctor.md", "how-to/watch.md", "how-to/numerics.md", "how-to/configs/*", "how-to/hugging-face.md",
