@@ -91,7 +91,7 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
     if model.position == "learned" and job.sequence > model.positions:
         most = model.positions
         yield f"sequence {job.sequence} is longer than the {most} learned positions of {model.name}; try seq {most}"
-    if job.precision.autocasts and job.stack.linears == "fanned":
+    if job.precision.autocasts and not job.stack.kernel_facts.supports_autocast:
         yield (
             f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
             f"take {job.precision.compute}, or a stack that does, such as ddp"
@@ -193,7 +193,7 @@ def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
-        (job.stack.linears != "fanned", f"the stack {job.stack.name}"),
+        (not job.stack.kernel_facts.two_dimensional_tp, f"the stack {job.stack.name}"),
         (job.stack.loss == "chunked", "a loss in chunks"),
         (not find_cost(job.optimizer.kind).counts_2d_tp, f"optimizer {job.optimizer.kind}"),
     ):

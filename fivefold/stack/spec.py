@@ -14,6 +14,7 @@ from fivefold.bounded_types import Elements, Multiple
 from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.record import Record
+from fivefold.stack.kernel_facts import AUTOGRAD, FIVEFOLD, KernelFacts
 
 Attention = Literal["flash", "flash2", "flash1", "blocks", "unfused"]
 Reduce = Literal["step", "micro_batch", "unpipelined"]
@@ -101,7 +102,7 @@ class Stack(Record):
     compile_loss: bool = True  # where blocks are compiled, PyTorch's loss as well (torchtitan, but at the end of 2024)
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
-    # sums itself (ours); apart: each for itself, under autograd
+    # sums itself (ours); apart: each for itself, under autograd. What comes with them: ``kernel_facts.py``
     linears: Literal["fanned", "apart"] = "fanned"
     # with fp8 matmuls, what beside their inputs is kept in fp8: the input of SwiGLU, and the output of attention in 12
     # bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
@@ -206,6 +207,11 @@ class Stack(Record):
                 "linears='fanned' gather their input again for dW; column_inputs='kept' needs linears='apart'"
             )
         return self
+
+    @property
+    def kernel_facts(self) -> KernelFacts:
+        """What its kernels do, by whose linear layers they are."""
+        return FIVEFOLD if self.linears == "fanned" else AUTOGRAD
 
     @property
     def compiles(self) -> bool:

@@ -124,7 +124,7 @@ class Counts:
         local, width = self.local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
-        unit = fuse_linears(unit, width=width) if self.job.stack.linears == "fanned" else unit
+        unit = fuse_linears(unit, width=width) if self.job.stack.kernel_facts.fuses_linears else unit
         return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
@@ -195,7 +195,7 @@ class Counts:
 
     def adds(self, layout: Layout) -> bool:
         """Whether the head adds its gradient of a shared table directly to the embedding's sums, on the same rank."""
-        return self.model.shares_table and not apart(layout) and self.job.stack.linears == "fanned"
+        return self.model.shares_table and not apart(layout) and self.job.stack.kernel_facts.adds_to_table
 
     def reduces_each(self, layout: Layout, name: Name = "") -> bool:
         """Whether gradients (of the unit ``name``) are reduced after every backward. A tied table between whose two

@@ -55,7 +55,7 @@ class Prices:
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"
         # as the engine runs it on a GPU: one kernel for all experts, sums of gradients and of branches apart
         added = job.stack.weight_gradients in ("summed", "placeholders")  # by the matmul: Megatron
-        self.ours = job.stack.linears == "fanned" and not added and self.measured is None
+        self.ours = job.stack.kernel_facts.separate_adds and not added and self.measured is None
 
     def operation(self, op: Op, *, heads: int) -> OpTime:
         """Seconds of ``op``; ``heads``: attention heads on this rank."""

@@ -96,7 +96,7 @@ def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> U
 
 def reduces_beside_forward(name: Name, job: Job) -> bool:
     """Whether a unit's reduction, if it is one of every micro-batch, travels beside the forward of the next."""
-    return name == "embed" and job.stack.linears == "fanned"
+    return name == "embed" and job.stack.kernel_facts.overlaps_each_reduction
 
 
 def leaves_link_free(units: Units, layout: Layout, axis: str) -> bool:

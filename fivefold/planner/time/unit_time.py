@@ -138,7 +138,7 @@ class UnitTimer:
         alone, alone_back, later = (exposed, back, again) if rings else (forward.seconds, backward.seconds, again)
         if axis == "tp" and message.regather and not op.recomputed and self.beside:
             gather, reduce = self._beside_products(index, again, backward)
-            hides = "tp" not in self.job.stack.overlap or self.job.stack.linears == "fanned"
+            hides = "tp" not in self.job.stack.overlap or self.job.stack.kernel_facts.fuses_linears
             later = later._replace(seconds=later.seconds - (gather if hides else 0.0))
             alone_back -= self._beside_product_of_weight(index, backward)
             again = again._replace(seconds=again.seconds - gather)
@@ -177,13 +177,13 @@ class UnitTimer:
         The former by dx; the latter by dW, in our engine, which treats all linear layers on one input as one.
         """
         stack = self.job.stack
-        if stack.linears != "fanned":
+        if not stack.kernel_facts.fuses_linears:
             return min(gather.travelling, self._compute_beside(index).backward) if stack.async_tp else 0.0, 0.0
         hidden = min(gather.travelling, sum(self.times[at].backward for at in self._fan(index)))
         return hidden, self._beside_product_of_weight(index, reduce) if "tp" not in stack.overlap else 0.0
 
     def _beside_product_of_weight(self, index: int, reduce: MessageTime) -> float:
-        if self.job.stack.linears != "fanned":
+        if not self.job.stack.kernel_facts.fuses_linears:
             return 0.0
         return min(reduce.travelling, sum(self.times[at].weight for at in self._fan(index)))
 
@@ -226,7 +226,7 @@ class UnitTimer:
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
         elif ring:
             # in our backward gradients go round behind keys and values, and the last hop brings them home
-            ours = self.job.stack.linears == "fanned" and side and message.backward_parts > 1
+            ours = self.job.stack.kernel_facts.own_attention and side and message.backward_parts > 1
             home = seconds / (times * message.backward_parts) if ours else 0.0
             exposed = home + max(0.0, seconds - home - beside * times / (times + 1))
         elif axis in ("ep", "etp"):

@@ -61,7 +61,7 @@ class Reductions(NamedTuple):
     destination: Destination
     release: Release
     bucket: int  # bytes that a backward or a step allocates at its start
-    ours: bool  # by the engine's own linear layers
+    midway: bool  # experts are reduced within their block's backward
     biased: bool  # an operation of its own adds experts' biases, and its backward makes their gradients
     table: SharedTable
     widths: tuple[int, int]  # bytes per element of a gradient, of its sum
@@ -75,11 +75,6 @@ class Reductions(NamedTuple):
     def lasting(self) -> bool:
         """Whether what the optimizer reads lives throughout the step."""
         return self.destination in ("lasting", "late", "lasting_bucket")
-
-    @property
-    def midway(self) -> bool:
-        """Whether experts are reduced within their block's backward."""
-        return self.ours and not self.bucketed
 
     @property
     def when(self) -> Reduced:
@@ -209,14 +204,14 @@ class Reductions(NamedTuple):
 def reductions_of(counts: Counts, layout: Layout) -> Reductions:
     """Return how the gradients of a layout are reduced by the job's software."""
     job, stack, keeps = counts.job, counts.job.stack, policy(layout, counts.job)
-    stays, each, ours = keeps.gradients_stay, counts.reduces_each(layout), stack.linears == "fanned"
-    destination = _destination(counts, stays=stays, weights_stay=keeps.weights_stay, ours=ours)
+    stays, each, facts = keeps.gradients_stay, counts.reduces_each(layout), stack.kernel_facts
+    destination = _destination(counts, stays=stays, weights_stay=keeps.weights_stay)
     bucketed = destination in ("bucket", "lasting_bucket")
     release: Release = "at_once"
     if not stays and not bucketed:
         if stack.unit_buffers == "held":
             release = "next_copy"
-        elif "dp" in stack.overlap and (ours or not each):
+        elif "dp" in stack.overlap and (facts.overlaps_each_reduction or not each):
             release = "next_reduction"
     buckets = (2 if "dp" in stack.overlap else 1) if layout.shards > 1 and keeps.weights_stay else 0
     return Reductions(
@@ -225,21 +220,25 @@ def reductions_of(counts: Counts, layout: Layout) -> Reductions:
         destination=destination,
         release=release,
         bucket=buckets * stack.reduce_bucket * job.precision.summed_bytes,
-        ours=ours,
-        biased=ours and counts.model.moe is not None and counts.model.moe.expert_bias,
+        midway=facts.reduces_experts_midway and not bucketed,
+        biased=facts.separate_biases and counts.model.moe is not None and counts.model.moe.expert_bias,
         table=_shared_table(counts, layout),
         widths=(job.precision.table_gradients_bytes, job.precision.summed_bytes),
     )
 
 
-def _destination(counts: Counts, *, stays: bool, weights_stay: bool, ours: bool) -> Destination:
+def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destination:
     recipe, stack = counts.job.precision, counts.job.stack
     if stack.reduce_bucket > 0 and not stays:
         return "bucket" if weights_stay else "lasting_bucket"
     if stack.weight_gradients not in ("apart", "bucketed"):
         late = stack.weight_gradients in ("late", "buckets")
         return ("late" if late else "lasting") if stays else "allocated"
-    return "first" if recipe.gradients_bytes == recipe.summed_bytes and not ours else "allocated"
+    return (
+        "first"
+        if recipe.gradients_bytes == recipe.summed_bytes and not stack.kernel_facts.allocates_sums
+        else "allocated"
+    )
 
 
 def _shared_table(counts: Counts, layout: Layout) -> SharedTable:

@@ -149,9 +149,9 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         forward_scratch=forward, backward_scratch=backward
     )
     # a kernel with two head dims saves its random seeds
-    if not banded and dims[0] != dims[1] == kernel[1] and job.stack.linears == "fanned":
+    if not banded and dims[0] != dims[1] == kernel[1] and local.facts.own_attention:
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
-    if message and model.mla is None and job.stack.linears == "fanned":  # the gradient of v is a view of the pair's
+    if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of the pair's
         core = core._replace(gradients={k: 0, v: own})
     ops += _unfused(local, core) if job.stack.attention == "unfused" else [core]
     if out != "o":
@@ -162,7 +162,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
 def _drops(local: Local) -> bool:
     """Whether our kernel for windows computes the core because it drops probabilities, whose masks it draws again."""
     dropped = local.model.dropout_rates.attention > 0
-    return dropped and local.job.stack.attention != "unfused" and local.job.stack.linears == "fanned"
+    return dropped and local.job.stack.attention != "unfused" and local.facts.own_attention
 
 
 def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
@@ -183,7 +183,7 @@ def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
     (``trainer/model/flash_attention.py``).
     """
     blocks = (local.part.cp > 1 and not local.part.ulysses) or local.model.attention_sinks
-    pads = local.job.stack.attention == "blocks" or (blocks and local.job.stack.linears == "fanned")
+    pads = local.job.stack.attention == "blocks" or (blocks and local.facts.own_attention)
     return (max(dims),) * 2 if pads else dims
 
 

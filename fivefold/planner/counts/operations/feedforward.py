@@ -41,7 +41,7 @@ def experts(local: Local, source: str) -> list[Op]:
             _dispatch(local, sent=sent, received=received),
             _grouped_mlp(local, "arrived", "made", rows=received),
         )
-        if local.job.stack.linears == "fanned":
+        if local.facts.overlaps_expert_wgrad:
             there, mine = _overlapped_wgrad(local, there, mine)
         home = _combine(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens are sent
@@ -84,7 +84,7 @@ def routed_rows(local: Local) -> int:
     assert moe is not None
     share = local.job.imbalance if local.part.ep > 1 else 1.0
     if moe.capacity is not None:
-        share = min(moe.capacity, share) if local.job.stack.linears == "fanned" else moe.capacity
+        share = moe.capacity if local.facts.pads_to_capacity else min(moe.capacity, share)
     even = local.stream_rows * moe.topk * local.part.etp
     return even if share == 1 else ceil(even * share)
 
@@ -190,7 +190,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.joint
         op = casting(op._replace(batch=1), local, first=first, experts=held)
         widths = tuple(size * held for size in op.gradient_widths)
-        of_matmul = 1 if local.job.stack.linears == "fanned" else len(widths)
+        of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
             parameters=op.parameters * held, gradient_widths=widths[:of_matmul], biases=sum(widths[of_matmul:]),
             shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
@@ -200,16 +200,16 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ops = [*entry.ops]
     ops += [grouped(op) for op in _up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     # dx of gate and up are summed before their dW are computed
-    if local.job.stack.linears == "fanned" and not local.job.precision.narrow:
+    if local.facts.sums_expert_dgrad and not local.job.precision.narrow:
         made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
     product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the fp32 routing weight of each row; so the gradient's product with it is fp32
     widens = ACTIVATIONS[model.activation].widens_weighted_gradient
-    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" and widens else 0
+    wide = rows * ffn * 2 if width < 4 and local.facts.weighs_in_own_kernel and widens else 0
     scratch = product.backward_scratch + wide
-    if moe.weighs == "inputs" and local.job.stack.linears == "fanned":  # gate and up, each times the weight
+    if moe.weighs == "inputs" and local.facts.weighs_in_own_kernel:  # gate and up, each times the weight
         scratch = 2 * rows * ffn * width
     ops.append(
         product._replace(

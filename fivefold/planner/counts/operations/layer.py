@@ -248,4 +248,4 @@ def _in_16_bits(local: Local) -> Local:
 def block_unit(ops: Sequence[Op], local: Local) -> Unit:
     """The operations of one ``block``, with those marked that are recomputed."""
     stack = local.job.stack
-    return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=stack.linears == "fanned")
+    return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=stack.kernel_facts.fuses_linears)

@@ -150,7 +150,7 @@ def sums_itself(op: Op) -> bool:
 
 def keeps_casts(local: Local) -> bool:
     """Whether the cast of an input is kept for the backward instead of the input; Fivefold casts again."""
-    return local.job.precision.narrow and local.job.stack.linears == "apart"
+    return local.job.precision.narrow and local.facts.keeps_casts
 
 
 def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:

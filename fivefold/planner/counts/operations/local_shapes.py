@@ -46,9 +46,9 @@ class Local:
 
     def __init__(self, model: Model, job: Job, part: Part) -> None:
         self.model, self.job, self.part = model, job, part
-        self.width = activation_width(job)
+        self.width, self.facts = activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(
-            norm=NORMS[model.norm], bias=model.norm_bias, fused=job.stack.linears != "fanned",
+            norm=NORMS[model.norm], bias=model.norm_bias, fused=self.facts.fused_norms,
             plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's own, one after another
         )  # fmt: skip
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
@@ -56,7 +56,7 @@ class Local:
         self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows
         self.stream_width = model.width // part.tp_inner
         self.stream_bytes = self.stream_rows * self.stream_width * self.width
-        self.autocast = job.precision.autocasts and job.stack.linears == "apart"
+        self.autocast = job.precision.autocasts and self.facts.supports_autocast
         self.entry_bytes = 2 * self.stream_bytes if self.autocast else self.stream_bytes  # of the stream as it runs
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         narrow = job.precision.dispatches == "fp8"
