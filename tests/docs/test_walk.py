@@ -20,7 +20,7 @@ Call = tuple[str, str]  # file and qualified name of a function
 
 PACKAGE = Path(fivefold.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "explanation" / "how-a-step-costs" / "walk.md").read_text(encoding="utf-8")
-ROW = re.compile(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", flags=re.MULTILINE)
+ROW = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`: ", flags=re.MULTILINE)
 COMMAND, BYTES, SECONDS = (ROW.findall(part) for part in PAGE.split("\n## ")[1:])
 MAX_CALLS_TO_BYTES = 8  # below Planner.step
 
