@@ -35,7 +35,6 @@ test-fast: $(BIN)/fivefold
 lint: $(BIN)/fivefold
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

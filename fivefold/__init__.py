@@ -13,30 +13,33 @@ from typing import TYPE_CHECKING, Any
 from fivefold.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fivefold.api.load import load
-    from fivefold.api.training import train
-    from fivefold.api.verbs import across, ask, compare, dryrun, playbook, predict, search, sweep, trace, walk
-    from fivefold.api.verbs import playbook as plan
-    from fivefold.api.watch import watch
-    from fivefold.record import Fault, Mistake
-    from fivefold.step import Step
+    from fivefold.api.configs import read_config as read_config
+    from fivefold.api.load import load as load
+    from fivefold.api.training import train as train
+    from fivefold.api.verbs import *  # noqa: F403
+    from fivefold.api.watch import watch as watch
+    from fivefold.record import Fault as Fault
+    from fivefold.record import Mistake as Mistake
+    from fivefold.step import Step as Step
 
-_VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "walk")
-__all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "read_config", "search", "sweep"]
-__all__ += ["across", "plan", "playbook", "trace", "train", "walk", "watch"]
-_HOMES = dict.fromkeys((*_VERBS, "plan"), "fivefold.api.verbs")
-_HOMES |= {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
+_VERBS = "fivefold.api.verbs"  # all of whose public names are here
+_HOMES = {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
 _HOMES |= {"read_config": "fivefold.api.configs"}
 _HOMES |= {"Step": "fivefold.step", "Fault": "fivefold.record", "Mistake": "fivefold.record"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fivefold' has no attribute {name!r}")
     from importlib import import_module
+    from importlib.util import find_spec
 
-    return getattr(import_module(_HOMES[name]), {"plan": "playbook"}.get(name, name))
+    if name == "__all__":
+        return [*_HOMES, *import_module(_VERBS).__all__]
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if not name.startswith("_") and find_spec(f"fivefold.{name}") is None and name in import_module(_VERBS).__all__:
+        return getattr(import_module(_VERBS), name)
+    raise AttributeError(f"module 'fivefold' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__getattr__("__all__")])

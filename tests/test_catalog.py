@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.cli.report import drawing
+from fivefold.cli.commands.report import drawing
 from fivefold.dry_run import dryrun
 from fivefold.job import Job
 from fivefold.layout.spec import Layout

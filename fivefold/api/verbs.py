@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
 
+__all__ = ["across", "ask", "compare", "dryrun", "plan", "playbook", "predict", "search", "sweep", "trace", "walk"]
+
 Where = str | PathLike[str]
 
 
@@ -101,6 +103,9 @@ def playbook(
 
     (ranks,) = priced([_machine(machine)], price)
     return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk)
+
+
+plan = playbook  # the name of the command
 
 
 @documented(SearchRequest)

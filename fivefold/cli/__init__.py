@@ -2,11 +2,9 @@
 
 parameters · request_options   a command's arguments and options, of its request schema
 options · arguments · completion · errors   what commands share; records of words or a file; exit codes
-plan · playbook · search · across · compare · dryrun · run · closing · slurm   predict ask ratios; …; train data show
-calibrate · sweep · trace               this computer; many layouts; traces of any trainer
-doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
-pictures · draw · report · reproduce   charts; as a file, with its command
-trace_compare · hosts                  a run's traces; many hosts
+commands/   a module for each command, which has its name (``import_``), with a function of that name
+across · corpus · closing · slurm · hosts   several machines; a run's folder and corpus; its end; clusters; many hosts
+pictures · reproduce · trace_compare · written_configs   charts; the command of a page; a run's traces; files of configs
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 
@@ -16,23 +14,16 @@ import sys
 import warnings
 from collections.abc import Iterable
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, NoReturn
 
 import typer
 
 from fivefold.cli.errors import launcher, remark, settle
+from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
 
-COMMANDS = {  # each by the function that is called
-    "predict": "plan.predict", "search": "search.search", "ask": "plan.ask", "plan": "playbook.plan",
-    "compare": "compare.compare", "ratios": "plan.ratios", "dryrun": "dryrun.dryrun", "sweep": "sweep.sweep",
-    "doctor": "doctor.doctor", "train": "run.train", "data": "run.data", "calibrate": "calibrate.calibrate",
-    "generate": "generate.generate", "numerics": "numerics.numerics", "trace": "trace.trace",
-    "explain": "explain.explain", "report": "report.report", "draw": "draw.draw", "write": "formats.write",
-    "web": "web.web", "show": "run.show_run", "read": "formats.read", "import": "huggingface.import_weights",
-    "export": "huggingface.export_weights",
-}  # fmt: skip
 SETTINGS = {"read": {"ignore_unknown_options": True}}  # what it is given are words of other commands
 
 
@@ -41,8 +32,8 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     commands = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
     commands.callback()(face)
     for name in names:
-        module, _, function = COMMANDS[name].partition(".")
-        command = getattr(import_module(f"fivefold.cli.{module}"), function)
+        module = f"{name}_" if iskeyword(name) else name
+        command = getattr(import_module(f"fivefold.cli.commands.{module}"), module)
         commands.command(name, context_settings=SETTINGS.get(name))(command)
     return commands
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
     """Write the run's report into its folder; whatever goes wrong is said and changes nothing."""
     try:
-        from fivefold.cli import report
+        from fivefold.cli.commands import report
         from fivefold.planner.predict import planner
         from fivefold.results.run_folder import read
 

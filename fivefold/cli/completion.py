@@ -28,7 +28,7 @@ def precisions(incomplete: str) -> list[str]:
 
 
 def stacks(incomplete: str) -> list[str]:
-    """Complete the name of a stack."""
+    """Names of softwares."""
     from fivefold.stack.catalog import STACKS
 
     return [name for name in STACKS if name.startswith(incomplete)]

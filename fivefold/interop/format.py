@@ -90,6 +90,7 @@ class Format(NamedTuple):
     emit: Callable[[Plan], Written] | None
     keys: Mapping[str, Table] = {}  # by the name of the software whose keys they are
     main_keys: frozenset[str] = frozenset()  # what a config should not leave to a default: the sequence and the batch
+    order: int = 0  # of recognition: a format whose keys configs of others have too comes after those
 
     def read(self, document: Document, asked: Asked) -> Reading:
         """Return the document as model, layout and job."""

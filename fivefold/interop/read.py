@@ -9,7 +9,7 @@ from typing import Any
 
 from fivefold.interop.equivalence import fitted
 from fivefold.interop.files import document
-from fivefold.interop.format import Asked, Document, Format
+from fivefold.interop.format import Asked, Document
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.shell.expand import substituted
 from fivefold.interop.shell.launch import launched
@@ -25,8 +25,6 @@ from fivefold.results.reading import Reading
 def read(
     words: Sequence[str],
     asked: Asked = Asked(),  # noqa: B008 (a frozen record)
-    *,
-    formats: Sequence[Format] = FORMATS,
 ) -> Reading:
     """What ``words`` say: a file (``FILE.py:FUNCTION`` one of its configs), with ``NAME=VALUE`` for variables that it
     leaves open, or a launch line.
@@ -34,10 +32,10 @@ def read(
     Raises ``Mistake`` if they are of no known software, or contradict themselves.
     """
     documents = _documents(words)
-    pairs = ((form, each) for each in documents for form in formats if form.recognizes(each))
+    pairs = ((form, each) for each in documents for form in FORMATS if form.recognizes(each))
     form, found = next(pairs, (None, documents[0]))
     if form is None:
-        known = ", ".join(dict.fromkeys(each.name for each in formats if each.parse))
+        known = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
         raise Mistake(f"{found.origin}: is no config that is known; of {known}, it has none's keys")
     result = form.read(found, asked)
     if result.model is not None and asked.model is None:

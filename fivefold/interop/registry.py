@@ -1,35 +1,37 @@
-"""The formats that ``read`` recognizes, in this order, and that ``write`` writes: one folder each."""
+"""The formats that ``read`` recognizes and that ``write`` writes: the ``FORMATS`` of every folder that has them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
-from fivefold.interop import huggingface, launch, megatron, megatron_bridge, nanotron, torchtitan, torchtitan_toml
+from fivefold import interop
 from fivefold.interop.format import Format
 from fivefold.record import Mistake, nearest
 
-FORMATS: tuple[Format, ...] = (
-    *launch.FORMATS,
-    *torchtitan.FORMATS,
-    *nanotron.FORMATS,
-    *megatron_bridge.FORMATS,
-    *megatron.FORMATS,
-    *huggingface.FORMATS,
-    *torchtitan_toml.FORMATS,
-)
+
+def _list_formats() -> Iterator[Format]:
+    """Yield the formats of all folders, in the order of their names."""
+    for module in iter_modules(interop.__path__):
+        if module.ispkg:
+            yield from getattr(import_module(f"{interop.__name__}.{module.name}"), "FORMATS", ())
 
 
-def list_written(formats: Sequence[Format] = FORMATS) -> list[str]:
+FORMATS: tuple[Format, ...] = tuple(sorted(_list_formats(), key=lambda form: form.order))
+
+
+def list_written() -> list[str]:
     """Return the formats that ``--to`` names."""
-    return [form.name for form in formats if form.emit]
+    return [form.name for form in FORMATS if form.emit]
 
 
-def find_format(name: str, formats: Sequence[Format] = FORMATS) -> Format:
+def find_format(name: str) -> Format:
     """Return the format that ``--to`` names."""
-    for form in formats:
+    for form in FORMATS:
         if form.name == name and form.emit:
             return form
-    raise nearest(name, list_written(formats), kind="format")
+    raise nearest(name, list_written(), kind="format")
 
 
 def find_stack_format(stack: str) -> str:

@@ -6,13 +6,12 @@ What is written is read back: where that is another model, layout or job, the wr
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from fivefold.interop.equivalence import fitted, resolve_rate
 from fivefold.interop.format import Asked, Format, Plan, Written
 from fivefold.interop.read import read
-from fivefold.interop.registry import FORMATS, find_format
+from fivefold.interop.registry import find_format
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
@@ -26,9 +25,9 @@ from fivefold.stack.catalog import named as stack_named
 FREE = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
 
 
-def write(plan: Plan, *, to: str, formats: Sequence[Format] = FORMATS) -> Written:
+def write(plan: Plan, *, to: str) -> Written:
     """The files; raises ``Mistake`` for what ``to`` cannot run or cannot say."""
-    form = find_format(to, formats)
+    form = find_format(to)
     assert form.emit is not None
     if form.stack and plan.job.stack.name != form.stack:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
@@ -45,7 +44,7 @@ def write(plan: Plan, *, to: str, formats: Sequence[Format] = FORMATS) -> Writte
     found = form.emit(plan)
     if form.parse is None:
         return found
-    back = _read_back(found, plan, formats)
+    back = _read_back(found, plan)
     return found._replace(remarks=(*found.remarks, *check(plan, back, form)))
 
 
@@ -57,12 +56,12 @@ def plain(layout: Layout, model: Model) -> Layout:
     return plain if tuple(map(len, stage_layers(model.layers, plain))) == layout.stages else layout
 
 
-def _read_back(found: Written, plan: Plan, formats: Sequence[Format]) -> Reading:
+def _read_back(found: Written, plan: Plan) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in found.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         asked = Asked(ranks=plan.layout.world, ranks_per_node=plan.ranks_per_node)
-        return read([str(Path(folder) / next(iter(found.files)))], asked, formats=formats)
+        return read([str(Path(folder) / next(iter(found.files)))], asked)
 
 
 def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:

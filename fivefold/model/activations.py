@@ -1,14 +1,15 @@
 """Activations of feed-forward layers: one record each, with what the planner counts of it.
 
-An activation is complete with three more entries, which the tests ask for: its function and gradient in PyTorch
-(``trainer/model/kernels/activations.py``), its Triton kernel (``triton/activations.py`` there), and its name in the
-software whose configurations are read (``interop``).
+An activation with ``value`` and ``derivative`` is complete: dense layers train with it, by PyTorch's operations one
+after another. Those without have kernels of their own, in PyTorch (``trainer/model/kernels/activations.py``) and in
+Triton (``triton/activations.py`` there), and those of experts have one that multiplies by the routing weight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu2", "clamped_swiglu"]
 
@@ -18,6 +19,9 @@ class Activation:
     """An elementwise function act(x): plain layers compute act(up), gated layers act(gate) · up."""
 
     name: ActivationName
+    # act(x) and act'(x) by the methods of a tensor, each a new tensor; None: the trainer has kernels for it.
+    value: Callable[[Any], Any] | None = None
+    derivative: Callable[[Any], Any] | None = None
     # Names in a Hugging Face config.json; the first is written. None: a family has it without naming it.
     huggingface: tuple[str, ...] = ()
     # Tensors as large as its input that PyTorch saves for the backward pass where transformers writes the function out

@@ -112,8 +112,9 @@ class PredictRequest(LayoutRequest):
 
 
 class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
-    """``fivefold predict``."""
+    """Arguments and options of ``fivefold predict``."""
 
+    command = "predict"
     operations: Annotated[bool, Field(description="Also list every operation.")] = False
 
 
@@ -124,8 +125,9 @@ class RatiosRequest(LayoutRequest):
 
 
 class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
-    """``fivefold ratios``."""
+    """Arguments and options of ``fivefold ratios``."""
 
+    command = "ratios"
     degrees: Annotated[bool, Field(description="Also list every degree.")] = False
 
 
@@ -152,8 +154,9 @@ class AskRequest(MachineRequest):
 
 
 class AskOptions(AskRequest, JobOptions, JsonOption):
-    """``fivefold ask``."""
+    """Arguments and options of ``fivefold ask``."""
 
+    command = "ask"
     question: Annotated[Question, Field(description="What to find out."), Argument(place=-1)]
     chart: Annotated[Path | None, Field(description="Of run and sequence: draw it (.svg or .html).")] = None
 
@@ -208,8 +211,9 @@ class SearchRequest(MachineRequest):
 
 
 class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
-    """``fivefold search``."""
+    """Arguments and options of ``fivefold search``."""
 
+    command = "search"
     chart: Annotated[Path | None, Field(description="Draw the front (.svg or .html).")] = None
     measure: Annotated[
         int, Field(ge=0, description="Also train so many of the best for a few steps each, on this computer.")
@@ -229,8 +233,9 @@ class PlanRequest(MachineRequest):
 
 
 class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
-    """``fivefold plan``."""
+    """Arguments and options of ``fivefold plan``."""
 
+    command = "plan"
     write: Annotated[Path | None, Field(description="Write the run file, which `train` takes.")] = None
 
 
@@ -243,8 +248,9 @@ class CompareRequest(JobRequest):
 
 
 class CompareOptions(CompareRequest, JobOptions, JsonOption):
-    """``fivefold compare``."""
+    """Arguments and options of ``fivefold compare``."""
 
+    command = "compare"
     words: Annotated[
         tuple[str, ...],
         Field(description="One model, machines, layouts; or run files."),
@@ -270,8 +276,9 @@ class SweepRequest(Request):
 
 
 class SweepOptions(SweepRequest, JsonOption):
-    """``fivefold sweep``."""
+    """Arguments and options of ``fivefold sweep``."""
 
+    command = "sweep"
     file: Annotated[Path, Field(description="The sweep file (.toml)."), Argument()]
     out: Annotated[
         Path | None,
@@ -287,8 +294,9 @@ class DryrunRequest(LayoutRequest):
 
 
 class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
-    """``fivefold dryrun``."""
+    """Arguments and options of ``fivefold dryrun``."""
 
+    command = "dryrun"
     schedule: Annotated[Path | None, Field(description="A pipeline schedule of one's own (.csv).")] = None
     every_rank: Annotated[bool, Field(description="Rehearse all ranks, not one of each pipeline rank.")] = False
     every_layer: Annotated[bool, Field(description="Run every layer, not one of those that are alike.")] = False
@@ -299,8 +307,9 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
 
 
 class ReportOptions(JobOptions):
-    """``fivefold report``."""
+    """Arguments and options of ``fivefold report``."""
 
+    command = "report"
     what: Annotated[
         tuple[str, ...],
         Field(description="A run's folder; what --json printed; rows of a sweep; or a question, with a job."),
@@ -318,8 +327,9 @@ class ReportOptions(JobOptions):
 
 
 class ReadOptions(JsonOption):
-    """``fivefold read``."""
+    """Arguments and options of ``fivefold read``."""
 
+    command = "read"
     words: Annotated[
         tuple[str, ...], Field(description="A config, a script, or a launch line."), Argument(metavar="FILE|ARGS…")
     ]
@@ -329,8 +339,9 @@ class ReadOptions(JsonOption):
 
 
 class WriteOptions(JobOptions):
-    """``fivefold write``."""
+    """Arguments and options of ``fivefold write``."""
 
+    command = "write"
     what: Annotated[
         str,
         Field(description="A layout, a run file, or any config to translate."),
@@ -348,8 +359,9 @@ class WriteOptions(JobOptions):
 
 
 class DrawOptions(JobOptions):
-    """``fivefold draw``."""
+    """Arguments and options of ``fivefold draw``."""
 
+    command = "draw"
     picture: Annotated[Picture, Field(description="What to draw."), Argument()]
     words: Annotated[
         tuple[str, ...],
@@ -365,8 +377,9 @@ class DrawOptions(JobOptions):
 
 
 class CalibrateOptions(JobOptions, JsonOption):
-    """``fivefold calibrate``."""
+    """Arguments and options of ``fivefold calibrate``."""
 
+    command = "calibrate"
     layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
     run: Annotated[
         str | None,
@@ -392,8 +405,9 @@ class TraceRequest(JobRequest):
 
 
 class TraceOptions(TraceRequest, JobOptions, JsonOption):
-    """``fivefold trace``."""
+    """Arguments and options of ``fivefold trace``."""
 
+    command = "trace"
     files: Annotated[
         tuple[Path, ...],
         Field(description="Traces (.json, .json.gz), one of each rank, or their folder."),
@@ -406,8 +420,9 @@ class TraceOptions(TraceRequest, JobOptions, JsonOption):
 
 
 class ExplainOptions(JobOptions, JsonOption):
-    """``fivefold explain``."""
+    """Arguments and options of ``fivefold explain``."""
 
+    command = "explain"
     files: Annotated[
         tuple[Path, ...],
         Field(description="Logs, memory snapshots, flight recorders, stacks; or their folder."),
@@ -437,28 +452,32 @@ class TrainRequest(Request):
 
 
 class TrainOptions(TrainRequest, JsonOption):
-    """``fivefold train``."""
+    """Arguments and options of ``fivefold train``."""
 
+    command = "train"
     run: RunFile
     slurm: Annotated[bool, Field(description="Submit it as a Slurm job instead.")] = False
 
 
 class DataOptions(JsonOption):
-    """``fivefold data``."""
+    """Arguments and options of ``fivefold data``."""
 
+    command = "data"
     run: Annotated[Path, Field(description="The run file (.toml) whose [data] is prepared."), Argument()]
 
 
 class ShowOptions(JsonOption):
-    """``fivefold show``."""
+    """Arguments and options of ``fivefold show``."""
 
+    command = "show"
     folder: Annotated[Path, Field(description="The folder of a run."), Argument()]
     charts: Annotated[bool, Field(description="Also draw loss, memory and compare (.svg).")] = False
 
 
 class DoctorOptions(JsonOption):
-    """``fivefold doctor``."""
+    """Arguments and options of ``fivefold doctor``."""
 
+    command = "doctor"
     file: Annotated[
         Path,
         Field(description="Python with model(), loss(model), perhaps optimizer(model), step(…)."),
@@ -472,8 +491,9 @@ class DoctorOptions(JsonOption):
 
 
 class GenerateOptions(JsonOption):
-    """``fivefold generate``."""
+    """Arguments and options of ``fivefold generate``."""
 
+    command = "generate"
     source: Annotated[
         Path, Field(description="A run file, a run's or checkpoint's folder, or one of Hugging Face."), Argument()
     ]
@@ -490,8 +510,9 @@ class GenerateOptions(JsonOption):
 
 
 class NumericsOptions(JsonOption):
-    """``fivefold numerics``."""
+    """Arguments and options of ``fivefold numerics``."""
 
+    command = "numerics"
     run: RunFile
     weights: Annotated[
         Path | None,
@@ -503,15 +524,17 @@ class NumericsOptions(JsonOption):
 
 
 class ImportOptions(JsonOption):
-    """``fivefold import``."""
+    """Arguments and options of ``fivefold import``."""
 
+    command = "import"
     folder: Annotated[Path, Field(description="A Hugging Face folder: config.json and safetensors."), Argument()]
     to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None
 
 
 class ExportOptions(JsonOption):
-    """``fivefold export``."""
+    """Arguments and options of ``fivefold export``."""
 
+    command = "export"
     source: Annotated[
         Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
     ]
@@ -521,10 +544,18 @@ class ExportOptions(JsonOption):
 
 
 class WebOptions(Request):
-    """``fivefold web``."""
+    """Arguments and options of ``fivefold web``."""
 
+    command = "web"
     folder: Annotated[Path, Field(description="The folder whose runs and files the page may read."), Argument()] = (
         Path()
     )
     port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = 8765
     browser: Annotated[bool, Field(description="Open it in the browser."), Option(("--browser/--no-browser",))] = True
+
+
+COMMANDS: dict[str, type[Request]] = {  # in the order in which they are listed
+    schema.command: schema
+    for schema in list(globals().values())
+    if isinstance(schema, type) and issubclass(schema, Request) and schema.__dict__.get("command")
+}

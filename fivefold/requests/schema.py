@@ -44,6 +44,7 @@ class Request(Record):
     """The fields of a command. The schema for validation is built when a request is first validated."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(defer_build=True)
+    command: ClassVar[str] = ""  # the command of the terminal whose arguments and options these are
 
 
 def describe_fields(schema: type[Request]) -> Iterator[tuple[str, str]]:

@@ -112,4 +112,4 @@ def test_predict_loads_no_torch() -> None:
     loaded = answer.stdout.split("loaded ")[-1].split()
     assert "fivefold.planner" in loaded
     assert {"torch", "altair", "transformers", "tokenizers"}.intersection(loaded) == set()
-    assert {"fivefold.cli.search", "fivefold.cli.run", "fivefold.cli.web"}.intersection(loaded) == set()
+    assert {f"fivefold.cli.commands.{name}" for name in ("search", "train", "web")}.intersection(loaded) == set()

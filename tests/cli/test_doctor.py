@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fivefold.cli.doctor import DOES_NOT_FIT, doctor
+from fivefold.cli.commands.doctor import DOES_NOT_FIT, doctor
 from fivefold.record import Mistake
 from fivefold.requests.words import parse_bytes
 from fivefold.results.diagnosis import Diagnosis

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.cli.dryrun import WOULD_FAIL
+from fivefold.cli.commands.dryrun import WOULD_FAIL
 from fivefold.dry_run.time import trace
 from fivefold.record import Mistake, StopSignal
 from fivefold.step import Step

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fivefold import cli
-from fivefold.cli import hosts, run
+from fivefold.cli import hosts
+from fivefold.cli.commands import train as train_command
 from fivefold.cli.hosts import VARIABLE, choose_interface, keeps_store, towards
 from fivefold.layout.spec import Layout
 from tests.trainer.test_faults import here, set_run
@@ -76,7 +77,7 @@ def test_a_layout_that_is_left_to_us_is_for_the_hosts_that_are_there(monkeypatch
     def train(_settings: Any, layout: Layout, **_: Any) -> None:
         started.append(layout)
 
-    monkeypatch.setattr(run, "_train_here", train)
+    monkeypatch.setattr(train_command, "_train_here", train)
     monkeypatch.setattr(cli, "install_signal_handlers", lambda **_: None)  # the tests' own stay
     monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml"])
     monkeypatch.setenv("RANK", "0")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app, reproduce
 from fivefold.cli.closing import write_report
-from fivefold.cli.report import NAME
+from fivefold.cli.commands.report import NAME
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of

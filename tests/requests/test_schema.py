@@ -17,7 +17,6 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fivefold as ff
-from fivefold import cli
 from fivefold.api import verbs
 from fivefold.api.documentation import documented
 from fivefold.cli import app
@@ -114,10 +113,10 @@ def test_signatures_are_those_of_the_schema(command: str) -> None:
     assert differences(*COMMANDS[command]) == []
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", commands.COMMANDS)
 def test_every_option_is_a_field_and_has_help(command: str) -> None:
     group: Any = get_command(app)
-    (options,) = (each for each in SCHEMAS if each.__doc__ == f"``fivefold {command}``.")
+    options = commands.COMMANDS[command]
     assert {each.name for each in group.commands[command].params} == set(options.model_fields)
     assert [name for name, field in options.model_fields.items() if not field.description] == []
 

@@ -159,7 +159,7 @@ def commands(folder: Path, **bodies: str) -> None:
 
 @pytest.mark.processes
 def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fivefold.cli.sweep import _submit
+    from fivefold.cli.commands.sweep import _submit
 
     folder = local.parent / "bin"
     folder.mkdir()

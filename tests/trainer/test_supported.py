@@ -1,4 +1,4 @@
-"""The trainer refuses in one line what the planner counts for other software only."""
+"""What the planner counts of other softwares and the engine does not run is refused in one line."""
 
 from __future__ import annotations
 

@@ -11,4 +11,4 @@ from fivefold.interop.megatron_bridge.emit import emit
 from fivefold.interop.megatron_bridge.keys import BOTH, BRIDGE
 from fivefold.interop.megatron_bridge.parse import is_bridge, parse
 
-FORMATS = (Format("bridge", BRIDGE, "megatron-bridge", is_bridge, parse, to_job, emit, keys={"bridge": BOTH}),)
+FORMATS = (Format("bridge", BRIDGE, "megatron-bridge", is_bridge, parse, to_job, emit, keys={"bridge": BOTH}, order=1),)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.activations import ActivationName
+from fivefold.model.activations import ACTIVATIONS, Activation, ActivationName
 from fivefold.trainer.model.kernels import kinds
 
 GAIN, LIMIT = 1.702, 7.0
@@ -29,7 +29,7 @@ class ActivationFunction(NamedTuple):
 
     of: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
-    kind: int
+    kind: int | None
 
 
 def _make_gelu(approximate: str, kind: int) -> ActivationFunction:
@@ -38,6 +38,14 @@ def _make_gelu(approximate: str, kind: int) -> ActivationFunction:
         lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate=approximate),
         kind,
     )
+
+
+def _from_formulas(activation: Activation) -> ActivationFunction:
+    """Return the function of an activation that has no kernels of its own."""
+    value, derivative = activation.value, activation.derivative
+    assert value is not None
+    assert derivative is not None
+    return ActivationFunction(value, lambda g, x: derivative(x).mul_(g), None)
 
 
 # activations of dense feed-forward layers
@@ -50,6 +58,7 @@ FUNCTIONS: dict[ActivationName, ActivationFunction] = {
     "relu2": ActivationFunction(
         lambda x: F.relu(x).square_(), lambda g, x: F.relu(x).mul_(g).mul_(2), kinds.SQUARED_RELU
     ),
+    **{name: _from_formulas(record) for name, record in ACTIVATIONS.items() if record.value is not None},
 }
 # methods of ``Kernels`` for activations of experts: act(gate) · up · share, or act(share · gate) · share · up
 WEIGHTED: dict[ActivationName, str] = {"silu": "weighted_swiglu", "clamped_swiglu": "weighted_clamped_swiglu"}

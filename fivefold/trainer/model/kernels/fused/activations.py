@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fivefold.model.activations import ActivationName
+from fivefold.trainer.model.kernels import activations as eager
 from fivefold.trainer.model.kernels import kinds
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
@@ -59,14 +60,20 @@ class _Weighted(torch.autograd.Function):
 
 
 def plain(up: Tensor, name: ActivationName) -> Tensor:
-    """Compute ``plain`` of ``kernels/activations.py`` in one kernel."""
-    out: Tensor = _Plain.apply(up, FUNCTIONS[name].kind)  # type: ignore[no-untyped-call]
+    """Compute ``plain`` of ``kernels/activations.py`` in one kernel, if the activation has one."""
+    kind = FUNCTIONS[name].kind
+    if kind is None:
+        return eager.plain(up, name)
+    out: Tensor = _Plain.apply(up, kind)  # type: ignore[no-untyped-call]
     return out
 
 
 def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
-    """Compute ``gated`` of ``kernels/activations.py`` in one kernel."""
-    out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name].kind)  # type: ignore[no-untyped-call]
+    """Compute ``gated`` of ``kernels/activations.py`` in one kernel, if the activation has one."""
+    kind = FUNCTIONS[name].kind
+    if kind is None:
+        return eager.gated(gate, up, name)
+    out: Tensor = _Gated.apply(gate, up, kind)  # type: ignore[no-untyped-call]
     return out
 
 

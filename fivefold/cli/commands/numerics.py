@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.cli.corpus import prepare_corpus
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
-from fivefold.cli.run import _prepare
 from fivefold.record import Mistake
 from fivefold.requests.commands import NumericsOptions
 
@@ -38,7 +38,7 @@ def numerics(request: NumericsOptions) -> None:
     if sequences > job.global_batch or job.global_batch % sequences:
         raise Mistake(f"--sequences {sequences} is no divisor of the run's global_batch={job.global_batch}; take 1")
     source = _source(settings, request.weights, model=model)
-    _prepare(settings, model)
+    prepare_corpus(settings, model)
     shards = settings.shards(model)
     loader = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
     tokens = loader.batch(0, global_batch=sequences, rank=0, ranks=1, micro_batches=1, mbs=sequences)[0]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from fivefold.cli.across import show_offers
-from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import takes_request
+from fivefold.cli.written_configs import refuse_untold, write_best
 from fivefold.requests.across import priced, refuse_of_one
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine

@@ -1,6 +1,6 @@
-"""The commands that exchange weights with Hugging Face: import looks at a folder, export writes one.
+"""``fivefold import``: look at a folder of Hugging Face, and write a run file that starts from its weights.
 
-Nothing is converted on the way in: a run file names the folder, and each rank reads its rows from it.
+Nothing is converted: a run file names the folder, and each rank reads its rows from it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake, read_file
-from fivefold.requests.commands import ExportOptions, ImportOptions
-from fivefold.requests.words import parse_bytes
+from fivefold.requests.commands import ImportOptions
 from fivefold.units import show_bytes, show_count
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ LONGEST = 4096  # tokens of a sequence in a run file that is written here, if th
 
 
 @takes_request(ImportOptions)
-def import_weights(request: ImportOptions) -> None:
+def import_(request: ImportOptions) -> None:
     """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
     from fivefold.model.huggingface.read import remark
     from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
@@ -56,22 +55,6 @@ def import_weights(request: ImportOptions) -> None:
         say(f"left out {len(opened.ignored)} tensors that the model does not need, such as {opened.ignored[0]}")
     if to is not None:
         say(f"wrote {to}; start with: fivefold train {to}")
-
-
-@takes_request(ExportOptions)
-def export_weights(request: ExportOptions) -> None:
-    """Write the weights of a checkpoint, of whatever layout, as a folder that transformers loads."""
-    file_bytes = parse_bytes(request.file_size, option="--file-size")
-    from fivefold.rendering.progress import bar
-    from fivefold.trainer.checkpoint.huggingface_export import export, find
-
-    with bar("exporting") as report:
-        done = export(find(request.source), request.to, dtype=request.dtype, file_bytes=file_bytes, report=report)
-    if request.as_json:
-        show(done.model_dump_json(indent=2))
-        return
-    show(f"{done.folder}: {done.family} after step {done.step}, {done.tensors} tensors in {done.files} files, "
-         f"{show_bytes(done.bytes)} of {done.dtype}")  # fmt: skip
 
 
 def _write_run(path: Path, opened: Folder) -> None:

@@ -1,4 +1,4 @@
-"""The commands that plan: predict, ask, ratios. No torch."""
+"""``fivefold ask``: questions about a model, a machine and a layout. No torch."""
 
 from __future__ import annotations
 
@@ -8,37 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show, show_question
-from fivefold.cli.pictures import draw, save_charts, save_trace
 from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
 from fivefold.requests.across import priced
 from fivefold.requests.answers import answers, noise_of
-from fivefold.requests.commands import AskOptions, PredictOptions, RatiosOptions
+from fivefold.requests.commands import AskOptions
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-
-
-@takes_request(PredictOptions)
-def predict(request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """Memory, work, traffic and time of one training step, without a GPU."""
-    from fivefold.planner.predict import planner
-    from fivefold.planner.predict import predict as run
-    from fivefold.rendering import table
-
-    step = run(model=model, machine=machine, layout=layout, job=job)
-    show(step.model_dump_json(indent=2) if request.as_json else table.step(step))
-    if request.operations and not request.as_json:
-        show(table.operations(step))
-    if request.over_time and not request.as_json:
-        draw(planner(model, machine, job), layout, step)
-    if request.charts:
-        save_charts(planner(model, machine, job), layout, step, folder=request.charts)
-    if request.trace:
-        save_trace(planner(model, machine, job), layout, step, path=request.trace)
 
 
 @takes_request(AskOptions)
@@ -83,17 +63,3 @@ def save_chart(chart: Any, path: Path) -> None:
 
     save(chart, path)
     say(f"drew {path}")
-
-
-@takes_request(RatiosOptions)
-def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """FLOPs per byte that each axis offers against what the links ask for: when it stops paying."""
-    from fivefold.planner.ratios import ratios as run
-    from fivefold.rendering import ratios as page
-
-    found = run(model, machine=machine, layout=layout, job=job)
-    if not request.as_json:
-        show_question(model, machine, job)
-    show(found.model_dump_json(indent=2) if request.as_json else page.page(found))
-    if request.degrees and not request.as_json:
-        show(page.degrees(found))

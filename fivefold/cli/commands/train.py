@@ -1,19 +1,19 @@
-"""The commands that run: train, data, calibrate, show."""
+"""``fivefold train``: predict, train, and compare the measured step with the predicted one."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli import trace_compare
 from fivefold.cli.closing import print_proof, write_report
+from fivefold.cli.corpus import hold_folder, prepare_corpus
 from fivefold.cli.errors import launcher
-from fivefold.cli.options import say, show
+from fivefold.cli.options import say
 from fivefold.cli.request_options import takes_request
 from fivefold.record import Mistake
-from fivefold.requests.commands import DataOptions, ShowOptions, TrainOptions
+from fivefold.requests.commands import TrainOptions
 from fivefold.requests.machines import load_machine
 from fivefold.trainer.faults.signals import one_line
 from fivefold.units import show_bytes, show_seconds
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.step import Step
-    from fivefold.trainer.data.shards import Index
     from fivefold.trainer.run import Run
 
 
@@ -59,9 +57,9 @@ def train(request: TrainOptions) -> None:
 
         say(submit(settings, path=request.run, layout=chosen, machine=chips, force=force, words=again))
         return
-    with _hold_folder(settings.folder):
+    with hold_folder(settings.folder):
         if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
-            _prepare(settings, model)
+            prepare_corpus(settings, model)
         if chosen.world > 1 and "RANK" not in os.environ:
             again += ["--json"] if request.as_json else []
             again += ["--trace", str(request.trace)] if request.trace else []
@@ -75,14 +73,6 @@ def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
     from fivefold.trainer.process import launch
 
     launch(words, ranks=layout.world, folder=run.folder, restarts=run.faults.max_restarts)
-
-
-def _hold_folder(folder: Path) -> AbstractContextManager[None]:
-    """Hold the run's folder against other runs: the launcher for its ranks, else rank 0 for all."""
-    from fivefold.trainer.run_lock import hold
-
-    holds = launcher() is None and os.environ.get("RANK", "0") == "0"
-    return hold(folder, report=lambda line: say(f"fivefold: {line}")) if holds else nullcontext()
 
 
 def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
@@ -135,72 +125,6 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
             if not proof.outcome.stopped:
                 write_report(settings, layout, model=model, machine=machine)
             print_proof(settings, proof, json=json)
-
-
-@takes_request(DataOptions)
-def data(request: DataOptions) -> None:
-    """Read, tokenize and pack a corpus into the run's folder (train does it too, if it is not done)."""
-    from fivefold.model.catalog import resolve
-    from fivefold.trainer.run import Run
-
-    settings = Run.load(request.run)
-    with _hold_folder(settings.folder):
-        index = _prepare(settings, resolve(settings.model))
-    if request.as_json:
-        show(index.model_dump_json(indent=2))
-        return
-    for split in ("train", "heldout"):
-        part = index.part(split)
-        show(f"{split:8} {part.documents:>9,} documents {part.tokens:>14,} tokens")
-
-
-@takes_request(ShowOptions)
-def show_run(request: ShowOptions) -> None:
-    """Predicted beside measured of a finished run, and its pictures."""
-    from fivefold.record import read_lines
-    from fivefold.rendering import charts as draw
-    from fivefold.rendering.budget import page
-    from fivefold.rendering.compare import table
-    from fivefold.rendering.losses import draw_losses
-    from fivefold.results.step_comparison import assumed, compare, read_pair
-
-    folder = request.folder
-    if (alone := _measured_alone(folder / "step.json")) is not None:
-        from fivefold.rendering.table import step as step_page
-
-        show(alone.model_dump_json(indent=2) if request.as_json else step_page(alone))
-        return
-    predicted, measured = read_pair(folder / "step.json")
-    rows = compare(predicted, measured)
-    if request.as_json:
-        import json as json_module
-
-        show(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
-    else:
-        show(table(rows))
-        if line := assumed(predicted):
-            show(line)
-        steps = predicted, *trace_compare.rehearsed(folder / "step.json"), measured
-        show(page(steps, findings=measured.findings))
-    if request.charts:
-        title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
-        for name, chart in (
-            ("loss", draw_losses(lines, subtitle=title)),
-            ("memory", draw.memory_bars([predicted, measured])),
-            ("compare", draw.compare_bars(rows)),
-        ):
-            draw.save(chart, folder / f"{name}.svg")
-            say(f"drew {folder / name}.svg")
-        trace_compare.draw(folder, measured)
-
-
-def _measured_alone(path: Path) -> Step | None:
-    """The step of a watched loop that has no prediction beside it; None for what ``train`` writes."""
-    from fivefold.record import read_file
-    from fivefold.step import Step
-
-    found = read_file(path)
-    return Step.read(found["measured"], origin=f"{path}: measured") if [*found] == ["measured"] else None
 
 
 def _machine(run: Run) -> Machine:
@@ -284,16 +208,3 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here:
     if here:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
         check_memory(Host.here(), peak_bytes=memory.peak_bytes, ranks=ranks, named=run.machine)
-
-
-def _prepare(run: Run, model: Model) -> Index:
-    """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
-    from fivefold.trainer.data.prepare import prepare, terminal_progress
-
-    with terminal_progress() as progress:
-        index = prepare(
-            run.data.corpus, tokenizer=run.data.tokenizer, directory=run.folder / "data",
-            holdout=run.data.heldout, key=run.data.key, progress=progress,
-        )  # fmt: skip
-    run.shards(model)
-    return index

@@ -1,0 +1,25 @@
+"""``fivefold export``: the weights of a checkpoint as a folder of Hugging Face."""
+
+from __future__ import annotations
+
+from fivefold.cli.options import show
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import ExportOptions
+from fivefold.requests.words import parse_bytes
+from fivefold.units import show_bytes
+
+
+@takes_request(ExportOptions)
+def export(request: ExportOptions) -> None:
+    """Write the weights of a checkpoint, of whatever layout, as a folder that transformers loads."""
+    file_bytes = parse_bytes(request.file_size, option="--file-size")
+    from fivefold.rendering.progress import bar
+    from fivefold.trainer.checkpoint.huggingface_export import export, find
+
+    with bar("exporting") as report:
+        done = export(find(request.source), request.to, dtype=request.dtype, file_bytes=file_bytes, report=report)
+    if request.as_json:
+        show(done.model_dump_json(indent=2))
+        return
+    show(f"{done.folder}: {done.family} after step {done.step}, {done.tensors} tensors in {done.files} files, "
+         f"{show_bytes(done.bytes)} of {done.dtype}")  # fmt: skip

@@ -1,0 +1,35 @@
+"""``fivefold predict``: memory, FLOPs, messages and time of one training step. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fivefold.cli.options import show
+from fivefold.cli.pictures import draw, save_charts, save_trace
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import PredictOptions
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+
+
+@takes_request(PredictOptions)
+def predict(request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
+    """Memory, work, traffic and time of one training step, without a GPU."""
+    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import predict as run
+    from fivefold.rendering import table
+
+    step = run(model=model, machine=machine, layout=layout, job=job)
+    show(step.model_dump_json(indent=2) if request.as_json else table.step(step))
+    if request.operations and not request.as_json:
+        show(table.operations(step))
+    if request.over_time and not request.as_json:
+        draw(planner(model, machine, job), layout, step)
+    if request.charts:
+        save_charts(planner(model, machine, job), layout, step, folder=request.charts)
+    if request.trace:
+        save_trace(planner(model, machine, job), layout, step, path=request.trace)

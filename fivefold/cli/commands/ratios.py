@@ -1,0 +1,29 @@
+"""``fivefold ratios``: when an axis stops paying. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fivefold.cli.options import show, show_question
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import RatiosOptions
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+
+
+@takes_request(RatiosOptions)
+def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
+    """FLOPs per byte that each axis offers against what the links ask for: when it stops paying."""
+    from fivefold.planner.ratios import ratios as run
+    from fivefold.rendering import ratios as page
+
+    found = run(model, machine=machine, layout=layout, job=job)
+    if not request.as_json:
+        show_question(model, machine, job)
+    show(found.model_dump_json(indent=2) if request.as_json else page.page(found))
+    if request.degrees and not request.as_json:
+        show(page.degrees(found))

@@ -1,0 +1,18 @@
+"""``fivefold read``: a config of other software as model, layout and job. No torch."""
+
+from __future__ import annotations
+
+from fivefold.cli.options import show
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import ReadOptions
+from fivefold.requests.configs import build_request
+
+
+@takes_request(ReadOptions)
+def read(request: ReadOptions) -> None:
+    """A config of Megatron, torchtitan, DeepSpeed, … as model, layout and job; each key understood, or named."""
+    from fivefold.interop.read import read as run
+    from fivefold.rendering import reading
+
+    found = run(request.words, build_request(request.gpus, request.model, request.vocab))
+    show(found.model_dump_json(indent=2) if request.as_json else reading.page(found))

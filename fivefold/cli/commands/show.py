@@ -1,0 +1,64 @@
+"""``fivefold show``: a finished run, predicted next to measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.cli import trace_compare
+from fivefold.cli.options import say
+from fivefold.cli.options import show as print_data
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import ShowOptions
+
+if TYPE_CHECKING:
+    from fivefold.step import Step
+
+
+@takes_request(ShowOptions)
+def show(request: ShowOptions) -> None:
+    """Predicted beside measured of a finished run, and its pictures."""
+    from fivefold.record import read_lines
+    from fivefold.rendering import charts as draw
+    from fivefold.rendering.budget import page
+    from fivefold.rendering.compare import table
+    from fivefold.rendering.losses import draw_losses
+    from fivefold.results.step_comparison import assumed, compare, read_pair
+
+    folder = request.folder
+    if (alone := _measured_alone(folder / "step.json")) is not None:
+        from fivefold.rendering.table import step as step_page
+
+        print_data(alone.model_dump_json(indent=2) if request.as_json else step_page(alone))
+        return
+    predicted, measured = read_pair(folder / "step.json")
+    rows = compare(predicted, measured)
+    if request.as_json:
+        import json as json_module
+
+        print_data(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
+    else:
+        print_data(table(rows))
+        if line := assumed(predicted):
+            print_data(line)
+        steps = predicted, *trace_compare.rehearsed(folder / "step.json"), measured
+        print_data(page(steps, findings=measured.findings))
+    if request.charts:
+        title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
+        for name, chart in (
+            ("loss", draw_losses(lines, subtitle=title)),
+            ("memory", draw.memory_bars([predicted, measured])),
+            ("compare", draw.compare_bars(rows)),
+        ):
+            draw.save(chart, folder / f"{name}.svg")
+            say(f"drew {folder / name}.svg")
+        trace_compare.draw(folder, measured)
+
+
+def _measured_alone(path: Path) -> Step | None:
+    """The step of a watched loop that has no prediction beside it; None for what ``train`` writes."""
+    from fivefold.record import read_file
+    from fivefold.step import Step
+
+    found = read_file(path)
+    return Step.read(found["measured"], origin=f"{path}: measured") if [*found] == ["measured"] else None

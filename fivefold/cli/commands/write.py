@@ -1,0 +1,60 @@
+"""``fivefold write``: the config with which another software runs a layout. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.cli.options import say
+from fivefold.cli.request_options import takes_request
+from fivefold.cli.written_configs import put
+from fivefold.record import Mistake
+from fivefold.requests.commands import WriteOptions
+from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
+from fivefold.requests.machines import load_machine
+
+if TYPE_CHECKING:
+    from fivefold.interop.format import Plan
+    from fivefold.job import Job
+
+
+@takes_request(WriteOptions)
+def write(request: WriteOptions, job: Job) -> None:
+    """The config with which another software runs a layout; refused by name where it cannot."""
+    from fivefold.interop.write import write as run
+
+    plan = _plan(request, job)
+    put(run(plan, to=request.to), request.output)
+    say_defaults(request.what, plan)
+
+
+def say_defaults(what: str, plan: Plan) -> None:
+    """Say which values of a written config are defaults: of Fivefold for a layout, of the software for a config."""
+    if not Path(what).exists() and (line := describe_defaults(plan.job)):
+        say(f"fivefold: {line}")
+
+
+def _plan(request: WriteOptions, job: Job) -> Plan:
+    """Model, layout and job of a layout's text with --model, of our run file, or of another software's config."""
+    from fivefold.interop.format import Plan
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+
+    what, model, gpus = request.what, request.model, request.gpus
+    nodes = load_machine(gpus).ranks_per_node if gpus else 8
+    if not Path(what).suffix and not Path(what).exists():
+        if model is None:
+            raise Mistake(f"layout {what!r} is of what model? say --model NAME")
+        return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
+    config = load_config([what], build_request(gpus, model), ignore=request.ignore)
+    for line in describe_notes(config.notes):
+        say(f"fivefold: {line}")
+    return Plan(config.model, config.layout, config.job, nodes, gpus or _machine_of(Path(what)))
+
+
+def _machine_of(path: Path) -> str:
+    """The machine of a run file; empty for other configs."""
+    from fivefold.record import read_file
+
+    said = read_file(path).get("machine") if path.suffix == ".toml" and path.is_file() else None
+    return said if isinstance(said, str) else ""

@@ -1,0 +1,37 @@
+"""Hold the folder of a run, and prepare its corpus there: for the commands that read or train."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.cli.errors import launcher
+from fivefold.cli.options import say
+
+if TYPE_CHECKING:
+    from fivefold.model.spec import Model
+    from fivefold.trainer.data.shards import Index
+    from fivefold.trainer.run import Run
+
+
+def hold_folder(folder: Path) -> AbstractContextManager[None]:
+    """Hold the run's folder against other runs: the launcher for its ranks, else rank 0 for all."""
+    from fivefold.trainer.run_lock import hold
+
+    holds = launcher() is None and os.environ.get("RANK", "0") == "0"
+    return hold(folder, report=lambda line: say(f"fivefold: {line}")) if holds else nullcontext()
+
+
+def prepare_corpus(run: Run, model: Model) -> Index:
+    """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
+    from fivefold.trainer.data.prepare import prepare, terminal_progress
+
+    with terminal_progress() as progress:
+        index = prepare(
+            run.data.corpus, tokenizer=run.data.tokenizer, directory=run.folder / "data",
+            holdout=run.data.heldout, key=run.data.key, progress=progress,
+        )  # fmt: skip
+    run.shards(model)
+    return index

@@ -1,0 +1,17 @@
+"""A chip is predicted and searched; its steps are those of a chip with the same figures."""
+
+from pathlib import Path
+
+from shared import JOB, LAYOUT, NODE
+
+from fivefold.job import Job
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.planner.predict import predict
+from fivefold.planner.search import search
+
+machine, model = resolve("z9:8", local=Path()), named("llama3-8b")
+steps = [predict(model=model, machine=each, layout=LAYOUT, job=JOB).time.step_seconds for each in (machine, NODE)]
+assert steps[0] == steps[1], steps
+assert machine.chip.memory_bytes == 2 * NODE.chip.memory_bytes
+assert search(model=model, machine=machine, job=Job(sequence=2048, global_batch=16)).best

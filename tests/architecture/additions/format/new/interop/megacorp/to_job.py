@@ -1,0 +1,14 @@
+"""Values to model, layout and job."""
+
+from fivefold.interop.format import build_reading, replicas, world
+from fivefold.model.catalog import resolve
+
+
+def to_job(config, asked):
+    values, model = config.values, asked.model or resolve(str(config.values["megacorp.model"]))
+    ranks, fields = world(config.document, asked), values.fields()
+    fields |= {
+        "job.stack.name": "megatron-core",
+        "layout.dp": replicas(ranks, values.whole("megacorp.tensor"), of="tensor", origin=values.origin),
+    }
+    return build_reading(config, fields, model=model, ranks=ranks)

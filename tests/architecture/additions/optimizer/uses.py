@@ -1,0 +1,27 @@
+"""An optimizer is predicted, searched, run dry and trained; another name is an error that lists it."""
+
+from shared import JOB, LAYOUT, NODE, TINY, check_dry_run, train
+
+from fivefold.job import Job
+from fivefold.planner.predict import predict
+from fivefold.planner.search import search
+from fivefold.planner.whole_run import checkpoint_bytes
+from fivefold.record import Mistake
+
+job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))
+states = [
+    predict(model=TINY, machine=NODE, layout=LAYOUT, job=each).memory.stages[0].optimizer_bytes for each in (job, JOB)
+]
+assert 0 < states[0] < states[1], states
+assert checkpoint_bytes(TINY, job) < checkpoint_bytes(TINY, JOB)
+assert search(model=TINY, machine=NODE, job=job).best
+check_dry_run(TINY, job)
+losses = train(TINY, job)
+assert losses[-1] < losses[0], losses
+try:
+    Job.read({"optimizer": {"kind": "tiger"}}, origin="job")
+except Mistake as error:
+    message = str(error)
+else:
+    raise AssertionError("an unknown optimizer was taken")
+assert "'lion'" in message
