@@ -61,7 +61,7 @@ class ZeroUnit:
             # .data: a new all_gather must not count as an in-place change for autograd
             parameter = nn.Parameter(view.data)
             parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
-            parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # by linear.add_product
+            parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # read by model/linear.py
             parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
