@@ -35,6 +35,7 @@ test-fast: $(BIN)/fivefold
 lint: $(BIN)/fivefold
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -28,7 +28,7 @@ def precisions(incomplete: str) -> list[str]:
 
 
 def stacks(incomplete: str) -> list[str]:
-    """Names of softwares."""
+    """Complete the name of a stack."""
     from fivefold.stack.catalog import STACKS
 
     return [name for name in STACKS if name.startswith(incomplete)]

@@ -35,7 +35,7 @@ def cases(
 def _cases(
     words: Sequence[str], job: Job, stacks: Sequence[str], precisions: Sequence[str], machine: Callable[[str], Machine]
 ) -> list[Case]:
-    """Every combination of the machines, layouts, softwares and precisions."""
+    """Every combination of the machines, layouts, stacks and precisions."""
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
     from fivefold.model.catalog import resolve

@@ -72,7 +72,7 @@ FrontLevels = Annotated[
     int, Field(ge=1, le=MOST_SHOWN, description="Memory limits for the front of memory against time.")
 ]
 
-StackNames = Annotated[Lines, Field(description="Several softwares: fivefold,megatron-core."), Option(separator=",")]
+StackNames = Annotated[Lines, Field(description="Software to compare: fivefold,megatron-core."), Option(separator=",")]
 PrecisionNames = Annotated[Lines, Field(description="Several precisions: bf16,fp8."), Option(separator=",")]
 
 # What a terminal has: files and forms of printing.

@@ -81,7 +81,7 @@ class Stack(Record):
 
     name: str = "fivefold"  # as in ``--stack``
     version: str = ""  # of the software that the facts are of
-    family: str = "fivefold"  # softwares that err alike in predictions (``planner/time/errors.py``)
+    family: str = "fivefold"  # stacks whose predictions have similar errors (``planner/time/errors.py``)
 
     # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
     # attention to one dim, as PyTorch's on CPU; unfused: scores written out

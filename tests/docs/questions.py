@@ -55,7 +55,7 @@ class Asked(NamedTuple):
 
 
 TITAN = "memory=94GiB watts=500 hbm=2.4TB"  # the H100 of torchtitan's measurements
-PLAIN = "ac=none,selective,full order=default"  # what the other softwares run without a patch
+PLAIN = "ac=none,selective,full order=default"  # what other software runs without a patch
 QUESTIONS = (
     Asked(
         "Llama 3 8B on 64 H100 with Megatron", "llama3-8b", "h100:64", "--seq 8192 --gbs 1024 --stack megatron-core",

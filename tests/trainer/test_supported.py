@@ -1,4 +1,4 @@
-"""What the planner counts of other softwares and the engine does not run is refused in one line."""
+"""The trainer refuses in one line what the planner counts for other software only."""
 
 from __future__ import annotations
 

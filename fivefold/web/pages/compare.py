@@ -1,4 +1,4 @@
-"""Compare: up to six layouts, machines, softwares or precisions beside each other, what differs first."""
+"""Compare up to six layouts, machines, stacks or precisions, with what differs first."""
 
 from __future__ import annotations
 
