@@ -208,13 +208,11 @@ def describe_record(record: Any) -> str:
 
 def describe_fields(record: Any) -> dict[str, str]:
     """Return the help of each field: its description, or the comment above it or at the end of its line."""
-    found: dict[str, str] = {}
+    helps: dict[str, str] = {}
     for base in reversed(record.__mro__):
         if hasattr(base, "model_fields") and base.__module__.startswith("fivefold") and base.__name__ != "Record":
-            found |= read_field_comments(base)
-    for name, field in record.model_fields.items():
-        found[name] = field.description or found.get(name, "")
-    return {name: found[name] for name in record.model_fields}
+            helps |= read_field_comments(base)
+    return {name: field.description or helps.get(name, "") for name, field in record.model_fields.items()}
 
 
 def read_field_comments(record: type) -> dict[str, str]:
@@ -226,7 +224,7 @@ def read_field_comments(record: type) -> dict[str, str]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found = {}
+    helps = {}
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
     for node in tree.body:
@@ -238,8 +236,8 @@ def read_field_comments(record: type) -> dict[str, str]:
             above.insert(0, comments[line][1])
             line -= 1
         within = [comments[line][1] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments]
-        found[node.target.id] = " ".join([*above, *within]).replace("``", "`")
-    return found
+        helps[node.target.id] = " ".join([*above, *within]).replace("``", "`")
+    return helps
 
 
 def tabulate_fields(record: Any) -> list[str]:
