@@ -20,6 +20,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.search.shapes import PAIRED, SPLIT
 from fivefold.planner.time.profiled import Profiled
 from fivefold.record import Mistake
+from tests.layout.live import live
 
 EVERY = pytest.mark.parametrize("record", PIPELINE_SCHEDULES.values(), ids=lambda record: record.name)
 
@@ -74,9 +75,8 @@ def test_live_stages_are_those_of_the_tables(record: PipelineSchedule) -> None:
             count = record.live_stages(table.micro_batches, pp=table.pp, v=table.stages // table.pp, rank=rank)
             if not record.pairs_passes:
                 assert count == passed_before_first_backward(table, rank)
-            assert any(
-                all(now[stage] >= least for stage, least in enumerate(count)) for now in table.live_micro_batches[rank]
-            )
+            least = dict(zip(table.rank_stages[rank], count, strict=True))
+            assert any(all(passed[stage] >= least[stage] for stage in least) for passed, _ in live(table, rank))
 
 
 def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:

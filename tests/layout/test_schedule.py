@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
+from fivefold.layout.schedule.batched_play import play_many, waves
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import links, p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
-from fivefold.layout.schedule.play import Played, levels, peaks, play
+from fivefold.layout.schedule.play import Played, play
 from fivefold.layout.schedule.table import Table, check
-from fivefold.planner.time.batched_schedules import play_many, waves
 from fivefold.record import Fault, Mistake
+from tests.layout.live import peaks
 
 some = settings(derandomize=True, deadline=None, max_examples=50)
 RANKS, MICRO_BATCHES, UNITS = st.integers(1, 8), st.integers(1, 24), st.integers(1, 9)
@@ -238,23 +239,6 @@ def test_zero_bubble_memory_by_rank(name: ScheduleName, factor: int) -> None:
     table = schedule(name, pp=pp, v=1, micro_batches=16)
     expected = tuple((factor * (pp - rank) - factor + 1) * bytes_b + factor * rank * bytes_w for rank in range(pp))
     assert peaks(table, until_backward=[bytes_b] * pp, until_weight=[bytes_w] * pp) == expected
-
-
-@some
-@given(tables(), st.randoms(use_true_random=False))
-def test_levels_are_counted_action_by_action(table: Table, random: Any) -> None:
-    kept, later = ([random.randint(0, 99) for _ in range(table.stages)] for _ in "BW")
-    found = levels(table, until_backward=kept, until_weight=later)
-    assert peaks(table, until_backward=kept, until_weight=later) == tuple(map(max, found))
-    for row, levels_of_rank in zip(table.rows, found, strict=True):
-        held: dict[tuple[int, int], int] = {}
-        for action, level in zip(row, levels_of_rank, strict=True):
-            held |= {(stage, i): kept[stage] for kind, stage, i in parts(action) if kind == "F"}
-            assert sum(held.values()) == level
-            for kind, stage, i in parts(action):
-                if kind != "F":
-                    held[stage, i] = later[stage] if kind == "B" else 0
-        assert sum(held.values()) == 0
 
 
 # ---- play

@@ -2,7 +2,7 @@
 
 one_f_one_b · zero_bubble · v_shaped   the generators: GPipe, 1F1B, interleaved; ZB1P, ZB2P; ZB-V, DualPipe, DualPipeV
 table · action · columns · csv_file    rank → actions, with ``check``; F, B, W; as arrays; a table from a file
-play · order · p2p · live_micro_batches   times and memory; an order of execution; its messages; micro-batches in flight
+play · batched_play · order · p2p   a simulation; many at once; an order of execution; its messages
 pipeline_schedule   the facts of each schedule, one record each
 
 To add one, write a generator, its record in ``pipeline_schedule``; nothing else names it.

@@ -1,4 +1,4 @@
-"""Plays a table: computes start and end of every action from given durations, and the live bytes meanwhile.
+"""Simulates a table: start and end of every action from given durations. ``batched_play.py``: many durations at once.
 
 A rank runs its actions in order, each as soon as its inputs have arrived: start = max(rank free, end + hop).
 A hop delays the receiver but occupies no rank; a blocking send must be part of the durations.
@@ -6,13 +6,12 @@ A hop delays the receiver but occupies no rank; a blocking send must be part of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from fivefold.layout.schedule.action import Action
-from fivefold.layout.schedule.live_micro_batches import Count
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.table import Table
 
@@ -82,14 +81,20 @@ def play(
     order = table.order
     durations = tuple(map(seconds, order.tasks))
     delays = [hop_seconds(*hop) for hop in order.hops]
-    if queues and delays and max(delays) > min(durations):
-        return _play_queued(table, durations, delays)
-    free = [0.0] * table.pp
+    queued = queues and bool(delays) and max(delays) > min(durations)
+    free, starts, links = [0.0] * table.pp, [0.0] * table.pp, [0.0] * len(delays)
     ends: list[float] = []
     append = ends.append
     for rank, task, first, first_hop, second, second_hop in order.actions:
         start = free[rank]
-        if first >= 0:
+        if queued:  # a message leaves once it is sent, its link is free, and the receiver's action before has begun
+            asked = starts[rank]
+            for source, hop in ((first, first_hop), (second, second_hop)):
+                if source >= 0:
+                    links[hop] = max(ends[source], links[hop], asked) + delays[hop]
+                    start = max(start, links[hop])
+            starts[rank] = start
+        elif first >= 0:
             arrival = ends[first] + delays[first_hop]
             if arrival > start:  # not max(): a call in the innermost loop costs a third of it
                 start = arrival
@@ -100,43 +105,3 @@ def play(
         free[rank] = end = start + durations[task]
         append(end)
     return Played(table, tuple(ends), durations, tuple(free))
-
-
-def _play_queued(table: Table, durations: tuple[float, ...], delays: list[float]) -> Played:
-    """``play`` where messages may queue: begin = max(sent, link free, start of the receiver's action before)."""
-    free, starts = [0.0] * table.pp, [0.0] * table.pp
-    links = [0.0] * len(delays)
-    ends: list[float] = []
-    for rank, task, first, first_hop, second, second_hop in table.order.actions:
-        start, asked = free[rank], starts[rank]
-        for source, hop in ((first, first_hop), (second, second_hop)):
-            if source >= 0:
-                links[hop] = max(ends[source], links[hop], asked) + delays[hop]
-                start = max(start, links[hop])
-        starts[rank], free[rank] = start, start + durations[task]
-        ends.append(free[rank])
-    return Played(table, tuple(ends), durations, tuple(free))
-
-
-def levels(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Live bytes of each rank during each of its actions.
-
-    Per stage, one micro-batch keeps ``until_backward`` bytes from its F to the end of its B (or BW),
-    and ``until_weight`` bytes from then to the end of its W.
-    """
-    return _live_bytes(table, table.live_micro_batches, until_backward, until_weight)
-
-
-def peaks(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[int, ...]:
-    """The maximum of ``levels`` per rank, from ``table.highest`` only, so that it is fast."""
-    return tuple(map(max, _live_bytes(table, table.highest, until_backward, until_weight)))
-
-
-def _live_bytes(
-    table: Table, counts: Sequence[Sequence[Count]], until_backward: Sequence[int], until_weight: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    rows = []
-    for held, row in zip(table.rank_stages, counts, strict=True):
-        weights = [until_backward[stage] for stage in held] + [until_weight[stage] for stage in held]
-        rows.append(tuple(sum(n * weight for n, weight in zip(count, weights, strict=True)) for count in row))
-    return tuple(rows)

@@ -13,7 +13,6 @@ from functools import cached_property
 
 from fivefold.layout.schedule.action import Part, named, parts
 from fivefold.layout.schedule.columns import Columns, Row, columns_of
-from fivefold.layout.schedule.live_micro_batches import Count, highest, live_micro_batches
 from fivefold.layout.schedule.order import Order, order
 from fivefold.record import Mistake
 
@@ -61,16 +60,6 @@ class Table:
     def order(self) -> Order:
         """Topological order of all actions; on deadlock a ``Mistake`` names the ranks that wait for one another."""
         return order(self.columns, stages=self.stages)
-
-    @cached_property
-    def live_micro_batches(self) -> tuple[tuple[Count, ...], ...]:
-        """Live micro-batches per rank and action, by stage on the rank (see ``live_micro_batches.py``)."""
-        return tuple(live_micro_batches(row, held=held) for row, held in zip(self.rows, self.rank_stages, strict=True))
-
-    @cached_property
-    def highest(self) -> tuple[tuple[Count, ...], ...]:
-        """Per rank, the counts of ``live_micro_batches`` among which its memory peak must be."""
-        return tuple(map(highest, self.live_micro_batches))
 
 
 def check(table: Table) -> None:

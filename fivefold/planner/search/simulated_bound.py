@@ -13,12 +13,12 @@ from functools import lru_cache
 import numpy as np
 
 from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.batched_play import Waves, play_many, waves
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import stage_units
-from fivefold.planner.time.batched_schedules import Waves, play_many, waves
 from fivefold.planner.time.steady_state import rounds_of
 
 TOGETHER = 512  # candidates that are played at once

@@ -8,7 +8,7 @@ network · small_messages        a collective by the placement of its ranks; mes
 unit_time · gather_reduce · units   a unit with its exposed messages; its messages of ZeRO; all of them by layout
 unit_overlap · stage_time · action_time   units with ZeRO's messages beside them; stages; actions of a schedule
 data_parallel · update_time · timeline   ZeRO's messages at the ends of a step; the update; the step
-steady_state · batched_schedules   long schedules from short ones; many schedules at once
+steady_state   long schedules from short ones
 spans · memory_over_time        the step over time
 errors · memory_risk            the expected error; the probability of running out of memory
 """

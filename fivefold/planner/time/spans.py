@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.layout.schedule import play as play_table
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.play import play
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.time.action_time import action_costs
@@ -46,7 +46,7 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
     player = _Player(planner, layout, table.order.tasks)
     late, seconds = player.stages.late, player.seconds
-    played = play_table.play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: late, queues=True)
+    played = play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: late, queues=True)
     rows = []
     for held, row, rank in zip(table.rank_stages, played.spans, ranks, strict=True):
         actions = [player.span(action, start, end) for action, start, end in row]

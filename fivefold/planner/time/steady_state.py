@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from fivefold.layout.schedule import play as play_table
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
+from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 
@@ -113,7 +113,7 @@ def _played(
         return sum([times * known[task] for task, times in tasks.items()])
 
     ends = [
-        list(play_table.play(table, seconds=known.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
+        list(play(table, seconds=known.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
         for table, _ in tables
     ]
     works = [sum([times * durations[task] for task, times in row]) for row in found.whole]

@@ -1,20 +1,22 @@
-"""Plays one table with many durations at once: actions in waves, none of which waits for another of its wave.
+"""The simulation of ``play.py`` for many durations of one table at once: in waves, each of actions that wait for none
+of their wave.
 
-A wave is a step of numpy over [its actions, durations], so hundreds of durations take as long as a few in ``play``.
+A wave is a step of numpy over [its actions, durations], so hundreds of durations take as long as ten in ``play``.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.layout.schedule.order import Order
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:  # schedules load without numpy, which is imported where arrays are made
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
 
 
 class Waves(NamedTuple):
@@ -32,6 +34,8 @@ class Waves(NamedTuple):
 
 def waves(order: Order, *, pp: int) -> Waves:
     """The actions of ``order`` in as few waves as possible."""
+    import numpy as np
+
     wave_of, free = list[int](), [0] * pp
     for rank, _, first, _, second, _ in order.actions:
         wave = free[rank]
@@ -52,9 +56,12 @@ def waves(order: Order, *, pp: int) -> Waves:
 
 
 def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
-    """Seconds at which each rank ends, [pp, n], as ``play`` without queues: ``seconds`` of each task [tasks, n], and of
-    every message between ranks [n].
+    """Return the seconds at which each rank ends, [pp, n], as ``play`` without queues, so never later than with them.
+
+    ``seconds``: of each task [tasks, n]; ``hop``: of every message between ranks [n].
     """
+    import numpy as np
+
     free, ends = np.zeros((pp, len(hop))), np.full((len(waves.rank) + 1, len(hop)), -np.inf)
     for (start, end), both in zip(pairwise(waves.starts), waves.both, strict=True):
         ranks = waves.rank[start:end]
