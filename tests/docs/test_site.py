@@ -85,6 +85,25 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+GENERATED = re.compile(
+    r"reference/(commands|configuration|results|python|models|machine-catalog|keys)\.md|how-to/configs/published\.md|"
+    r"explanation/(planning-questions\.md|measurements/|how-a-step-costs/(published|schedules)\.md)"
+)
+
+
+def test_prose_is_wrapped() -> None:
+    """No line of a page that is written by hand is over 120 columns, except tables, pictures and code."""
+    long = []
+    for page in DOCS.rglob("*.md"):
+        name, fenced = page.relative_to(DOCS).as_posix(), False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            fenced ^= line.lstrip().startswith("```")
+            free = fenced or line.lstrip().startswith(("|", "!", "#", "<", "$$")) or " " not in line.strip()
+            if len(line) > 120 and not free and not GENERATED.match(name):
+                long.append(f"{name}:{number}")
+    assert long == []
+
+
 def lines(page: Path) -> list[list[str]]:
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     text = "\n".join(blocks).replace("\\\n", " ")
