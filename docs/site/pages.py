@@ -20,7 +20,8 @@ NAV: dict[str, list[str]] = {
     "Home": ["index.md"],
     "Getting started": [
         "getting-started/plan-a-run.md", "getting-started/fit-a-model.md", "getting-started/find-a-layout.md",
-        "getting-started/why-is-it-slow.md", "getting-started/why-did-it-fail.md",
+        "getting-started/train-and-compare.md", "getting-started/why-is-it-slow.md",
+        "getting-started/why-did-it-fail.md", "getting-started/calibrate.md",
     ],
     "How-to": [
         "how-to/fsdp.md", "how-to/lora.md", "how-to/troubleshooting.md", "how-to/explain.md", "how-to/traces.md",

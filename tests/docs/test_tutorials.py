@@ -77,3 +77,13 @@ def test_changed_figures_are_seen_and_changed_words_are_not() -> None:
     assert list_figures(before, is_measured=False) == list_figures(after, is_measured=False) == ["55.92", "80", "1,358"]
     assert list_figures(["peak 55.93 GiB of 80"], is_measured=False) != list_figures(before[:1], is_measured=False)
     assert list_figures(["parameters 4.85 M 4.85 M exact", "step 3 s"], is_measured=True) == ["4.85", "4.85"]
+
+
+def test_the_readme_is_one_screen_and_its_first_lines_say_what_is_not_proven() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 120] == []
+    assert "No GPU has run" in " ".join(lines[:20])
+    assert {f"docs/getting-started/{page.name}" for page in TUTORIALS} <= set(
+        re.findall(r"\]\(([^)]+)\)", "".join(lines))
+    )

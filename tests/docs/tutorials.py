@@ -10,8 +10,8 @@ which readers do not see, say what to do with a block:
 - ``<!-- exit 3 -->`` before a ``sh`` block: the exit code that is expected, if it is not 0.
 - ``<!-- shown: 1 3:1-4 6 -->`` before a ``text`` block: which paragraphs of the output are shown, and which of their
   lines. A line with "…" stands for what is left out. Without the comment all of it is shown.
-- ``<!-- shown: 1 3; measured -->``: the figures are of the computer that made the page. Only lines whose last word is
-  ``exact`` are compared.
+- ``<!-- shown: 1 3; measured -->`` or ``<!-- measured -->``: the figures are of the computer that made the page. Only
+  lines whose last word is ``exact`` are compared.
 - ``<!-- columns: 120 -->`` anywhere in a page: the width of its terminal, if it is not 100.
 - ``<!-- slow -->`` before a ``sh`` block: it trains, measures or takes long, so that only ``make endure`` runs it.
 """
@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "getting-started").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs" / "getting-started").glob("*.md")), ROOT / "docs" / "index.md", ROOT / "README.md"]
 COLUMNS = 100
 SHELL = re.compile(r"[|<>;&$`*\n]|^(?!fivefold )", flags=re.MULTILINE)
 BLOCK = re.compile(
-    r"(?:<!-- (?P<how>(?:not run|exit|slow|shown)[^>]*) -->\n+)?^```(?P<kind>sh|text)\n(?P<body>.*?)^```$",
+    r"(?:<!-- (?P<how>(?:not run|exit|slow|shown|measured)[^>]*) -->\n+)?^```(?P<kind>sh|text)\n(?P<body>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
 FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -68,9 +68,16 @@ def list_examples(text: str) -> Iterator[Example]:
         if block["kind"] == "text" or how.startswith("not run"):
             continue
         output = following if following and following["kind"] == "text" else None
-        shown, _, measured = ((output["how"] if output else "") or "").removeprefix("shown:").partition(";")
+        shown = ((output["how"] if output else "") or "").removeprefix("shown:")
         exit_code = int(how.removeprefix("exit ")) if how.startswith("exit ") else 0
-        yield Example(block["body"], exit_code, how == "slow", shown.strip(), measured.strip() == "measured", output)
+        yield Example(
+            block["body"],
+            exit_code,
+            how == "slow",
+            shown.removesuffix("measured").strip(" ;"),
+            shown.endswith("measured"),
+            output,
+        )
 
 
 def run_commands(commands: str, folder: Path, columns: int) -> tuple[int, str]:

@@ -44,4 +44,4 @@ def test_the_page_shows_the_catalog() -> None:
 
 def test_the_readme_counts_them() -> None:
     assert len(STACKS) == 1 + 19  # with ours
-    assert "([nineteen of them](docs/reference/stacks.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "[19 other trainers](docs/reference/stacks.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
