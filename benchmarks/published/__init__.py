@@ -94,7 +94,7 @@ def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
 def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) -> Report:
     """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
     from benchmarks.published import left_out  # only here: readers need no planner
-    from benchmarks.published.tune import Run
+    from benchmarks.published.tune import Run, time_step
     from fivefold.planner.predict import planner, predict
 
     scores: list[Score] = []
@@ -116,6 +116,8 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
             else:
                 plan = planner(case.model, case.machine, case.job)
                 again = Run(case, plan.counts, plan.memory(case.layout))
+                if case.listed:
+                    step = step.replace(time=step.time.replace(step_seconds=time_step(again, case.machine)))
                 scores += score(case, step, left_out.predictions(again, without))
                 excluded += [
                     Refusal(source=case.source, row=f"{case.row} {quantity}", rule=f"{quantity}: {rule}")

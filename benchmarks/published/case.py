@@ -42,6 +42,7 @@ class Case(NamedTuple):
     quantity: Quantity = "peak"  # of ``memory_bytes``; the last two of the first stage
     left_out: tuple[tuple[str, str], ...] = ()  # what else the row measured, as (quantity, the rule that leaves it out)
     held_out: bool = False  # no constant may be set on it, and no error learned from it
+    listed: bool = False  # weights and gradients are sent one by one, as lists (``listed_weights.py``)
     composed: bool = False  # no step was run: its source's simulator added up kernels that it had timed alone
 
 

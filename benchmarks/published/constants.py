@@ -209,7 +209,6 @@ CONSTANTS: tuple[Constant, ...] = (
     _of_time("low_latency_share"),
     _of_time("tree_shares"),
     _of_time("crowding"),
-    _of_time("list_part_seconds"),
     _of_time("gloo_gather_factor"),
     _of_time("gloo_exchange_factor"),
     Constant("near latency", NVLINK3.latency_seconds, (2e-6, 5e-6), _link(0, "latency_seconds")),

@@ -18,11 +18,9 @@ from statistics import fmean
 
 from benchmarks.published.case import Case
 from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, varied, varied_allocator
-from benchmarks.published.tune import Run, prepared
+from benchmarks.published.tune import Run, prepared, time_step
 from fivefold.planner.counts.memory.allocator import allocator_totals
-from fivefold.planner.time import timeline
 from fivefold.planner.time.errors import Quantity
-from fivefold.planner.time.units import Units
 from fivefold.record import Record
 
 TABLE = Path(__file__).with_name("left_out.csv")
@@ -53,8 +51,7 @@ def drawn(cases: Sequence[Case]) -> list[Run]:
 
 def step_seconds(run: Run, factors: Factors) -> float:
     """The predicted step with constants times ``factors``."""
-    units = Units(run.counts, on_machine(run.case.machine, factors), varied(factors))
-    return timeline.step_seconds(units, run.case.layout, run.memory).seconds
+    return time_step(run, on_machine(run.case.machine, factors), varied(factors))
 
 
 def peak_bytes(run: Run, factors: Factors) -> float:

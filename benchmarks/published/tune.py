@@ -12,12 +12,13 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.published.case import Case
+from benchmarks.published.listed_weights import ListedUnits, step_seconds
 from fivefold.job import Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import RankMemory, memory
-from fivefold.planner.time.timeline import step_seconds
+from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.units import Units
 
 STEPS = (1.3, 1.1, 1.03)  # of a factor, coarse to fine
@@ -95,8 +96,13 @@ def error(runs: Sequence[Run], factors: Factors) -> float:
 
 def seconds(run: Run, factors: Factors) -> float:
     """The predicted step on the changed machine."""
-    units = Units(run.counts, factors.apply(run.case.machine))
-    return step_seconds(units, run.case.layout, run.memory).seconds
+    return time_step(run, factors.apply(run.case.machine))
+
+
+def time_step(run: Run, machine: Machine, constants: Constants = PUBLISHED) -> float:
+    """Return the predicted seconds of a run's step on another machine, by other constants."""
+    units = (ListedUnits if run.case.listed else Units)(run.counts, machine, constants)
+    return step_seconds(units, run.case.layout, run.memory)
 
 
 class Halves(NamedTuple):

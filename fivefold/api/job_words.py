@@ -56,7 +56,7 @@ class JobWords(TypedDict, total=False):
     gathers_again: Literal["needed", "all", "root"]
     unit_buffers: Literal["let_go", "held"]
     shards: Literal["within", "beside"]
-    fetch: Literal["units", "weights", "lists"]
+    fetch: Literal["units", "weights"]
     fetch_ahead: int
     fetch_small: int
     fetch_reuse: int

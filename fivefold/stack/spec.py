@@ -155,10 +155,8 @@ class Stack(Record):
     shards: Literal["within", "beside"] = "within"
     # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does
     # (``planner/counts/parameter_prefetch.py``), within these numbers of elements: gathered ahead at once, of a weight
-    # that is never freed, until a weight is used again that is not freed meanwhile, and gathered at most; lists: each
-    # weight alone, and its gradient too, as lists of a tensor per rank that PyTorch copies one by one (DeepSpeed until
-    # 2021; ``planner/counts/bucketed_reduction.py``)
-    fetch: Literal["units", "weights", "lists"] = "units"
+    # that is never freed, until a weight is used again that is not freed meanwhile, and gathered at most
+    fetch: Literal["units", "weights"] = "units"
     fetch_ahead: Elements = 50_000_000  # DeepSpeed's stage3_prefetch_bucket_size
     fetch_small: Elements = 100_000  # DeepSpeed's stage3_param_persistence_threshold
     fetch_reuse: Elements = 1_000_000_000  # DeepSpeed's stage3_max_reuse_distance

@@ -17,7 +17,7 @@ from fivefold.stack.catalog import named
 
 SOURCE = "megatron2021"
 MEGATRON = named("megatron-lm").replace(reduce_in_fp32=False)  # of 2021: no row says fp32 gradients
-DEEPSPEED = named("megatron-deepspeed").replace(family="deepspeed", fetch="lists")  # of 2021
+DEEPSPEED = named("megatron-deepspeed").replace(family="deepspeed")
 
 
 def cases() -> Iterator[Case | Excluded]:
@@ -47,7 +47,7 @@ def _case(row: Row) -> Case:
     layout = layout_of_row(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
     model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)
     rate = number(row, "hw_tflops_per_gpu") * 1e12 * machines.ranks
-    return case_of(
+    case = case_of(
         SOURCE,
         row,
         stack=DEEPSPEED if zero == 3 else MEGATRON,
@@ -57,3 +57,4 @@ def _case(row: Row) -> Case:
         seconds=hardware_flops(row) / rate if rate else None,
         rivals=f"{SOURCE} {model.name} {machines.ranks} {row['gbs']}",
     )
+    return case._replace(listed=zero == 3)

@@ -3,7 +3,7 @@
 operations/          operations of a layer: FLOPs, bytes moved, bytes kept
 memory/              bytes allocated on a rank: states, activations, the peak
 traffic · message    what a rank sends in a step
-ddp_buckets · bucketed_reduction · parameter_prefetch   messages of several units at once
+ddp_buckets · parameter_prefetch   messages of several units at once
 update               messages, products and scratch memory of the update
 flops                FLOPs of a step
 counts · cache       all counts of a model and job, in a cache

@@ -2,7 +2,7 @@
 
 zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
 stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.gathers_again``); of several units, or weight by weight: ``ddp_buckets.py``, ``bucketed_reduction.py`` ·
+(``sharding.gathers_again``); of several units: ``ddp_buckets.py`` ·
 tp, cp, ep as in the operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes
 (norm, loss, stop), and 4 per further predicted token
 """
@@ -24,7 +24,6 @@ from fivefold.layout.sharding import (
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.bucketed_reduction import by_lists, list_messages, staying
 from fivefold.planner.counts.counts import Counts, Name, Run, run_part
 from fivefold.planner.counts.ddp_buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
@@ -41,8 +40,6 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
     found = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     found += joined_messages(counts, layout, chunks=chunks)
-    if by_lists(counts, layout):
-        found += [message for message, _ in staying(counts, layout, chunks)]
     joined = {"all_gather"} if joins_gathers(counts, layout) else set()
     joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
     for chunk in chunks:
@@ -75,9 +72,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     for unit, shards, replicas in counts.local_parts(layout, name):
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
-        if shards > 1 and by_lists(counts, layout):
-            yield from list_messages(counts, layout, name, unit, shards)
-        elif shards > 1:
+        if shards > 1:
             twice = gathers_again(name, layout, counts.job)
             gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if twice else 1)
             group = f"{prefix}shard"

@@ -297,7 +297,7 @@ class Estimates(Tables):
         dual = self._dual[candidates.shape]
         if self.counts.job.stack.copies == "weight":  # after every backward
             columns += [s.mbs, s.cp]
-        if self.counts.job.stack.reduce_bucket or self.counts.job.stack.fetch == "lists":  # by stage other messages
+        if self.counts.job.stack.reduce_bucket:  # by stage other messages
             columns.append(candidates.zero)
         columns += [*self._places(candidates, ("tp",)), *(dual * each for each in self._places(candidates, ("pp",)))]
 

@@ -272,16 +272,6 @@ class Constants(Record):
             (0.005, 0.05),
         ),
     ] = 0.02
-    list_part_seconds: Annotated[
-        float,
-        About(
-            "s",
-            "host, per rank of a list: a view in Python and the launch of a copy",
-            "a view takes 1.6 µs on one core of today (`narrow` in a loop, torch 2.13), a launch 7, the lower end of"
-            " `launch_seconds`",
-            (6e-6, 15e-6),
-        ),
-    ] = 9e-6
     gloo_gather_factor: Annotated[
         float,
         About(

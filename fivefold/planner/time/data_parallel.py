@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar
 from fivefold.layout.mesh import group_of
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.bucketed_reduction import by_lists, staying
 from fivefold.planner.counts.counts import Name, Run
 from fivefold.planner.counts.traffic import unit_messages
 from fivefold.planner.time.network import MessageTime
@@ -56,7 +55,7 @@ def end_seconds(units: Units, layout: Layout, chunks: tuple[int, ...], seconds: 
     """
     if layout.dp * layout.cp * layout.tp == 1 and not layout.pipeline.enters_both_ends:
         return StepEnds(0.0, 0.0)
-    copies = _staying_seconds(units, layout, chunks) if by_lists(units.counts, layout) else 0.0
+    copies = 0.0
     gathers: Alike[MessageTime] = []  # in the order of the units
     reduces: Alike[MessageTime] = []
     forward: Alike[float] = []  # of the first stage's units
@@ -102,15 +101,6 @@ def _unit_ends(units: Units, name: Name, seconds: UnitSeconds) -> UnitEnds:
         sent.each,
         unit.forward + ahead,
         max(0.0, behind - sent.backward.seconds),
-    )
-
-
-def _staying_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> float:
-    """Return the seconds to gather the weights that stay after an update, and to copy them out part by part."""
-    return sum(
-        units.network.seconds(message.collective, message.payload, group_of(layout, message.group, message.ranks))
-        + parts * units.constants.list_part_seconds
-        for message, parts in staying(units.counts, layout, chunks)
     )
 
 

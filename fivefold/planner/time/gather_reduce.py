@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.bucketed_reduction import by_lists
 from fivefold.planner.counts.counts import Counts, Name, apart
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
-from fivefold.planner.time.constants import Constants
 from fivefold.planner.time.network import Network
 
 GatherReduceKey = tuple[object, ...]
@@ -35,23 +33,18 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
     """Return the values of a layout on which ``gather_reduce_seconds`` depends."""
     return (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp,
             layout.cp, layout.pp, layout.order, layout.pipeline.enters_both_ends, apart(layout),
-            by_lists(counts, layout) and layout.ac, counts.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
+            counts.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
 
 
-def gather_reduce_seconds(
-    counts: Counts, network: Network, constants: Constants, layout: Layout, name: Name
-) -> GatherReduceTime:
+def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name: Name) -> GatherReduceTime:
     """Return the seconds of one unit's messages, each sent once."""
-    each, lists = counts.reduces_each(layout, name), by_lists(counts, layout)
-    gather = reduce = copies = gather_busy = reduce_busy = again = 0.0
+    each = counts.reduces_each(layout, name)
+    gather = reduce = copies = gather_busy = reduce_busy = 0.0
     for message in unit_messages(counts, layout, name):
         asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
         seconds, busy = network.seconds(*asked), network.busy(*asked)
-        if lists:  # the host launches the copies of its parts while they travel
-            seconds = max(seconds, message.ranks * constants.list_part_seconds)
         if message.collective == "all_gather":
             gather, gather_busy = gather + seconds, gather_busy + busy
-            again += seconds * (message.times // layout.micro_batches(counts.job) - 1)
         elif message.group.endswith("replica") and each:
             copies += seconds
         else:
@@ -60,7 +53,7 @@ def gather_reduce_seconds(
         pair = message.axis == "pp"
         place = _dualpipe_replicas(layout) if pair else group_of(layout, message.group, message.ranks)
         copies += message.times * network.seconds(message.collective, message.payload, place)
-    return GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy, again if lists else None)
+    return GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
 
 
 def _dualpipe_replicas(layout: Layout) -> Group:

@@ -111,7 +111,7 @@ class Units:
         key = self._placement(layout).gather_reduce, name, self.counts.reduces_each(layout, name)
         found = self._gather_reduces.get(key)
         if found is None:
-            found = gather_reduce_seconds(self.counts, self.network, self.constants, layout, name)
+            found = gather_reduce_seconds(self.counts, self.network, layout, name)
             self._gather_reduces[key] = found
         return found
 

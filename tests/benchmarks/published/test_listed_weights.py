@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.published.listed_weights import (
+    LIST_PART_SECONDS,
+    ListedUnits,
+    list_messages,
+    list_staying,
+    step_seconds,
+)
 from benchmarks.published.readers.gpt import gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.planner.counts.bucketed_reduction import staying
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import messages
-from fivefold.planner.predict import Planner
-from fivefold.planner.time.constants import PUBLISHED
+from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.message import Message
+from fivefold.planner.time.units import Units
 from fivefold.stack.catalog import named
 
 MODEL = gpt(layers=3, width=64, heads=4, vocab=512, positions=64)
@@ -23,7 +30,7 @@ QKV, OUT, UP, DOWN = 3 * 64 * 64, 64 * 64, 4 * 64 * 64, 4 * 64 * 64
 
 
 def job(reuse: int = 40_000, **facts: object) -> Job:
-    stack = named("megatron-deepspeed").replace(fetch="lists", fetch_small=1000, fetch_reuse=reuse, **facts)
+    stack = named("megatron-deepspeed").replace(fetch_small=1000, fetch_reuse=reuse, **facts)
     return Job(stack=stack, sequence=64, global_batch=16, precision="bf16-grad16")
 
 
@@ -47,11 +54,18 @@ def played(reuse: int, *, full: bool) -> Counter[int]:
     return gathered
 
 
+def sent_messages(counts: Counts, layout: Layout) -> Iterator[Message]:
+    """Yield the gathers and reductions of all units."""
+    for run, times in counts.stage_work(layout)[0]:
+        for message in list_messages(counts, layout, run.name):
+            yield message._replace(times=message.times * times)
+
+
 @pytest.mark.parametrize(("ac", "reuse"), [("full", 40_000), ("full", 0), ("none", 0)])
 def test_weights_are_gathered_one_by_one_as_often_as_the_hooks_miss_them(ac: str, reuse: int) -> None:
     layout = Layout.parse(f"dp8 zero3 mbs1 ac={ac}")
     sent = Counter[int]()
-    for message in messages(Counts(MODEL, job(reuse)), layout):
+    for message in sent_messages(Counts(MODEL, job(reuse)), layout):
         if message.collective == "all_gather" and message.payload // 2 in (QKV, OUT, UP, DOWN):
             sent[message.payload // 2] += message.times
     sent[OUT] -= 2  # the table of positions is as large, and gathered in the forwards
@@ -61,17 +75,20 @@ def test_weights_are_gathered_one_by_one_as_often_as_the_hooks_miss_them(ac: str
 
 def test_gradients_of_all_weights_are_reduced_one_by_one_and_small_weights_stay() -> None:
     counts, layout = Counts(MODEL, job()), Layout.parse("dp8 zero3 mbs1 ac=full")
-    reduced = sum(each.times for each in messages(counts, layout) if each.collective == "reduce_scatter")
+    reduced = sum(each.times for each in sent_messages(counts, layout) if each.collective == "reduce_scatter")
     matrices, vectors = 3 * 4 + 2, 3 * 8 + 2  # with the tables, of which the head reads one; norms and biases
     assert reduced == 2 * (matrices + vectors)
-    ((message, parts),) = staying(counts, layout, (0,))
+    ((message, parts),) = list_staying(counts, layout)
     assert (message.times, parts) == (1, 8 * vectors)
 
 
 def test_a_list_takes_the_host_as_long_as_it_has_parts() -> None:
     """Of so small weights nothing else counts: each gather and reduction, and every part that is copied out."""
-    planner = Planner(model=MODEL, machine=resolve("a100:512", local=Path("none")), job=job().replace(global_batch=512))
-    layout = Layout.parse("dp512 zero3 mbs1 ac=full")
-    whole = planner.estimate(layout).step_time.exposed["dp"]
+    machine, layout = resolve("a100:512", local=Path("none")), Layout.parse("dp512 zero3 mbs1 ac=full")
+    counts = Counts(MODEL, job().replace(global_batch=512))
+    listed, usual = (
+        step_seconds(kind(counts, machine), layout, memory(counts, layout)) for kind in (ListedUnits, Units)
+    )
     gathers = sum(played(40_000, full=True).values()) + 2
-    assert whole >= 512 * PUBLISHED.list_part_seconds * (gathers + 14 + 26 + 26)
+    assert listed >= 512 * LIST_PART_SECONDS * (gathers + 14 + 26 + 26)
+    assert usual < listed / 5
