@@ -91,7 +91,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture
 def no_garbage() -> Iterator[None]:
     """For brackets without end: what other tests left is not finalized at the bottom of the parser's recursion."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

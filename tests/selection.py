@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -66,14 +67,19 @@ def find_names(function: Callable[..., Any], seen: set[CodeType]) -> Iterator[st
                     yield from find_names(member, seen)
 
 
+@cache
+def list_names(function: Callable[..., Any]) -> frozenset[str]:
+    """Return what ``find_names`` yields, once for all cases of a test and all tests of a fixture."""
+    return frozenset(find_names(function, set()))
+
+
 def find_marks(item: pytest.Item) -> set[str]:
     """Return which of ``processes``, ``browser`` and ``drawn`` a test is marked by."""
     functions = [getattr(item, "function", None)]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is not None:
         functions += [each.func for each in (defs[-1] for defs in fixtures.name2fixturedefs.values() if defs)]
-    seen: set[CodeType] = set()
-    names = {name for function in functions if function is not None for name in find_names(function, seen)}
+    names = {name for function in functions if function is not None for name in list_names(function)}
     marks = set()
     if names & PROCESS_NAMES or {name.split(".")[0] for name in names} & PROCESS_MODULES:
         marks.add("processes")

@@ -25,6 +25,7 @@ from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.rendering import report
 from fivefold.requests.playbook import playbook
+from tests.selection import one_in
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp<=4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
@@ -38,7 +39,8 @@ def shortened(model: Model) -> Model:
     return model.replace(layers=min(model.layers, max(2, period)), moe=moe)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", one_in(4, names()))
 def test_every_command_answers_for_every_model(name: str) -> None:
     whole, few = named(name), shortened(named(name))
     large = Job(sequence=min(whole.positions, 2048), global_batch=512)

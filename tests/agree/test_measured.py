@@ -67,12 +67,12 @@ TRIPLES = [
 ]
 SPARSE = GROUPED.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=50, dense_layers=1))
 OPTIMIZERS: list[tuple[Literal["sgd", "adafactor", "muon", "adamw8bit"], Model, str, str]] = [
-    ("sgd", BIASED, "dp2 zero1 mbs2", "bf16"),
-    ("adafactor", BIASED, "dp3 zero2 mbs1", "fp32"),
-    ("adafactor", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "bf16"),
-    ("muon", BIASED, "dp3 zero3 mbs1", "bf16-pure"),
     ("muon", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "fp32"),
+    ("sgd", BIASED, "dp2 zero1 mbs2", "bf16"),
+    ("adafactor", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "bf16"),
+    ("adafactor", BIASED, "dp3 zero2 mbs1", "fp32"),
     ("adamw8bit", WIDE_VOCAB, "dp2 tp2 zero2 mbs1", "bf16"),
+    ("muon", BIASED, "dp3 zero3 mbs1", "bf16-pure"),
 ]
 
 
@@ -96,7 +96,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("model", "text", "precision", "batch", "sequence"),
-    one_in(2, [pytest.param(*triple, id=f"{triple[0].name}-{triple[1]}-{triple[2]}") for triple in TRIPLES]),
+    one_in(4, [pytest.param(*triple, id=f"{triple[0].name}-{triple[1]}-{triple[2]}") for triple in TRIPLES]),
 )
 def test_counts_are_equal_and_peak_memory_is_close(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str, precision: str, batch: int, sequence: int
@@ -122,14 +122,17 @@ def test_counts_are_equal_and_peak_memory_is_close(
 
 @pytest.mark.parametrize(
     ("model", "text", "batch"),
-    [
-        # 1F1B: the first rank has two micro-batches in flight; all experts on each: no routing changes what is kept
-        (SPARSE, "pp2 mbs2", 8),
-        (GROUPED, "pp2 gpipe mbs1", 4),
-        (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is put off for W
-        (GROUPED, "pp2 v2 zbv mbs1", 6),
-        (GROUPED, "dp2 pp2 zero2 mbs1", 8),
-    ],
+    one_in(
+        2,
+        [
+            # 1F1B: the first rank has two micro-batches in flight; all experts on each: no routing changes what is kept
+            (SPARSE, "pp2 mbs2", 8),
+            (GROUPED, "pp2 gpipe mbs1", 4),
+            (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is put off for W
+            (GROUPED, "dp2 pp2 zero2 mbs1", 8),
+            (GROUPED, "pp2 v2 zbv mbs1", 6),
+        ],
+    ),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
@@ -152,7 +155,7 @@ def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "text", "precision"), OPTIMIZERS, ids=[f"{k}-{m.name}-{t}-{p}" for k, m, t, p in OPTIMIZERS]
+    ("kind", "model", "text", "precision"), one_in(2, OPTIMIZERS), ids=lambda value: getattr(value, "name", value)
 )
 def test_every_optimizer_is_as_planned(
     forked, corpus: Path, tmp_path: Path, kind: Any, model: Model, text: str,

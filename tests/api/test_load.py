@@ -84,6 +84,7 @@ def test_a_run_comes_back(run: Path, step: Step) -> None:
     assert found.to_frame("arrow").column("loss").to_pylist() == [5.5, 5.0]
 
 
+@pytest.mark.slow
 def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     plan = ff.plan("nano", "h100:2", tokens=1e9, seq=128, gbs=8, batch="job")

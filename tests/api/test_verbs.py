@@ -87,6 +87,7 @@ def test_ask(question: Any) -> None:
     assert f"{len(found):,} rows" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_dryrun() -> None:
     found = ff.dryrun("nano", "h100:2", "dp2 zero2 mbs1", seq=64, gbs=4)
     said = command("dryrun", "nano", "h100:2", "dp2 zero2 mbs1", "--seq", "64", "--gbs", "4")

@@ -42,6 +42,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+@pytest.mark.slow
 def test_torch_is_imported_only_where_steps_run() -> None:
     naming = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in imported(parsed(p))}
     assert naming, "the search finds nothing at all"

@@ -33,6 +33,7 @@ def names_used(tree: ast.AST) -> Iterator[str]:
             yield node.arg
 
 
+@pytest.mark.slow
 def test_every_line_has_a_home(trees: Trees) -> None:
     assert [name for name in trees if HOMELESS.intersection(Path(name).with_suffix("").parts)] == []
 

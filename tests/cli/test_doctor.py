@@ -32,6 +32,7 @@ def run(*words: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+@pytest.mark.slow
 def test_the_example() -> None:
     code, text = run(EXAMPLE, "--json", "--budget", "7GiB")
     found = Diagnosis.model_validate(json.loads(text))

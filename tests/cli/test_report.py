@@ -73,6 +73,7 @@ def test_a_question_with_its_layout() -> None:
     assert report(*again_[2:]) == text
 
 
+@pytest.mark.slow
 def test_a_question_without_one_is_searched() -> None:
     text = report("nano", "h100:2", "--gbs", "8")
     proposed = ff.search("nano", "h100:2", gbs=8).proposal

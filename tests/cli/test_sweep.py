@@ -42,6 +42,7 @@ def run(*words: str) -> tuple[str, str]:
     return found.stdout, found.stderr
 
 
+@pytest.mark.slow
 def test_rows_a_page_and_pictures() -> None:
     page, said = run("small.toml", "--charts", "new/folder")
     assert page.lstrip().startswith("64 rows: 32 fit, 32 cannot be")

@@ -110,6 +110,7 @@ def test_the_prediction_is_laid_beside_it(folder: Path) -> None:
     assert rows["dp, world all_gather, messages"]["measured"] > 0
 
 
+@pytest.mark.slow
 def test_charts(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     run(folder, "--charts", tmp_path / "new")

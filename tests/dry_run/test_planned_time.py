@@ -35,6 +35,7 @@ def both(case: str) -> tuple[Planner, Layout, Rehearsal]:
     return planner, layout, dryrun(model=model, machine=machine, layout=layout, job=job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
     planner, layout, rehearsal = both(case)

@@ -25,6 +25,7 @@ def said(notebook: dict[str, Any]) -> list[str]:
     return ["".join("".join(each.get("text") or each["data"]["text/plain"]) for each in cell) for cell in cells]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_says_what_it_shows(path: Path) -> None:
     notebook = read(path)

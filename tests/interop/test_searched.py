@@ -41,6 +41,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
     return len(layouts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
 def test_what_is_searched_is_written(stack: str) -> None:
     some = random.Random(stack)

@@ -53,6 +53,7 @@ def test_the_questions_about_any_job(seed: int) -> None:
     the_questions(case(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STACKS)
 def test_every_stack_is_searched(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""

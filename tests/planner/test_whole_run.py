@@ -221,6 +221,7 @@ def test_a_machine_without_a_price_or_watts_is_named() -> None:
         across(choices=[Choice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
     assert sizes_between(1, 8, node=8) == (1, 2, 4, 8)
     common = {"model": SMALL, "job": JOB, "tokens": 1e11, "by": "time", **FEW}

@@ -10,20 +10,22 @@ import pytest
 from tests.agree.loop import reference
 from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, WSD, Case
 from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
+from tests.selection import one_in
 
 CASES = [
-    Case("llama", "dp2 zero0 mbs1", COSINE),
     Case("llama", "dp2 zero2 mbs2", WSD, APART),
+    Case("llama", "dp2 zero0 mbs1", COSINE),
+    Case("mixtral", "dp2 ep2 zero1 mbs2", COSINE),
     Case("llama", "dp2 zero3 mbs2", CONSTANT),
+    Case("llama", "dp2 tp2 zero1 mbs2", COSINE),  # where a rank's place among the data ranks is not its number
     Case("llama", "tp2 mbs4", COSINE, APART),
     Case("llama", "cp2 mbs1", WSD, LONG),
     Case("llama", "pp2 mbs2", COSINE),
-    Case("mixtral", "dp2 ep2 zero1 mbs2", COSINE),
-    Case("llama", "dp2 tp2 zero1 mbs2", COSINE),  # where a rank's place among the data ranks is not its number
 ]
+JOINED, SPLIT = CASES[7], CASES[5]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
 def test_every_line_of_the_log_is_the_references(case: Case, tmp_path: Path) -> None:
     theirs = expected(case)
     assert distance(logged(case, folder_of(tmp_path / "run")), theirs) <= TOLERANCE
@@ -45,10 +47,10 @@ def test_a_run_that_was_stopped_goes_on_as_the_reference_does(tmp_path: Path) ->
 
 def test_the_cases_are_not_idle() -> None:
     """Gradients are cut in some steps and not in others; documents, experts and the length of a row matter."""
-    norms = [line["gradient_norm"] for line in expected(CASES[0]) if "loss" in line]
+    norms = [line["gradient_norm"] for line in expected(CASES[1]) if "loss" in line]
     assert max(norms) > 2.7
     assert min(norms) < 1.7
-    assert distance(expected(CASES[3]), expected(CASES[5])) > 1e-3
+    assert distance(expected(SPLIT), expected(JOINED)) > 1e-3
 
 
 def test_the_reference_is_not_ours() -> None:

@@ -19,7 +19,7 @@ from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 
 STEPS, TOKENS, VOCAB = 5, 24, 251
-METERED = 2  # the third step: by then every buffer of the steady state exists
+METERED = 1  # the second step: by then every buffer of the steady state exists
 FEW = METERED + 1  # steps of the tests; the matrix takes all
 DOCUMENTS = 101  # a prime number of them, of 61 to 161 tokens, packed: rows begin and end within documents
 END = VOCAB - 1

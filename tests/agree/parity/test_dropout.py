@@ -30,7 +30,7 @@ class Compared(NamedTuple):
 @pytest.mark.parametrize(
     ("layout", "attention"),
     one_in(
-        2,
+        3,
         [
             ("dp2 tp2 zero3 mbs2 ac=selective", "flash"),
             ("tp2 cp2 mbs1 cp=ulysses nosp ac=norm+act", "flash"),

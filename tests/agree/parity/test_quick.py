@@ -40,7 +40,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(3, CASES), ids=str)
 def test_a_layout_equals_one_process(case: Case) -> None:
     verdict = run(case)
     assert verdict.equal, verdict

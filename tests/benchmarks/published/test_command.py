@@ -26,6 +26,7 @@ def test_errors_by_another_field_than_the_source(
     assert "llama3-70b" in {row["source"] for row in found}
 
 
+@pytest.mark.slow
 def test_charts_show_every_run_and_the_diagonal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published(["kempnerforge"], charts=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {

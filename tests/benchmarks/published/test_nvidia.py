@@ -108,6 +108,7 @@ def test_bridge_counts_visible_pairs() -> None:
         assert flops(case, causal=True) / case.job.tokens_per_step == pytest.approx(exact[row], rel=8e-3), row
 
 
+@pytest.mark.slow
 def test_bridge_facts() -> None:
     found = cases("megatron_bridge_perf")
     rack, nvfp4, drop = (found[f"megatron_bridge_perf-{row}"] for row in ("0036", "0079", "0293"))

@@ -61,6 +61,7 @@ def accounted(found: list[Case | Excluded], source: list[Row]) -> None:
     assert all(each.rule for each in found if isinstance(each, Excluded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(source)
@@ -89,6 +90,7 @@ def test_every_column_emptied(source: str, tmp_path: Path, monkeypatch: pytest.M
     assert len(list(reader(source)())) == 1
 
 
+@pytest.mark.slow
 def test_what_the_planner_refuses_is_excluded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in, scores and exclusions out."""
     draw = random.Random(7)

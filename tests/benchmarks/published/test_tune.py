@@ -17,6 +17,7 @@ def runs() -> list[Run]:
     return prepared([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::40])
 
 
+@pytest.mark.slow
 def test_a_slower_machine_is_found_from_its_steps(runs: list[Run]) -> None:
     made = [run._replace(case=run.case._replace(step_seconds=seconds(run, SLOW))) for run in runs]
     found = tune(made)
@@ -26,6 +27,7 @@ def test_a_slower_machine_is_found_from_its_steps(runs: list[Run]) -> None:
     assert found.launch == pytest.approx(SLOW.launch, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_other_half_is_scored(runs: list[Run]) -> None:
     made = [run.case._replace(step_seconds=seconds(run, SLOW)) for run in runs]
     (one,) = halves(made)

@@ -47,6 +47,7 @@ def with_these(modules: tuple[str, ...]) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.8, 0.65])
 def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
     plain = examine(Net, loss)

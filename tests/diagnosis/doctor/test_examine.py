@@ -141,6 +141,7 @@ def half() -> nn.Module:
     return Tied().bfloat16()
 
 
+@pytest.mark.slow
 def test_narrow_weights_and_autocast() -> None:
     narrow = examine(half, tied_loss)
     assert narrow.parameters_bytes == narrow.gradients_bytes == 2 * narrow.parameters

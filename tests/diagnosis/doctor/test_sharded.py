@@ -61,6 +61,7 @@ def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> N
     assert cost.kept_bytes == pytest.approx(stage["activations_bytes"], rel=0.005)
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_by_a_plan() -> None:
     """Colwise and rowwise cut the matrices and the first bias; an all-reduce each way of each block."""
     cost = found(tp=4, plan=lambda _: PLAN).costs[-1]

@@ -15,6 +15,7 @@ from fivefold.model.catalog import named
 TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
 def test_a_picture_shows_the_whole_step(layout: str) -> None:
     found = dryrun(

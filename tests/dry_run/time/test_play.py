@@ -189,6 +189,7 @@ def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: 
     assert step.time().compute_seconds == pytest.approx(planned.compute_seconds, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp2 pp2", "pp2 zbv"])
 def test_twins_are_in_lockstep(layout: str, rehearsed: Rehearsed) -> None:
     every, some = (rehearsed(layout, all_ranks=each) for each in (True, False))
@@ -197,6 +198,7 @@ def test_twins_are_in_lockstep(layout: str, rehearsed: Rehearsed) -> None:
     assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-3)  # vocabularies are cut unevenly
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, GLOO], ids=["nccl", "gloo"])
 def test_the_seconds_of_every_rank_are_the_step(machine: object, rehearsed: Rehearsed) -> None:
     step = play(rehearsed("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
@@ -209,6 +211,7 @@ def test_the_seconds_of_every_rank_are_the_step(machine: object, rehearsed: Rehe
     assert step.time().step_seconds == step.step_seconds
 
 
+@pytest.mark.slow
 def test_a_million_events_in_seconds() -> None:
     tapes = [tape(rank, "kkskkw" * 50_000) for rank in (0, 1)]
     for each in tapes:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from fivefold.dry_run.record.tape import Tape
 from fivefold.dry_run.time.prices import CURVES
 from fivefold.job import Job
 from fivefold.model.catalog import named
 
 
+@pytest.mark.slow
 def test_every_curve_is_of_a_function_that_a_step_runs(rehearsed: Callable[..., list[Tape]]) -> None:
     tiny, job = named("tiny").replace(layers=2), Job(sequence=32, global_batch=4)
     plain = tiny.replace(norm="layernorm", mlp="plain", activation="gelu")

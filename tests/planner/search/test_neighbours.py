@@ -44,6 +44,7 @@ def differ(one: Layout, other: Layout) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL, EXPERTS], ids=["dense", "moe"])
 def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> None:
     planner = Planner(model=model, machine=tight(4, gib=1.0), job=FEW)

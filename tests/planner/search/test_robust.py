@@ -37,6 +37,7 @@ def seconds(planner: Planner, layout: Layout) -> float:
     return planner.estimate(layout, ranks=ranks).step_time.seconds if planner.fits(layout, ranks) else inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "axes"), [(SHALLOW, ("tp", "cp", "pp")), (SPARSE, ("ep",))], ids=["dense", "moe"])
 def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, ...]) -> None:
     machine, job = tight(4, gib=1.0), SHORT

@@ -24,6 +24,7 @@ from fivefold.record import Mistake
 from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import named as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
+from tests.selection import one_in
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
     assert found.evaluated < found.tried / 10
 
 
-@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize("batch", one_in(2, [4, 16]))
 def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     """Of all that run out of memory with a probability above the limit, but less likely than not."""
     machine, job = tight(4, gib=1.0), FEW.replace(global_batch=batch)

@@ -36,6 +36,7 @@ def all_layouts(model: Model, where: Where = ANY) -> list[Estimate]:
     return brute(model, tight(4, gib=1.0), SHORT, where=where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "where"), [(SHALLOW, ""), (SPARSE, "ac=none,full")], ids=["dense", "moe"])
 def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Model, where: str) -> None:
     machine, job, only = tight(4, gib=1.0), SHORT, Where.parse(where)
@@ -104,6 +105,7 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
     assert len(simplest.known) <= 4
 
 
+@pytest.mark.slow
 def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints() -> None:
     """Each term once, beside two others."""
     machine, job, every = tight(4, gib=1.0), SHORT, all_layouts(SHALLOW)

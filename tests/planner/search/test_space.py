@@ -71,6 +71,7 @@ def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
     return frozenset(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
 def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:

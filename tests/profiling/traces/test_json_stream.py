@@ -33,6 +33,7 @@ def taken(path: Path) -> tuple[list[dict[str, Any]], JsonStream]:
         return list(stream.events()), stream
 
 
+@pytest.mark.slow
 @SAME_FOLDER
 @given(
     before=KEYS, events=st.lists(EVENT, max_size=6), after=KEYS, chunk=st.sampled_from((1, 3, 17, 1000)),

@@ -122,6 +122,7 @@ def draw(*words: str) -> None:
     assert CliRunner().invoke(app, ["draw", *words], catch_exceptions=False).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -86,6 +86,7 @@ def losses(module: nn.Module, lost: Any) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_gradients_and_a_dozen_steps_are_the_references(pair: tuple[Any, Folder]) -> None:
     theirs, folder = pair
     ours: Any = decoder(folder)

@@ -27,6 +27,7 @@ from fivefold.trainer.checkpoint.full_weights import full_module
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import Folder, start
 from fivefold.trainer.engine import Engine
+from tests.selection import one_in
 
 JOB = Job(sequence=32, global_batch=4, precision=recipe("fp32"), steps=4)
 PLAIN = {"width": 48, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn": 80, "vocab": 131, "positions": 64}
@@ -123,8 +124,9 @@ THERE_AND_BACK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", THERE_AND_BACK)
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("case", "dtype"), one_in(3, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
+)
 def test_there_and_back_is_the_same_to_the_bit(
     forked: Fork, tmp_path: Path, case: str, dtype: str, cases: ModuleType
 ) -> None:

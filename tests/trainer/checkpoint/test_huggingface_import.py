@@ -165,6 +165,7 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
         assert (weight.grad - wanted).norm() <= 1e-5 * wanted.norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-oss", "minimax-m2", "glm4-moe", "mixtral", "deepseek-v3"])
 def test_a_dozen_steps_are_the_references(name: str, tmp_path: Path) -> None:
     theirs = reference(CASES[name])

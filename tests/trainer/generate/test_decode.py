@@ -96,6 +96,7 @@ def said(module: Transformer, prompts: list[list[int]], **changes: object) -> li
     return [[step[number] for step in steps if step[number] is not None] for number in range(len(prompts))]
 
 
+@pytest.mark.slow
 @named
 @pytest.mark.parametrize("window", [64, 8])
 def test_what_is_kept_changes_no_token(model: Model, window: int) -> None:

@@ -188,6 +188,7 @@ def test_evaluation_keeps_nothing() -> None:
         assert each(drawn(4, 16)).grad_fn is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it where it resumes
 def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
     each = linear(16, 16, bias=True)

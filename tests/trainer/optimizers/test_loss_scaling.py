@@ -20,6 +20,7 @@ from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.engine import Engine, StepResult
 from fivefold.trainer.optimizers.loss_scaling import GROWTH, LEAST, START, LossScaler
 from tests.agree.parity import processes
+from tests.selection import one_in
 
 Fork = Callable[..., list[Any]]
 DENSE = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83)
@@ -84,11 +85,13 @@ CASES = [
     (SPARSE, "dp2 ep2 zero2 mbs1"),
     (SPARSE, "tp2 cp2 mbs2"),
 ]
-IDS = [f"{model.name}-{text}" for model, text in CASES]
 
 
-@pytest.mark.parametrize(("model", "text"), CASES, ids=IDS)
-@pytest.mark.parametrize("precision", ["fp16", "bf16-pure"])
+@pytest.mark.parametrize(
+    ("model", "text", "precision"),
+    one_in(3, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_every_layout_is_one_process_and_that_is_fp32_nearly(
     forked: Fork, model: Model, text: str, precision: str
 ) -> None:
@@ -137,8 +140,11 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "text"), CASES, ids=IDS)
-@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize(
+    ("model", "text", "everywhere"),
+    one_in(3, [(*case, everywhere) for case in CASES for everywhere in (True, False)]),
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_an_overflow_skips_the_step_on_all_ranks(forked: Fork, model: Model, text: str, everywhere: bool) -> None:
     def play_overflow() -> list[bool]:
         return overflow(model, text, everywhere=everywhere)

@@ -16,6 +16,7 @@ from fivefold.record import Mistake
 from fivefold.trainer.optimizers.low_precision_moments import Scaled
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
+from tests.selection import one_in
 from tests.trainer.optimizers.test_eight_bit import MODEL
 from tests.trainer.optimizers.test_optimizers import RATE, STEPS, joined, play
 
@@ -82,7 +83,7 @@ def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, 
     assert "blocks.0.norm1.weight/exp_avg_scale" not in ours
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", one_in(3, RECIPES))
 def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path, name: str) -> None:
     left: dict[str, Tensor] | None = None
     for number, text in enumerate(["dp3 zero3 mbs1", "pp2 mbs1", "dp2 tp2 zero1 mbs1"]):

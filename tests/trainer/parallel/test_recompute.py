@@ -183,7 +183,6 @@ def test_everything_is_let_go_without_the_garbage_collector(ac: str, backward: b
         weight.collect = lambda gradient: None  # type: ignore[attr-defined]
     for norm in [block.get_submodule(name) for block in stack.blocks for name in ("norm1", "norm2")]:
         norm.requires_grad_(False)  # whose gradients go through autograd, and stay
-    gc.collect()
     gc.disable()
     try:
         with Meter([*stack.parameters(), *stack.tables, entry], axis=str) as meter:
@@ -343,6 +342,7 @@ def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
     assert difference(stack.gradients(), expected.gradients()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
 @pytest.mark.parametrize(("ac", "backend"), [("norm+core+act", "aot_eager"), ("full/2", "inductor")])
 def test_under_compilation(ac: str, backend: str, plain: Any) -> None:
