@@ -74,8 +74,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays to the end: no collection of garbage looks through it."""
+    """What is imported and collected stays to the end: no collection of garbage looks through it, and few are made."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

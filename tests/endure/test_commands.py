@@ -16,7 +16,7 @@ from tests.endure.commands import IDLE_TICKS, Idle, Waits, alone, answer, judged
 from tests.endure.facts import ignored
 from tests.endure.settings import settings, sound_settings
 
-INPUTS = 60
+INPUTS = 30
 
 
 @pytest.fixture(autouse=True)

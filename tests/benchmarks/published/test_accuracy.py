@@ -16,6 +16,7 @@ from benchmarks.published import Report, exclusions, headline, run, table_markdo
 from benchmarks.published.intervals import coverage, learn, write
 from benchmarks.published.score import RESOLUTION, Score
 from fivefold.planner.time.errors import TABLE
+from tests.docs.figures import list_figures
 
 pytestmark = pytest.mark.slow
 
@@ -101,14 +102,14 @@ def test_repeats_of_a_run_lie_as_far_apart_as_the_resolution_says(report: Report
 
 
 def assert_or_freeze(page: Path, made: str, *, begin: str, end: str) -> None:
-    """``page`` has ``made`` from ``begin`` until ``end``; or gets it, where figures are frozen."""
+    """``page`` has the figures of ``made`` from ``begin`` until ``end``; or gets all of it, where they are frozen."""
     text = page.read_text(encoding="utf-8")
     first = text.index(begin)
     last = text.index(end, first)
     if FREEZE:
         page.write_text(text[:first] + made + text[last:], encoding="utf-8")
     else:
-        assert text[first:last] == made
+        assert list_figures(text[first:last]) == list_figures(made)
 
 
 def test_the_page_has_the_table_of_this_commit(report: Report) -> None:
