@@ -9,6 +9,7 @@ import pytest
 from fivefold.dry_run.match import findings
 from fivefold.dry_run.record.tape import START, WAIT, Event, Message, Scope, Site, Tape
 from fivefold.model.catalog import resolve
+from tests.selection import one_in
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def starts(tape: Tape) -> list[int]:
     return [at for at, event in enumerate(tape) if event[0] == START]
 
 
-@pytest.mark.parametrize("layout", DENSE)
+@pytest.mark.parametrize("layout", one_in(3, DENSE))
 def test_what_is_trained_meets(layout: str, rehearsed: Rehearsed) -> None:
     tapes = rehearsed(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
@@ -43,7 +44,7 @@ def test_what_is_trained_meets(layout: str, rehearsed: Rehearsed) -> None:
     assert findings(tapes[:1], streams=True) == []  # a rank whose twins are not told does not wait for them
 
 
-@pytest.mark.parametrize("layout", EXPERTS)
+@pytest.mark.parametrize("layout", one_in(3, EXPERTS))
 def test_experts_meet(layout: str, rehearsed: Rehearsed) -> None:
     assert findings(rehearsed(layout, MIXTURE), streams=True) == []
 

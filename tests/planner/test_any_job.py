@@ -28,6 +28,7 @@ from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack
 from tests.planner.checks import a_step, its_pictures, the_engine, the_questions
 from tests.planner.draws import LABELS, TABLES, case
+from tests.selection import one_in
 
 SPLIT = tuple(name for name, each in PIPELINE_SCHEDULES.items() if each.splits_backward)
 H100 = resolve("h100:8", local=Path("/nowhere"))
@@ -54,7 +55,7 @@ def test_the_questions_about_any_job(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", one_in(2, STACKS))
 def test_every_stack_is_searched(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
     model, ranks = named("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4

@@ -25,6 +25,7 @@ from fivefold.trainer.generate.decode import SamplingParams, generate, kv_cached
 from fivefold.trainer.generate.sample import sample, samples
 from fivefold.trainer.generate.source import Source
 from fivefold.trainer.model.transformer import Transformer
+from tests.selection import one_in
 
 PLAIN = {"width": 48, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn": 80, "vocab": 131, "positions": 64}
 EXPERTS = MoE(experts=8, topk=2, ffn=24)
@@ -97,8 +98,11 @@ def said(module: Transformer, prompts: list[list[int]], **changes: object) -> li
 
 
 @pytest.mark.slow
-@named
-@pytest.mark.parametrize("window", [64, 8])
+@pytest.mark.parametrize(
+    ("model", "window"),
+    one_in(3, [(model, window) for model in MODELS for window in (64, 8)]),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_what_is_kept_changes_no_token(model: Model, window: int) -> None:
     module = plain(model)
     wanted = [reread(module, prompt, tokens=14, window=window) for prompt in PROMPTS]
