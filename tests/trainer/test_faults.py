@@ -557,7 +557,7 @@ def test_a_signal_in_mid_training(monkeypatch: pytest.MonkeyPatch, place: str, s
 # kill -9
 
 
-@pytest.mark.long  # two ranks are killed in tests/endure/test_kills.py
+@pytest.mark.long  # two ranks are killed in test_two_processes_end_and_go_on
 def test_kill_9_at_random_moments_loses_nothing() -> None:
     changes = {"job": {"steps": 96}, "checkpoints": {"every_steps": 2}}
     set_run(folder="straight", **changes)

@@ -58,6 +58,7 @@ def test_blocks_run_forward_once_and_again_where_they_are_recomputed(
     assert verdict.equal
 
 
+@pytest.mark.long  # the matrix itself is for `make parity`
 def test_the_matrix_is_whole() -> None:
     """As many layouts as promised, every schedule, and only pairs left out that no layout of eight ranks can have."""
     cases, impossible = covering()

@@ -174,6 +174,7 @@ def test_long_sequences_are_counted_to_the_byte(case: Case) -> None:
     assert max(abs(stage.planned - stage.rehearsed) for stage in verdict.stages) <= UNCOUNTED, verdict.stages
 
 
+@pytest.mark.long  # the matrix itself is run by hand
 def test_the_matrix_is_whole() -> None:
     """As many layouts as promised, of every model, with every schedule, ZeRO stage, recipe and backend."""
     cases = every_case()
