@@ -12,7 +12,7 @@ import pytest
 
 from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, SHORT, WSD, Case
 from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
-from tests.agree.loop.mutate import Mutation, plant
+from tests.agree.loop.mutate import Mutation, locate, plant
 from tests.selection import one_in
 
 SEEN = 1e-4  # a hundred times what the comparison allows
@@ -23,7 +23,7 @@ FAR = Case("llama", "mbs2", CONSTANT, LONG | {"steps": 4})
 FALLING = Case("llama", "mbs4", WSD | {"warmup_steps": 1, "decay_steps": 4}, SHORT)
 EXPERTS = Case("mixtral", "mbs4", COSINE, SHORT)
 ADAMW = "torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon"
-INTO_GRADIENT = "shape.gradient_(share, part).mul_(times)"
+INTO_GRADIENT = "shape.gradient_(probabilities, chunk).mul_(times)"
 Planted = list[tuple[Case, Mutation]]
 
 
@@ -79,15 +79,16 @@ UPDATE = [
            "set_rate(built.optimizer, vars(self).get('late', 0.0)); self.late = self.rate")),
     *each(ALONE, "optimizers.optimizer:learning_rate",
           ("the warm-up begins at 0", "(step + 1) / warmup", "step / warmup"),
-          ("the cosine ends at 0", "(schedule.floor + (1 - schedule.floor) * left)", "left"),
-          ("the cosine ends a step late", "max(1, steps - 1 - start)", "max(1, steps - start)")),
+          ("the cosine ends at 0", "(schedule.floor + (1 - schedule.floor) * remaining)", "remaining"),
+          ("the cosine ends a step late", "max(1, steps - 1 - decay_start)", "max(1, steps - decay_start)")),
     *each(FALLING, "optimizers.optimizer:learning_rate",
           ("the decay begins late", "(schedule.decay_steps or", "(1 or"),
           ("the decay is a cosine", 'schedule.kind == "cosine"', "True")),
     *each(ALONE, "optimizers.optimizer:set_rate", ("groups have one rate", 'rate * group.get("times", 1.0)', "rate")),
-    *each(ALONE, "optimizers.optimizer:_groups", ("groups have one decay", "each.weight_decay", "0.5")),
+    *each(ALONE, "optimizers.optimized_weights:OptimizedWeights.make_groups",
+          ("groups have one decay", "rates.weight_decay", "0.5")),
     *each(ALONE, "optimizers.optimizer:weight_group", ("norms decay", "if weight.is_vector", "if False")),
-    *each(ALONE, "optimizers.optimizer:_adamw",
+    *each(ALONE, "optimizers.adamw:build_fp32",
           ("epsilon is inside the root", ADAMW, ADAMW + "**0.5"),
           ("the decay goes through the moments", ADAMW, ADAMW.replace("AdamW", "Adam")),
           ("the betas are exchanged", ADAMW, ADAMW.replace("betas,", "betas[::-1],"))),
@@ -123,6 +124,11 @@ def test_a_mistake_in_a_resume_is_seen(case: Case, mutation: Mutation, tmp_path:
     assert distance(logged(case, folder, stop_after=1)[:begun], expected(case)[:begun]) <= TOLERANCE
     resumed = [line for line in logged(case, folder, partial(plant, mutation)) if line["step"] > 2]
     assert distance(resumed, expected(case)[begun:]) > SEEN
+
+
+def test_every_mistake_finds_its_text() -> None:
+    for _, mutation in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]:
+        assert locate(mutation).text.count(mutation.old) == 1, mutation
 
 
 def test_what_is_planted_unchanged_is_not(tmp_path: Path) -> None:
