@@ -87,7 +87,10 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
         )
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
-    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk, tight=False).best[0].step
+    found = search(
+        model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk, tight=False, using=planner
+    )
+    step = found.best[0].step
     return Answer(
         question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
         memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
@@ -103,14 +106,18 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
 def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[Answer, Model]:
     """The largest model that fits the machine: ``model`` with layers and heads scaled by eighths, up to 32 times."""
 
+    planners = dict[int, Planner]()
+
     def fits(eighths: int) -> bool:
-        return fits_any(model=scaled(model, eighths / 8), machine=machine, job=job, risk=risk)
+        tried = scaled(model, eighths / 8)
+        planners[eighths] = Planner(model=tried, machine=machine, job=job, risk=risk)
+        return fits_any(model=tried, machine=machine, job=job, risk=risk, using=planners[eighths])
 
     most = _most(fits, limit=256)
     if most == 0:
         raise Mistake(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
-    largest = scaled(model, most / 8)
-    step = search(model=largest, machine=machine, job=job, top=1, risk=risk, tight=False).best[0].step
+    largest, using = planners[most].model, planners[most]
+    step = search(model=largest, machine=machine, job=job, top=1, risk=risk, tight=False, using=using).best[0].step
     line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
     answer = Answer(
         question="largest model", line=line, value=largest.parameters, layout=step.layout,

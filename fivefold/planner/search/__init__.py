@@ -49,7 +49,7 @@ def search(
     *, model: Model, machine: Machine, job: Job, by: Aim = "time", top: int = 10, recipes: Sequence[Recipe] = (),
     reduces: Sequence[Reduce] = (), worlds: Sequence[int] = (), levels: int = 1, within: float | None = None,
     report: Report | None = None, improved: Callable[[str, float], None] | None = None, risk: float = FITS_RISK,
-    tight: bool = True, **narrowed: Any,
+    tight: bool = True, using: Planner | None = None, **narrowed: Any,
 ) -> SearchResult:  # fmt: skip
     """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
 
@@ -58,6 +58,7 @@ def search(
     ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``.
     ``improved``: told each better layout and its score. ``risk``: the probability of running out of memory up to which
     a layout fits; with ``tight`` the best of the tight ones beyond it is found too, if it beats those that fit.
+    ``using`` as in ``fitting``.
     Interrupted once it knows a layout, it returns the best so far. A ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
@@ -72,7 +73,7 @@ def search(
         improved=improved, largest_tight=largest_tight,
     )  # fmt: skip
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
-    planners = _until_stopped(solver, spaces, model=model, machine=machine, risk=risk)
+    planners = _until_stopped(solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk)
     where = narrowed.get("where", ANY)
     total += even_out(known, where=where) if planners and proposes else 0
     found = SearchResult(
@@ -231,11 +232,12 @@ def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: f
 
 
 def _until_stopped(
-    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine, risk: float
+    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner], *, model: Model,
+    machine: Machine, risk: float,
 ) -> dict[Job, Planner]:  # fmt: skip
     """``_search_spaces``; none if it was interrupted when some layout was known."""
     try:
-        return _search_spaces(solver, spaces, model=model, machine=machine, risk=risk)
+        return _search_spaces(solver, spaces, known, model=model, machine=machine, risk=risk)
     except (KeyboardInterrupt, StopSignal):
         if not solver.incumbents.best:
             raise
@@ -252,7 +254,7 @@ def _search_spaces(
     for job, space in spaces:
         if space.layouts:
             if job not in planners:
-                counts = known[job].counts if known else None
+                counts = known[job].counts if known and job in known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
             alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
             bounds = Bounds(planners[job], space, joined(()), like=bounds if alike else None)

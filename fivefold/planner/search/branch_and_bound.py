@@ -27,7 +27,8 @@ Report = Callable[[int, int], None]  # layouts done, of how many
 class BranchAndBound:
     """State of a search beside its ``incumbents``: layouts that wait for an estimate, and how many are done.
 
-    ``timed``: whether a layout's time matters to whether it is among the best.
+    ``timed``: whether a layout's time matters to whether it is among the best. ``few_fit``: memory excludes more than
+    time does, so that it is looked at first.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class BranchAndBound:
     ) -> None:  # fmt: skip
         self.incumbents, self.ranks_per_node, self.timed, self.report = incumbents, ranks_per_node, timed, report
         self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
-        self.total, self.done = total, 0
+        self.total, self.done, self.few_fit = total, 0, False
 
     def floors(self, bounds: Bounds) -> list[Floor]:
         """Partial layouts of one space that may fit, of which ``bounds`` has no row yet."""
@@ -88,7 +89,7 @@ class BranchAndBound:
         space, partials = bounds.space, bounds.partials
         count = space.candidates_of(partials) * len(space.recomputations)
         self.incumbents.rejections.too_large(count, size, lambda at: space.any_layout(partials, at))
-        self._report_done(int(count.sum()))
+        self.report_done(int(count.sum()))
 
     def _slower(self, bounds: Bounds, seconds: Floats) -> None:
         """Count partial layouts, without their recomputation, that are slower whatever their schedule."""
@@ -96,7 +97,7 @@ class BranchAndBound:
             count = int(bounds.space.candidates_of(bounds.partials).sum()) * len(bounds.space.recomputations)
             nearest = bounds.space.any_layout(bounds.partials, int(seconds.argmin()))
             self.incumbents.rejections.slower("compute", count, nearest)
-            self._report_done(count)
+            self.report_done(count)
 
     def wait(self, bounds: Bounds, some: CandidateLayouts, size: Floats, seconds: Floats) -> None:
         """Queue candidates with their bounds."""
@@ -111,7 +112,9 @@ class BranchAndBound:
         candidates = space.expand(stems, np.arange(len(stems.dp)))
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
         kinds = len(space.recomputations)
-        rival = self.timed and bool(self.incumbents.best)  # else no bound of time excludes a layout: memory first
+        rival = (
+            self.timed and bool(self.incumbents.best) and not self.few_fit
+        )  # else no bound of time excludes a layout: memory first
         if rival and len(seconds):
             bound = bounds.nearest(candidates, most=FEWEST, bare=True)
             candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order ac")
@@ -158,11 +161,11 @@ class BranchAndBound:
         if len(losers.partial):
             times = int(self._times(bounds, losers, "zero order").sum())
             self.incumbents.rejections.slower("bound", times, bounds.space.layout(bounds.partials, losers, 0))
-            self._report_done(times)
+            self.report_done(times)
 
     def _explore(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
         """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
-        if not self.timed:
+        if not self.timed or self.few_fit:
             self._explore_sizes(bounds, candidates)
             return
         space, partials = bounds.space, bounds.partials
@@ -195,7 +198,7 @@ class BranchAndBound:
             self.evaluate_waiting(bounds, most=EAGER)
 
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
-        """As ``_explore`` where time does not matter: memory is the same in every order, of which one is evaluated."""
+        """As ``_explore`` where time does not matter, or few layouts fit: memory is the same in every order."""
         space, partials = bounds.space, bounds.partials
         for part in _parts(candidates):
             some = space.shard(partials, candidates.take(part))
@@ -205,9 +208,34 @@ class BranchAndBound:
                     size = bounds.memory(some, limit=limit)
                     some, size, none = self._fitting(bounds, some, size, none, left="order")
                     some, size, none = self._fast(bounds, some, size, (none, None), left="order")
-            if len(size):
+            if self.timed:
+                self._place_fitting(bounds, some, size)
+            elif len(size):
                 self.wait(bounds, space.placed_first(partials, some), size, none)
                 self.evaluate_waiting(bounds, most=EAGER)
+
+    def _place_fitting(self, bounds: Bounds, some: CandidateLayouts, size: Floats) -> None:
+        """Queue every order of candidates that can win by time and that fit, whose memory is counted once."""
+        seconds = np.zeros(len(size))
+        if self.incumbents.best and len(size):
+            some, size, seconds = self._fast(bounds, some, size, bounds.nearest(some), left="order")
+        first = bounds.space.placed_first(bounds.partials, some)
+        layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))
+        peaks = np.array([self.incumbents.excess(bounds.planner, layout) for layout in layouts], float)
+        large = peaks > 0
+        losers, times = some.take(large), self._times(bounds, some.take(large), "order")
+        self.report_done(int(times.sum()))
+        self.incumbents.rejections.too_large(
+            times, peaks[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
+        )
+        some, size = some.take(~large), size[~large]
+        placed, index = bounds.space.placed(bounds.partials, some)
+        if len(index):
+            placed, size, seconds = self._fast(bounds, placed, size[index], bounds.seconds(placed), left="")
+        if len(size):
+            one = bounds.estimates.distinct(placed)
+            self.wait(bounds, placed.take(one), size[one], seconds[one])
+            self.evaluate_waiting(bounds, most=EAGER)
 
     def evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
         """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising."""
@@ -257,7 +285,7 @@ class BranchAndBound:
         large = size > self.incumbents.capacity
         losers = candidates.take(large)
         times = self._times(bounds, losers, left)
-        self._report_done(int(times.sum()))
+        self.report_done(int(times.sum()))
         self.incumbents.rejections.too_large(
             times, size[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
         )
@@ -273,7 +301,7 @@ class BranchAndBound:
         worth = self.incumbents.can_win(seconds, size, space)
         losers = candidates.take(~worth)
         times = self._times(bounds, losers, left)
-        self._report_done(int(times.sum()))
+        self.report_done(int(times.sum()))
         if len(times):
             most = np.zeros(len(times), np.int64)
             if parts is not None and best:
@@ -284,7 +312,8 @@ class BranchAndBound:
                 rejections.slower(PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
         return candidates.take(worth), size[worth], seconds[worth]
 
-    def _report_done(self, more: int) -> None:
+    def report_done(self, more: int) -> None:
+        """Add to the number of layouts that are done, and report it."""
         self.done += more
         if self.report:
             self.report(self.done, self.total)

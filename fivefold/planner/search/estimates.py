@@ -8,6 +8,7 @@ The units are embedding, head, and each kind of block with and without recomputa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from fivefold.layout.sharding import policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, Run, apart, run_part
+from fivefold.planner.counts.memory.liveness import Sums
 from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
@@ -25,6 +27,15 @@ from fivefold.planner.time.stage_time import between_stages
 from fivefold.planner.time.unit_time import AXES
 
 FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
+
+
+class Birth(IntEnum):
+    """Which gradients a backward allocates: none, the dense sums, all sums, or all gradients until it has ended."""
+
+    NONE = 0
+    DENSE = 1
+    ALL = 2
+    HELD = 3
 
 
 class Estimates(Tables):
@@ -65,14 +76,42 @@ class Estimates(Tables):
 
         return self._bytes("profiles", candidates, make, limit=limit)
 
-    def splits(self, candidates: CandidateLayouts) -> Floats:
-        """[n, 1, units] bytes: as the second of ``profiles``, of a backward whose weight gradients are deferred."""
+    def splits(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+        """[n, (backward peak above what is kept, kept for W), units] bytes of a backward whose weight gradients are
+        deferred; ``limit``: of the second lower bounds, as in ``_bytes``.
+        """
 
-        def make(part: Part, name: Name) -> tuple[int]:
-            kept = self.counts.profile(part, name).kept_bytes
-            return (self.counts.split(part, name).backward_peak_bytes - kept,)
+        def make(part: Part, name: Name) -> tuple[int, int]:
+            kept, split = self.counts.profile(part, name).kept_bytes, self.counts.split(part, name)
+            return split.backward_peak_bytes - kept, split.late_bytes
 
-        return self._bytes("splits", candidates, make, limit=False)
+        return self._bytes("splits", candidates, make, limit=limit)
+
+    def births(self, candidates: CandidateLayouts, birth: Birth) -> Floats:
+        """[n, units] bytes of a backward that allocates gradients, at least: not those of its experts once reduced."""
+        s = self.partials.take(candidates.partial)
+        predicted = self.counts.model.predicted > 0
+        stack = self.counts.job.stack
+        at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
+
+        def make(layout: Layout, _: int) -> Floats:
+            part, found = part_of(layout), []
+            for run in self.runs:
+                name = self._alike(run.name)
+                parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
+                experts = parts[-1].sums if self.counts.routed(name) else 0
+                dense = sum(each.sums for each in parts) - experts
+                if birth == Birth.HELD:
+                    sums = Sums()._replace(held=True)
+                elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
+                    sums = Sums()  # a table's gradients have rules of their own
+                else:
+                    made = experts if birth == Birth.ALL else 0
+                    sums = Sums(dense, made, gone=made if at_once else 0)
+                found.append(self.counts.profile(run_part(part, run), name, sums).backward_peak_bytes)
+            return np.array([found], float)
+
+        return self._table(f"births {birth}", candidates, [s.mbs, *self._part(candidates)[1:]], make)[:, 0]
 
     def _bytes(
         self, name: str, candidates: CandidateLayouts, each: Callable[[Part, Name], Sequence[int]], *, limit: bool
@@ -109,7 +148,7 @@ class Estimates(Tables):
         whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
         least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
         found = np.minimum(whole, least)
-        found[:, [3, 5, 6]] = 0
+        found[:, [3, 5, 6, 7]] = 0
         return found
 
     def resting(self, candidates: CandidateLayouts) -> Floats:
@@ -130,7 +169,8 @@ class Estimates(Tables):
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated, gathered
-        ahead of its backward, gradients that are reduced in each backward), units]: bytes, and elements updated.
+        ahead of its backward, gradients that are reduced in each backward, gradients at the end of the first backward),
+        units]: bytes, and elements updated.
         """
         s = self.partials.take(candidates.partial)
         columns = [
@@ -166,6 +206,7 @@ class Estimates(Tables):
                 state.updated,
                 self._gathered_ahead(layout, name),
                 self._reduced(layout, name),
+                self._made(layout, name),
             )
         return np.array([rows[name] for name in names], float)
 
@@ -185,6 +226,17 @@ class Estimates(Tables):
         if isinstance(name, str) or not self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0:
             return 0
         return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
+
+    def _made(self, layout: Layout, name: Name) -> int:
+        """Return bytes of whole gradients that live as a first backward of a block ends, at least: as ``_reduced``."""
+        stack, parts = self.counts.job.stack, [part.sums for part in self.counts.parts(layout, name)]
+        if name == "embed" and not self.counts.model.shares_table:  # with the gradient that is added to the sums
+            recipe, reduces = self.counts.job.precision, not policy(layout, self.counts.job).gradients_stay
+            return sum(parts) + reduces * (sum(parts) * recipe.table_gradients_bytes // recipe.summed_bytes)
+        if isinstance(name, str):
+            return 0
+        at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
+        return max(parts) if at_once else sum(parts)
 
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
         """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner, fullest
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
@@ -84,8 +85,7 @@ class Incumbents:
         self.seen.add((layout, planner.job))
         ranks = planner.memory(layout)
         self.evaluated += 1
-        peak = fullest(ranks)
-        risk = planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0
+        peak, risk = self._peak_and_risk(planner, layout, ranks)
         fits = risk <= planner.risk
         if not fits:
             self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
@@ -109,6 +109,16 @@ class Incumbents:
             self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
             if self.improved and self.best[0] is found:
                 self.improved(found.text, score)
+
+    def excess(self, planner: Planner, layout: Layout) -> int:
+        """Return the peak bytes of a layout that neither fits nor is tight; else 0."""
+        peak, risk = self._peak_and_risk(planner, layout, planner.memory(layout))
+        return peak if risk > (TIGHT_RISK if self.looks_at_tight else planner.risk) else 0
+
+    def _peak_and_risk(self, planner: Planner, layout: Layout, ranks: list[RankMemory]) -> tuple[int, float]:
+        """Return the peak bytes of a layout, and its risk of running out of memory; 1 where it is sure to."""
+        peak = fullest(ranks)
+        return peak, planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0
 
     def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:
         """What the ranking is by, of layouts or of bounds."""

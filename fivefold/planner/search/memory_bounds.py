@@ -2,12 +2,13 @@
 
     memory ≥ states + Σ over stages of a rank (live micro-batches · what its units keep) + the backward of one unit
 
-at the first backward of a rank, and at one after which all its gradient sums are allocated. Computed for four ranks of
-each pipeline, of which the maximum is taken. The tests compare with ``Planner.peak_bytes``.
+at the first backward of a rank, at one after which all its gradient sums are allocated, and at its last one. Computed
+for four ranks of each pipeline, of which the maximum is taken. The tests compare with ``Planner.peak_bytes``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,11 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.planner.counts.counts import Counts, Run
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
-from fivefold.planner.search.estimates import Estimates
+from fivefold.planner.search.estimates import Birth, Estimates
 from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, over, pipeline_layout, stage_units
 from fivefold.planner.search.space import Shape
 
-HEAD, BLOCKS = 1, 2  # index of the head, and of the first kind of block, among the units
+EMBED, HEAD, BLOCKS = 0, 1, 2  # index of the embedding, the head, and the first kind of block, among the units
 LARGE = 3  # rounds of micro-batches after which more of them change nothing
 
 
@@ -41,9 +42,14 @@ class LiveUnits(NamedTuple):
     known: NDArray[np.bool_]  # ``later`` is at the backward of that stage
     deep: NDArray[np.bool_]  # as many micro-batches are live then as at the first backward
     made: NDArray[np.bool_]  # there is such a backward
+    done: Ints  # backwards of each stage before all gradient sums are there, where W comes apart
     one: NDArray[np.bool_]  # the rank has one stage
     schedule: Ints
     pp: Ints
+    closing: Ints  # [4, 2] indices of the first block, and the first with experts, of the stage whose backward is last
+    pending: NDArray[np.float64]  # [4, 2, units] of that stage before each of these
+    lead: NDArray[np.float64]  # [4, units] of that stage
+    before: Ints  # [4, 2] index of the block before each of these; HEAD if there is none
 
 
 def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, runs: list[Run]) -> LiveUnits:
@@ -56,6 +62,7 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
     ranks = [0, int(held[:, BLOCKS:].sum(axis=1).argmax()), int(held[:, blocks[-1]].argmax()), ends]
     rows = [_rank_units(shape, rank, table[list(stages[rank])], m=micro_batches) for rank in ranks]
     live, later, known, deep, made = zip(*rows, strict=True)
+    closing = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
     return LiveUnits(
         held=held[ranks], live=np.array(live), later=np.array(later),
         block=np.array([blocks[stages[rank][-1]] for rank in ranks]), made=np.array(made),
@@ -63,6 +70,11 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
         front=np.array([stages[rank][-1] == 0 for rank in ranks]), known=np.array(known), deep=np.array(deep),
         one=np.full(4, len(stages[0]) == 1),
         schedule=np.full(4, SCHEDULES.index(shape.schedule)), pp=np.full(4, shape.pp),
+        closing=np.array([[at for at, _, _ in rank] for rank in closing]),
+        done=np.array([1 + shape.pipeline.weight_lag * rank for rank in ranks]),
+        lead=table[[stages[rank][0] for rank in ranks]],
+        pending=np.array([[units for _, units, _ in rank] for rank in closing]),
+        before=np.array([[block for _, _, block in rank] for rank in closing]),
     )  # fmt: skip
 
 
@@ -72,6 +84,23 @@ def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -
     again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
     places = [[place[counts.kinds[layer], again[layer]] for layer in stage] for stage in stage_layers(layers, layout)]
     return [stage[-1] for stage in places], [stage[-2] if len(stage) > 1 else HEAD for stage in places]
+
+
+def _closing_blocks(
+    counts: Counts, shape: Shape, stage: int, *, every: int, runs: list[Run]
+) -> Iterator[tuple[int, NDArray[np.float64], int]]:  # fmt: skip
+    """Yield the indices into ``runs`` of the first block of a stage, and of the first with experts (else that again),
+    each with the numbers of units before it and the index of the block before it.
+    """
+    layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
+    again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
+    mine = stage_layers(layers, layout)[stage]
+    blocks = [place[counts.kinds[layer], again[layer]] for layer in mine]
+    routed = next((at for at, layer in enumerate(mine) if counts.routed(counts.kinds[layer])), 0)
+    for at in (0, routed):
+        units = np.bincount(blocks[:at], minlength=len(runs)).astype(float)
+        units[EMBED] = stage == 0
+        yield blocks[at], units, blocks[at - 1] if at else HEAD
 
 
 def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
@@ -88,6 +117,9 @@ def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floa
         deep, made = pp == 1 or m - done >= count, m > done or not split
         return live, (count if deep else max(int(made), min(m - done, count))) * table[0], True, deep, made
     deep = pipeline.pairs_passes or m > 2 * pp
+    if pipeline.interleaves:  # as many forwards follow as backwards come until the last stage has its sums
+        group = -(-m // max(1, m // pp))
+        deep = shape.v * m - (shape.v - 1) * group - 1 >= count
     if pipeline.interleaves and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
         return live, live, True, deep, True
     least = (count if deep else 1) * table.min(axis=0)
@@ -100,6 +132,10 @@ class MemoryBounds:
 
     def __init__(self, counts: Counts, shapes: list[Shape]) -> None:
         self.counts, self.shapes = counts, shapes
+        stack, recipe = counts.job.stack, counts.job.precision
+        apart = stack.weight_gradients in ("apart", "bucketed")
+        self._lasting = not apart  # gradients that stay live from the start
+        self._become = recipe.gradients_bytes == recipe.summed_bytes and apart and not stack.kernel_facts.allocates_sums
         self._known: dict[tuple[int, int, int], LiveUnits] = {}
 
     def peak(
@@ -114,38 +150,121 @@ class MemoryBounds:
         pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
         kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit), 1, 0)
         found = estimates.states(candidates) if states is None else states
-        rest, during, ends, gathered, _, ahead, fresh = np.moveaxis(found, 1, 0)
+        rest, during, ends, gathered, _, ahead, fresh, made = np.moveaxis(found, 1, 0)
         split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
+        deferred = np.zeros_like(kept)
         if len(split):  # what a B needs grows with the micro-batch by fits and starts
             above = above.copy()
-            above[split] = 0 if limit else np.maximum(0.0, estimates.splits(candidates.take(split))[:, 0])
+            needed, deferred[split] = np.moveaxis(estimates.splits(candidates.take(split), limit=limit), 1, 0)
+            above[split] = 0 if limit else np.maximum(0.0, needed)
         base, last, alone = over(pipe.held, rest), over(pipe.held, ends), pipe.pp == 1
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
             body = later = own = np.zeros(alone.shape)
         else:
             body, later = over(pipe.live, kept), over(pipe.later, kept)
             own = pipe.held[:, :, HEAD] * kept[:, None, HEAD]
-        peak = above + gathered
+        peak, splitting = above + gathered, np.isin(pipe.schedule, SPLITTING)
         first, least = np.take_along_axis(peak, pipe.block, axis=1), _least_of(pipe.held, peak)
         first = first + np.take_along_axis(ahead, pipe.next, axis=1)
+        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
+        opening = peak if states is not None or limit else self._opening(candidates, estimates, peak, kept, gathered)
+        begins = np.take_along_axis(opening, pipe.block, axis=1) + np.take_along_axis(ahead, pipe.next, axis=1)
+        of_head = np.where(m > 1, during, ends)[:, None, HEAD] * (pipe.held[:, :, HEAD] > 0)
+        begins = np.where(splitting, first, begins + of_head)
         if self.counts.job.stack.deferred == "graph":  # the backward of the first stage waits for its W
             waits = pipe.front & np.isin(pipe.schedule, SPLIT)
-            first, least = np.where(waits, 0.0, first), np.where(waits, 0.0, least)
-        loss = np.where(pipe.held[:, :, HEAD] > 0, above[:, None, HEAD], 0.0)
+            first, least, begins = (np.where(waits, 0.0, each) for each in (first, least, begins))
+        there, coming = pipe.held[:, :, HEAD] > 0, np.take_along_axis(ahead, pipe.block, axis=1)
+        coming = coming * (self.counts.job.stack.unit_buffers != "held")  # else after the loss
+        loss = np.where(there, peak[:, None, HEAD] + coming, 0.0)
+        opens = np.where(there & ~splitting, opening[:, None, HEAD] + coming, loss)
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
         gone = np.where(alone & (m == 2), np.maximum(0.0, during - ends)[:, None, HEAD], 0.0)
         # No gradient is reduced before all sums are allocated, except where a rank has several stages.
-        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | pipe.one
-        sure = alone | pipe.deep | (stays & pipe.made & (m > 2))
+        sure = alone | pipe.deep | ((stays | pipe.one) & pipe.made & (m > 2))
         whole = np.where(sure & ~(alone & (m == 1)), over(pipe.held, during), 0.0)
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
         reducing = np.take_along_axis(fresh - kept, pipe.block, axis=1)
-        reducing = np.where(sure & ~np.isin(pipe.schedule, SPLITTING), reducing, 0.0)
+        reducing = np.where(sure & ~splitting, reducing, 0.0)
         blocks = np.where(pipe.known, np.maximum(first, reducing) - own, least) - gone
         late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + whole + later
-        full = base + np.maximum(late, np.maximum(first - own - gone, loss) + body)
-        last = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + least, last)
+        full = base + np.maximum(late, np.maximum(begins - own, opens) + body)
+        if len(split) and self.counts.job.stack.deferred != "graph":  # all units but one wait for W as a B ends
+            block = pipe.closing[:, :, 0]
+            waits = over(pipe.lead, deferred) - np.take_along_axis(deferred, block, axis=1)
+            waits += np.take_along_axis(kept + peak, block, axis=1) + np.where(
+                sure, over(pipe.held, during), np.where(m > pipe.done, over(pipe.held, np.minimum(during, ends)), 0.0)
+            )
+            full = np.where(np.isin(pipe.schedule, SPLIT), np.maximum(full, base + waits), full)
+        if not self.counts.job.stack.reduce_bucket:
+            own = kept + above
+            if states is None and not limit:
+                own = self._backward_bytes(candidates, estimates, own, micro_batches)
+            reduced, whole = (
+                np.where((m == 1) | (np.arange(made.shape[1]) == EMBED), made, fresh),
+                stays & (states is None),
+            )
+            last = np.maximum(
+                last, self._closing(pipe, m, states=found, own=own + gathered, reduced=reduced, stays=whole)
+            )
         return np.asarray(np.maximum(full, base + last).max(axis=1))
+
+    def _opening(
+        self, candidates: CandidateLayouts, estimates: Estimates, peak: Floats, kept: Floats, gathered: Floats
+    ) -> Floats:  # fmt: skip
+        """Return bytes [n, units] of the first backward of a unit above what it keeps, with the gradients that it
+        allocates; ``peak``: without them.
+        """
+        stack, stays = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
+        if stack.reduce_bucket:
+            return peak
+        born = ~(stays & self._lasting)
+        held = born & (self._become | (~stays & (stack.unit_buffers == "held")))
+        found = peak.copy()
+        for birth, rows in ((Birth.HELD, held), (Birth.ALL, born & ~held)):
+            at = np.flatnonzero(rows)
+            if len(at):
+                found[at] = estimates.births(candidates.take(at), birth) - kept[at] + gathered[at]
+        return found
+
+    def _closing(
+        self, pipe: LiveUnits, m: Ints, *, states: Floats, own: Floats, reduced: Floats, stays: NDArray[np.bool_]
+    ) -> Floats:  # fmt: skip
+        """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank; 0 of
+        schedules that split backwards. ``own``: of a block's backward, ``reduced``: as its gradients are reduced; ``m``
+        and ``stays``: micro-batches, and whether whole gradients stay until the update.
+        """
+        during, ends, ahead = states[:, 1], states[:, 2], states[:, 5]
+        allocated = (m > 1) | (stays & self._lasting)
+        split = np.isin(pipe.schedule, SPLITTING)
+        most = over(pipe.held, ends) + pipe.held[:, :, EMBED] * (reduced - ends)[:, None, EMBED]
+        for at in range(pipe.closing.shape[2]):
+            block, pending = pipe.closing[:, :, at], pipe.pending[:, :, at]
+            mine = over(pending, during) + np.take_along_axis(during, block, axis=1)
+            done = over(pipe.held - pending, ends) - np.take_along_axis(ends, block, axis=1)
+            needs = np.take_along_axis(own, block, axis=1) + np.take_along_axis(ahead, pipe.before[:, :, at], axis=1)
+            needs = np.maximum(needs, np.take_along_axis(reduced, block, axis=1))
+            most = np.maximum(most, done + np.where(allocated, mine, 0.0) + needs)
+        return np.where(split, 0.0, most)
+
+    def _backward_bytes(
+        self, candidates: CandidateLayouts, estimates: Estimates, whole: Floats, m: Ints
+    ) -> Floats:  # fmt: skip
+        """Return bytes [n, units] of a block's last backward with the gradients that it allocates, not as ``whole``."""
+        job, stays = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
+        holds = ~stays & (job.stack.unit_buffers == "held")
+        births = np.full(len(m), Birth.NONE)
+        births[estimates.each(candidates)] = Birth.DENSE
+        births[(m == 1) & ~(stays & self._lasting)] = Birth.ALL
+        births[(births == Birth.ALL) & self._become] = Birth.HELD
+        births[(births != Birth.NONE) & holds] = Birth.HELD
+        found = whole
+        for birth in (Birth.DENSE, Birth.ALL, Birth.HELD):
+            rows = np.flatnonzero(births == birth)
+            if len(rows):
+                found = found.copy() if found is whole else found
+                found[rows] = estimates.births(candidates.take(rows), birth)
+        return found
 
     def _units(self, candidates: CandidateLayouts, micro_batches: Ints, every: Ints, *, runs: list[Run]) -> LiveUnits:
         """Return the live units of each candidate's pipeline."""

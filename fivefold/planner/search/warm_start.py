@@ -6,41 +6,77 @@ shard groups → all schedules and groups of the best of those
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound
-from fivefold.planner.search.columns import CandidateLayouts, Floor, Opened, joined
+from fivefold.planner.search.columns import CandidateLayouts, Floor, Ints, Opened, joined
+from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import FEWEST
 
 SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so many sequences at most
 FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
 SCHEDULES = 4000  # of them, the most promising of all
+FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit
 PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
 
 
 def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
-    """Search all layouts of one space, of which ``bounds`` has no row yet, likely good ones before the others."""
+    """Search all layouts of one space, of which ``bounds`` has no row yet, likely good ones before the others.
+
+    If none of the likeliest fits, some layout that does is looked for by memory alone: bounds of time exclude nothing
+    without one.
+    """
+    incumbents = solver.incumbents
+    before, done = deepcopy(incumbents.rejections), solver.done
     floors = solver.floors(bounds)
-    _evaluate_likely(solver, bounds, floors)
+    likely = _likely(solver, bounds, floors)
+    best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
+    number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
+    while start < len(best) and incumbents.threshold == np.inf:
+        _evaluate_likely(solver, bounds, likely, best[start : start + number])
+        start, number = start + number, min(SCOUTS, number * TIMES)
+        if solver.timed and not incumbents.best:
+            break
+    if solver.timed and not incumbents.best and not _evaluate_any(solver, bounds, before, done):
+        return
     solver.sweep(bounds, floors)
 
 
-def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
-    """Evaluate likely good layouts to lower the threshold; count no losers."""
-    likely = _likely(solver, bounds, floors)
-    best = np.lexsort((likely.size, solver.incumbents.score(likely.seconds, likely.size, bounds.space)))
+def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections, done: int) -> bool:
+    """Evaluate some layout that fits; False where none fits or is tight, when all are counted as too large.
+
+    ``rejections`` and ``done``: those before this space.
+    """
+    incumbents = solver.incumbents
+    sizes = Incumbents(
+        incumbents.largest_peak, by="memory", top=1, levels=0, any_will_do=True, largest_tight=incumbents.capacity
+    )
+    sizes.rejections = rejections
+    found = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False, total=solver.total)
+    found.done = done
+    sweep_from_likely(found, bounds)
+    solver.few_fit = sizes.evaluated > FEW_FIT
+    if sizes.best:
+        incumbents.evaluate(bounds.planner, sizes.best[0].estimate.layout)
+    elif not sizes.tight:
+        incumbents.rejections, incumbents.evaluated = sizes.rejections, incumbents.evaluated + sizes.evaluated
+        solver.report_done(found.done - solver.done)
+        return False
+    return True
+
+
+def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: Floor, rows: Ints) -> None:
+    """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
     incumbents, done, report = solver.incumbents, solver.done, solver.report
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
     try:
-        number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
-        while start < len(best) and incumbents.threshold == np.inf:
-            some = best[start : start + number]
-            start, number = start + number, min(SCOUTS, number * TIMES)
-            floor = Floor(likely.stems.take(some), likely.size[some], likely.seconds[some])
-            for opened in solver.opened(bounds, floor):
-                _try_best(solver, bounds.over(opened.partials), opened)
+        floor = Floor(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
+        for opened in solver.opened(bounds, floor):
+            _try_best(solver, bounds.over(opened.partials), opened)
     finally:
         incumbents.rejections, solver.done, solver.report = rejections, done, report
 

@@ -106,10 +106,15 @@ def test_what_hidden_messages_slow_is_in_the_bound() -> None:
     assert len(seconds) > 1
 
 
+FEW = Job(sequence=4096, global_batch=8)  # micro-batches, so that gradients and the last backward matter most
 ZERO_BUBBLE = Job(sequence=2048, global_batch=48, stack=stack_named("zero-bubble"))
 MEMORY = {  # and the least that a bound may be of the peak
     "deepseek-v3 h200:64 v=30,ac=full,zero=3": (Job(sequence=4096, global_batch=512), 0.75),
     "deepseek-v3 h100:8 schedule=zb2p,pp=4,mbs=4,ac=full/4": (ZERO_BUBBLE, 0.0),
+    "deepseek-v2-lite h100:64 v=1,schedule=gpipe,zero=3": (FEW, 0.85),
+    "deepseek-v2-lite h100:64 schedule=interleaved,pp=2,zero=3": (FEW, 0.65),
+    "deepseek-v2-lite h100:64 pp=2,schedule=zb1p,zero=3": (FEW, 0.65),
+    "gpt-oss-20b h100:64 v=1,schedule=1f1b,zero=3": (FEW, 0.78),
     "olmo2-7b h100:8 v=1": (Job(sequence=2048, global_batch=64, offload=("activations",)), 0.0),
 }
 
@@ -142,6 +147,7 @@ DRAWN = {
     49: "activations are offloaded without a pipeline",
     56: "activations are offloaded and the graph of a deferred backward stays",
     173: "gradients are copied into a bucket at once, with a pipeline",
+    50051: "uneven groups of micro-batches: the last stage has its gradients when fewer are live",
     729: "of few micro-batches ZB-V reduces one stage's gradients before those of the other are made",
 }
 
