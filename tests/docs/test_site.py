@@ -50,7 +50,7 @@ def test_docs_have_four_parts() -> None:
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("FSDP", "how-to/fsdp.md"), ("HSDP", "how-to/fsdp.md"), ("LoRA", "how-to/lora.md"),
+        ("quick start", "index.md"), ("FSDP", "how-to/fsdp.md"), ("HSDP", "how-to/fsdp.md"), ("LoRA", "how-to/lora.md"),
         ("MFU", "explanation/mfu.md"), ("out of memory", "how-to/troubleshooting.md"),
         ("glossary", "reference/glossary.md"), ("configuration", "reference/configuration.md"),
     ],
