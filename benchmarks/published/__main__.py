@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fivefold.cli.errors import settle
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import say, show
 
 if TYPE_CHECKING:
     from benchmarks.published import Report
@@ -36,7 +36,7 @@ def published(
     charts: Annotated[
         Path | None, typer.Option(help="Draw predicted against measured, and errors over ranks, into this folder.")
     ] = None,
-    json: AsJson = False,
+    json: Annotated[bool, typer.Option("--json", help="Print data as JSON.")] = False,
 ) -> None:
     """Score predictions against what others measured and published: every accuracy claim, made anew."""
     from benchmarks.published import SOURCES, run

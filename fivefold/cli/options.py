@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from fivefold.cli.parameters import make_option
 from fivefold.record import Mistake
-from fivefold.requests.commands import JsonOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-
-
-AsJson = Annotated[bool, make_option("as_json", JsonOption)]
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:

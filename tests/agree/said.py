@@ -1,16 +1,32 @@
-"""What ranks send, added up by axis and collective."""
+"""What is compared, and what ranks send, added up by axis and collective."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import messages
 from fivefold.step import sent_bytes
 
 Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes
+
+
+class Compared(Protocol):
+    """A model, a layout and a job."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def job(self) -> Job: ...
 
 
 def add_up(lines: Iterable[tuple[str, str, int, int]]) -> Said:

@@ -11,19 +11,6 @@ from typing import NamedTuple
 
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.torchrun", "deepspeed")
-LAUNCHERS = (
-    "torchrun",
-    "deepspeed",
-    "accelerate",
-    "srun",
-    "mpirun",
-    "python",
-    "sbatch",
-    "nohup",
-    "exec",
-    "time",
-    "env",
-)
 PER_NODE = ("nproc_per_node", "num_gpus", "gpus_per_node", "ntasks_per_node", "nproc-per-node")
 NODES = ("nnodes", "num_nodes", "num_machines")
 ALL = ("num_processes",)

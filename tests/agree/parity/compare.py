@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf, isfinite
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,23 +22,10 @@ from fivefold.planner.counts.flops import work
 from tests.agree.parity.cases import FEW, Case, one_process, text
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Array, Part, Told, play
-from tests.agree.said import Said, add_up, count_planned
+from tests.agree.said import Compared, Said, add_up, count_planned
 
 TOLERANCE = 1e-5
 PADDED = 1.25
-
-
-class Compared(Protocol):
-    """A model, a layout and a job."""
-
-    @property
-    def model(self) -> Model: ...
-
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def job(self) -> Job: ...
 
 
 class Verdict(NamedTuple):

@@ -23,23 +23,14 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.stages import inputs_bytes, scale_index_bytes
 from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, sent_bytes
-from tests.agree.said import Said, add_up, count_planned
+from tests.agree.said import Compared, Said, add_up, count_planned
 
 EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
 SCALARS = 64  # bytes of the losses and counters that a rank holds
 
 
-class Compared(Protocol):
+class ComparedOnMachine(Compared, Protocol):
     """A model, a layout and a job on a machine."""
-
-    @property
-    def model(self) -> Model: ...
-
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def job(self) -> Job: ...
 
     @property
     def machine(self) -> Machine: ...
@@ -78,7 +69,7 @@ class Verdict(NamedTuple):
         return max((each.error for each in self.stages), key=abs)
 
 
-def run(case: Compared) -> Verdict:
+def run(case: ComparedOnMachine) -> Verdict:
     """Rehearse the ranks that differ, predict, compare."""
     model, layout, job = case.model, case.layout, case.job
     planner = Planner(model=model, machine=case.machine, job=job)
@@ -125,7 +116,7 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
     ]
 
 
-def _inputs(tape: Tape, case: Compared, counts: Counts, *, stages: tuple[int, ...]) -> str:
+def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tuple[int, ...]) -> str:
     """Return a line if the inputs of a rank differ by more than scalars, dropout's keys and the buffers of experts."""
     model, layout, job = case.model, case.layout, case.job
     planned_scales, recorded_scales = scale_index_bytes(counts, layout, stages=stages), initial_bytes(tape, SCALES)
