@@ -1,9 +1,10 @@
-"""Every command of the README and of docs/ that names nothing of the reader's own is run, one after another.
+"""Every command of docs/ that names nothing of the reader's own is run, one after another.
 
     python -m tests.endure.documented
 
 Commands that train, measure or serve are run by their own tests; those on files of the reader's are only parsed
-(tests/docs). Exits 1 if one fails; prints what was run, what was not and why, and the slowest.
+(tests/docs). Those of the tutorials and the README are run by tests/docs/test_tutorials.py.
+Exits 1 if one fails; prints what was run, what was not and why, and the slowest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from fivefold.cli import app
 from tests.docs.test_site import PAGES, ROOT, lines
+from tests.docs.tutorials import PAGES as TUTORIALS
 
 ELSEWHERE = {
     "train",
@@ -52,8 +54,8 @@ def own(words: list[str]) -> str:
 
 def main() -> int:
     """Exit code 1 if a command fails."""
-    found = {tuple(words[words.index("fivefold") + 1 :]): page for page in PAGES for words in lines(page)
-             if "fivefold" in words and words[words.index("fivefold") + 1 :]}  # fmt: skip
+    found = {tuple(words[words.index("fivefold") + 1 :]): page for page in PAGES if page not in TUTORIALS
+             for words in lines(page) if "fivefold" in words and words[words.index("fivefold") + 1 :]}  # fmt: skip
     took, left, failed = list[tuple[float, str]](), list[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
