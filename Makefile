@@ -1,7 +1,7 @@
 # demo: from a question to a trained step, predicted next to measured · test: all tests that a change needs, with the slowest named at the end
 # test-fast: the tests that start no process and no browser, with few drawn examples · check: lint and test
 # published: scores predictions against published runs, as docs/explanation/how-a-step-costs/published.md has it
-# figures: writes the figures of the pages anew, of published runs, configs, stacks and planning questions; the tests say which are stale
+# figures: writes the figures of the pages anew, of published runs, configs, stacks, planning questions, tutorials and README; the tests say which are stale
 # docs: the pages of docs/ with the reference as a site, in an environment of its own: build/docs/site/index.html
 # bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over a link of a known
 #        speed (by root: network namespaces); four predictions of step time against the run
@@ -50,6 +50,7 @@ check: lint test
 figures: $(BIN)/fivefold
 	FIVEFOLD_FREEZE=1 $(BIN)/python -m pytest tests/benchmarks/published/test_accuracy.py tests/interop/test_pages.py tests/interop/test_published.py tests/stack/test_page.py
 	$(BIN)/python -m tests.docs.questions 0
+	$(BIN)/python -m tests.docs.tutorials
 
 docs: .venv-docs/bin/zensical
 	.venv-docs/bin/python docs/site/pages.py build/docs

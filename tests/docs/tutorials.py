@@ -1,6 +1,8 @@
 """Run the commands of the tutorials, and write what they print into the pages.
 
-    python -m tests.docs.tutorials               all pages        python -m tests.docs.tutorials fit-a-model    some
+    python -m tests.docs.tutorials                    what `make test` runs (`make figures` does this, too)
+    python -m tests.docs.tutorials --slow             also what trains or measures (ten minutes)
+    python -m tests.docs.tutorials --slow calibrate   some pages
 
 A page is a sequence of blocks. A ``sh`` block is run in a temporary folder that has a copy of ``examples/``; all blocks
 of a page run in the same folder, in order. The ``text`` block that follows it shows what it printed. Comments of HTML,
@@ -30,6 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.docs.figures import list_figures
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs" / "getting-started").glob("*.md")), ROOT / "docs" / "index.md", ROOT / "README.md"]
 COLUMNS = 100
@@ -38,9 +42,8 @@ BLOCK = re.compile(
     r"(?:<!-- (?P<how>(?:not run|exit|slow|shown|measured)[^>]*) -->\n+)?^```(?P<kind>sh|text)\n(?P<body>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
-FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 PROGRESS = re.compile(r"^[\w ]*\wing .*: [\d,]+ of [\d,]+\n", flags=re.MULTILINE)  # a terminal overwrites these lines
-VARYING = re.compile(r"layouts in \S+ m?s|(?<=\.py:)\d+")  # the seconds of a search; lines of our code
+VARYING = re.compile(r"layouts in \S+ m?s, \d+ evaluated|(?<=\.py:)\d+")  # the work of a search; lines of our code
 
 
 class Example(NamedTuple):
@@ -129,13 +132,13 @@ def wrap_line(line: str, columns: int) -> list[str]:
     return textwrap.wrap(line, columns) if len(line) > columns else [line]
 
 
-def list_figures(lines: list[str], *, is_measured: bool) -> list[str]:
+def list_fixed_figures(lines: list[str], *, is_measured: bool) -> list[str]:
     """Return the figures of an output that have to be the same whenever and wherever it is printed."""
     fixed = [line for line in lines if not is_measured or line.endswith("exact")]
-    return FIGURE.findall(VARYING.sub("", "\n".join(fixed)))
+    return list_figures(VARYING.sub("", " ".join(fixed)))
 
 
-def run_page(page: Path, *, with_slow: bool = True) -> list[tuple[Example, list[str]]]:
+def run_page(page: Path, *, with_slow: bool) -> list[tuple[Example, list[str]]]:
     """Run the examples of a page; return each with the lines that it should show."""
     columns = find_columns(page)
     done = []
@@ -153,21 +156,24 @@ def run_page(page: Path, *, with_slow: bool = True) -> list[tuple[Example, list[
     return done
 
 
-def update_page(page: Path) -> None:
+def update_page(page: Path, *, with_slow: bool) -> None:
     """Write what the commands print into the page."""
     text = page.read_text(encoding="utf-8")
-    for example, lines in reversed(run_page(page)):
+    for example, lines in reversed(run_page(page, with_slow=with_slow)):
         if example.output:
             start, end = example.output.span("body")
-            text = text[:start] + "\n".join(lines) + "\n" + text[end:]
+            printed = "\n".join(lines) + "\n"
+            if VARYING.sub("", printed) != VARYING.sub("", example.output["body"]):
+                text = text[:start] + printed + text[end:]
     page.write_text(text, encoding="utf-8")
 
 
-def main(names: list[str]) -> None:
-    """Update the pages of these names, or all of them."""
+def main(words: list[str]) -> None:
+    """Update the pages of these names, or all of them; with ``--slow`` also what trains or measures."""
+    names = [word for word in words if word != "--slow"]
     for page in PAGES:
         if not names or page.stem in names:
-            update_page(page)
+            update_page(page, with_slow="--slow" in words)
             print(page.relative_to(ROOT))
 
 
