@@ -46,6 +46,7 @@ def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
     assert planned == pytest.approx(rehearsal.step.time.step_seconds, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_as_many_kernels_are_planned_as_run(case: str) -> None:
     """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""

@@ -40,6 +40,7 @@ def read_page(tmp_path: Path) -> Callable[..., str]:
     return read
 
 
+@pytest.mark.slow
 def test_a_line_of_work_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, read_page: Callable[..., str]) -> None:
     work = step_view.list_work
     monkeypatch.setattr(step_view, "list_work", lambda step: (*work(step), (ADDED, f"{step.world} ranks of it")))

@@ -34,6 +34,7 @@ def printed(*words: str) -> Any:
     return json.loads(found.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "query"), CASES)
 def test_predict_is_what_the_command_prints(client: TestClient, words: list[str], query: dict[str, Any]) -> None:
     expected = printed("predict", *words)
@@ -42,6 +43,7 @@ def test_predict_is_what_the_command_prints(client: TestClient, words: list[str]
     assert client.post("/api/predict", json=posted).json() == expected
 
 
+@pytest.mark.slow
 def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]
     small = {"model": "nano", "machine": "h100:2", "layout": "dp2", "gbs": 8}  # whose lengths are searched

@@ -88,6 +88,7 @@ def test_a_run_that_logs_nothing_more_has_stopped(root: Path, monkeypatch: pytes
     assert {each.folder: each.state for each in runs.find(Folder(root))}["runs/going"] == "stopped"
 
 
+@pytest.mark.slow
 def test_the_pages_of_runs(root: Path) -> None:
     with TestClient(create(root, local=root / "none"), base_url="http://127.0.0.1:1") as client:
         listed = client.get("/runs").text
@@ -106,6 +107,7 @@ def test_the_pages_of_runs(root: Path) -> None:
         assert {row["quantity"]: row["error"] for row in compared}["step time"] == pytest.approx(-0.2)
 
 
+@pytest.mark.slow
 def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=1, ended=False, begun=True)
     (summary,) = runs.find(Folder(tmp_path))

@@ -32,6 +32,7 @@ def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
         CliRunner().invoke(cli, ["web", str(tmp_path / "nothing")], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_seldom_while_pages_are_served(tmp_path: Path) -> None:
     before = gc.get_threshold(), gc.get_freeze_count()
     with TestClient(create(tmp_path, local=Path("none"))):

@@ -32,6 +32,7 @@ def rows() -> list[Row]:
     return [*found, Row.model_validate({"model": "llama3-8b", **JOB, **refused})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
 def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row], name: str) -> None:
     write(rows, tmp_path / name)
@@ -54,6 +55,7 @@ def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row]
         assert [row.layout for row in fitting if show_seconds(row.step_seconds or 0) not in plans] == []
 
 
+@pytest.mark.slow
 def test_what_is_no_sweep_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "b.parquet").write_bytes(b"nothing")

@@ -26,6 +26,7 @@ def client(work: Work) -> TestClient:
     return TestClient(create(Path(), local=Path("none"), work=work), base_url="http://127.0.0.1:8765")
 
 
+@pytest.mark.slow
 def test_only_so_many_searches_run_at_once() -> None:
     with client(Work(at_once=0)) as asking:
         answer = asking.get(SEARCH)
@@ -34,6 +35,7 @@ def test_only_so_many_searches_run_at_once() -> None:
         assert "as many searches" in asking.get(SEARCH.replace("/api/search", "/search/events")).text
 
 
+@pytest.mark.slow
 def test_a_search_that_takes_too_long_is_ended() -> None:
     work = Work(long=1.5)
     with client(work) as asking:
@@ -45,6 +47,7 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
     assert work.free == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told() -> None:
     with client(Work(python=("false",))) as asking:
         assert "ended without an answer" in asking.get(SEARCH).json()["detail"]
