@@ -1,7 +1,7 @@
-"""All that the next step depends on, on disk, for any later layout.
+"""Checkpoints: all state that the next step depends on, saved so that any later layout can load it.
 
-checkpoint · async_saver      save and load; beside the training
-checkpoint_folder · resume    whole or not there; damaged ones set aside
-reshard · full_weights        shards as boxes of whole tensors; weights gathered on one rank
-huggingface_import · huggingface_export   safetensors in and out
+checkpoint · async_saver      save and load; save while the training goes on
+checkpoint_folder · resume    folders that appear atomically; damaged ones are renamed
+reshard · full_weights        shards as boxes of full tensors; weights gathered on one rank
+huggingface_import · huggingface_export   read and write safetensors
 """

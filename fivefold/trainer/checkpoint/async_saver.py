@@ -23,7 +23,7 @@ from fivefold.trainer.process import TIMEOUT
 
 
 class Saver:
-    """Saves one rank's part of a run; a context manager around training. All ranks make the same calls in order.
+    """A saver of one rank's part of a run; a context manager around training. All ranks make the same calls in order.
 
     ``newest``: the last checkpoint known to be complete. ``asynchronous=False``: ``save`` writes before it returns and
     makes no copy.
@@ -41,32 +41,32 @@ class Saver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Finish a running save however the run ends, since the other ranks take part in it."""
+        """Finish a running save even if the run fails, since the other ranks take part in it."""
         self._thread.shutdown()
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
     @property
     def failed(self) -> bool:
-        """Whether the last save has failed, as far as this rank knows; ``wait`` raises the error."""
+        """Return whether the last save has failed, as far as this rank knows; ``wait`` raises the error."""
         return self._underway is not None and self._underway.done() and self._underway.exception() is not None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Save the present state with ``checkpoint`` as its manifest; waits for the previous save first."""
+        """Save the current state with ``checkpoint`` as its manifest; waits for the previous save first."""
         self.wait()
         state = state_dict(self.built)
         if not self.asynchronous:
             self.newest = self._write(state, checkpoint)
             return
         self._copy = {name: _copied(tensor, self._copy.get(name)) for name, tensor in state.items()}
-        copied = torch.cuda.current_stream().record_event() if self._on_gpu else None
-        self._underway = self._thread.submit(self._write, self._copy, checkpoint, copied)
+        copy_done = torch.cuda.current_stream().record_event() if self._on_gpu else None
+        self._underway = self._thread.submit(self._write, self._copy, checkpoint, copy_done)
 
     def wait(self) -> Path | None:
         """Wait for a running save; return the newest checkpoint. Raises ``Fault`` on all ranks if the save failed."""
         if self._underway is not None:
-            underway, self._underway = self._underway, None
-            self.newest = underway.result()
+            pending, self._underway = self._underway, None
+            self.newest = pending.result()
         return self.newest
 
     def _write(self, state: State, checkpoint: Checkpoint, copied: torch.cuda.Event | None = None) -> Path:

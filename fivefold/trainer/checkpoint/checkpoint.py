@@ -1,9 +1,11 @@
-"""Saves and loads checkpoints: all state that the next step depends on, loadable under any layout. Every rank calls.
+"""Saves and loads checkpoints: all state that the next step depends on, loadable under any layout.
+
+Every rank calls ``save`` and ``load``. Names of the tensors:
 
     weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
 
-torch.distributed.checkpoint (DCP) reshards: each rank says which boxes of the whole tensors its shards are.
-``checkpoint_folder.py`` makes a folder appear atomically, ``async_saver.py`` saves without stopping the training.
+torch.distributed.checkpoint (DCP) reshards: each rank declares which boxes of the full tensors its shards are.
+``checkpoint_folder.py`` makes a folder appear atomically, ``async_saver.py`` saves while the training goes on.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def save(
 
 
 def state_dict(built: Built) -> State:
-    """This rank's part of the checkpoint by name; the tensors share memory with the run."""
+    """Return this rank's part of the checkpoint by name; the tensors share memory with the run."""
     ensure_moments(built.optimizer, built.shards)
     return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
 
@@ -70,7 +72,8 @@ def write(
     """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
 
     A failure, such as a full disk or kill -9, leaves earlier checkpoints intact; an error on one rank raises the same
-    ``Fault`` on all. ``group``: a process group of all ranks for its collectives, beside the training's own.
+    ``Fault`` on all. ``group``: a process group of all ranks for the collectives here, if not the
+    default group of the training.
     """
     final, temporary = directory / folder.named(checkpoint.progress.step), None
     try:
@@ -83,27 +86,27 @@ def write(
     except (OSError, RuntimeError, CheckpointException) as error:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         free = _describe_free_bytes(directory)  # before anything is removed
-        room = f" (at least {show_bytes(size_bytes)} to write{free})"
+        sizes = f" (at least {show_bytes(size_bytes)} to write{free})"
         if ranks.rank == 0 and temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
-        good = latest(directory)
-        rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
-        raise Fault(f"{final}: cannot be written: {_reason(error)}{room}; {rest}") from None
+        last_good = latest(directory)
+        rest = f"the last good checkpoint is {last_good}" if last_good else "there is no checkpoint before it"
+        raise Fault(f"{final}: cannot be written: {_reason(error)}{sizes}; {rest}") from None
     return final
 
 
 def origin(index: Index) -> dict[str, JsonValue]:
-    """Hashes of the corpus to store in ``Progress.facts``; ``load`` compares them with the corpus given then."""
+    """Return the hashes of the corpus to store in ``Progress.facts``; ``load`` compares them with its corpus."""
     return {TOKENIZER: index.tokenizer, TEXT: index.text}
 
 
 def unsaid(path: Path, progress: Progress) -> list[str]:
-    """A warning for a checkpoint from before the text's hash was stored; else empty."""
+    """Return a warning if the checkpoint was written before the text's hash was stored; else an empty list."""
     return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
 
 
 def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
-    """Restore weights, moments and random state from ``path``, whatever layout wrote it.
+    """Restore weights, moments and random state from ``path``, written under any layout.
 
     Raises ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
     tokenizer or text than ``index``, or if ``job`` would read its data in another order. Random states are restored
@@ -132,20 +135,20 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
 
 
 def _begin(final: Path) -> Path:
-    """Create and return the temporary folder; only for who holds the run, as leftovers of other saves are removed."""
+    """Create and return the temporary folder. Requires the lock of the run, as leftovers of other saves are removed."""
     check_held(final.parent.parent)
     final.parent.mkdir(parents=True, exist_ok=True)
     return folder.begin(final)
 
 
 def _finish(temporary: Path, final: Path, checkpoint: Checkpoint, keep: int) -> None:
-    """Complete the checkpoint and remove old ones; only for who holds the run."""
+    """Complete the checkpoint and remove old ones. Requires the lock of the run."""
     check_held(final.parent.parent)
     folder.finish(temporary, final, checkpoint=checkpoint, keep=keep)
 
 
 def _describe_free_bytes(directory: Path) -> str:
-    """Return what is free on the disk of ``directory``, for an error line; empty where that cannot be asked."""
+    """Return the free bytes on the disk of ``directory`` as text for an error line; empty if they cannot be read."""
     try:
         return f", {show_bytes(shutil.disk_usage(directory).free)} free"
     except OSError:
@@ -153,7 +156,7 @@ def _describe_free_bytes(directory: Path) -> str:
 
 
 def _written_files(temporary: Path, *, rank: int) -> list[File]:
-    """Name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
+    """Return name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
     names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
     return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
 
@@ -161,19 +164,19 @@ def _written_files(temporary: Path, *, rank: int) -> list[File]:
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
     """Raise ``Mistake`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
-    if found := difference(checkpoint.model, model, skip=("name", "source")):
-        raise Mistake(f"{path}: is of another model, with {found}; give that model or start a new run")
-    if (was := checkpoint.job.optimizer.kind) != (now := job.optimizer.kind):
+    if mismatch := difference(checkpoint.model, model, skip=("name", "source")):
+        raise Mistake(f"{path}: is of another model, with {mismatch}; give that model or start a new run")
+    if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):
         raise Mistake(
-            f"{path}: holds moments of optimizer.kind={was}, which {now} cannot go on with; set optimizer.kind={was} "
+            f"{path}: holds moments of optimizer.kind={old}, which {new} cannot go on with; set optimizer.kind={old} "
             f"or start a new run"
         )
     for name in ("sequence", "global_batch", "ramp", "seed"):
-        was, now = getattr(checkpoint.job, name), getattr(job, name)
-        if was != now:
+        old, new = getattr(checkpoint.job, name), getattr(job, name)
+        if old != new:
             raise Mistake(
-                f"{path}: was trained with {name}={was}, and with {name}={now} would read its data in another order; "
-                f"set {name}={was} or start a new run"
+                f"{path}: was trained with {name}={old}, and with {name}={new} would read its data in another order; "
+                f"set {name}={old} or start a new run"
             )
     if index is not None:
         _check_corpus(path, checkpoint.progress.facts, index)
@@ -181,25 +184,25 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
 
 
 def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
-    """Raise ``Mistake`` if tokenizer or text differ. A hash that an older checkpoint lacks passes (see ``unsaid``)."""
-    here = {name: str(value) for name, value in origin(index).items()}
-    there = {name: str(facts.get(name, value)) for name, value in here.items()}
-    if there[TOKENIZER] != here[TOKENIZER]:
+    """Raise ``Mistake`` if tokenizer or text differ. A hash missing in an older checkpoint passes (``unsaid``)."""
+    current = {name: str(value) for name, value in origin(index).items()}
+    saved = {name: str(facts.get(name, value)) for name, value in current.items()}
+    if saved[TOKENIZER] != current[TOKENIZER]:
         raise Mistake(
-            f"{path}: was trained on tokens of another tokenizer ({there[TOKENIZER][:12]}, and these are of "
-            f"{here[TOKENIZER][:12]}); prepare the corpus with that one or start a new run"
+            f"{path}: was trained on tokens of another tokenizer ({saved[TOKENIZER][:12]}, and these are of "
+            f"{current[TOKENIZER][:12]}); prepare the corpus with that one or start a new run"
         )
-    if there[TEXT] != here[TEXT]:
+    if saved[TEXT] != current[TEXT]:
         raise Mistake(
-            f"{path}: was trained on another text ({there[TEXT][:12]}, and the corpus is now {here[TEXT][:12]}), or "
+            f"{path}: was trained on another text ({saved[TEXT][:12]}, and the corpus is now {current[TEXT][:12]}), or "
             f"with another share of it held out; give back the text, its order and data.heldout, or start a new run"
         )
 
 
 def _check_tensors(path: Path, names: Collection[str]) -> None:
-    """Raise ``Mistake`` if a tensor in ``names`` is missing; as the model is the same, that can only be a moment."""
-    there = FileSystemReader(path).read_metadata().state_dict_metadata
-    if missing := sorted(name for name in names if name not in there):
+    """Raise ``Mistake`` if a tensor in ``names`` is missing. As the model is the same, it can only be a moment."""
+    saved_names = FileSystemReader(path).read_metadata().state_dict_metadata
+    if missing := sorted(name for name in names if name not in saved_names):
         raise Mistake(
             f"{path}: holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
             f"optimizer that it was trained with or start a new run"
@@ -210,7 +213,7 @@ def _check_tensors(path: Path, names: Collection[str]) -> None:
 
 
 def _tensors(built: Built) -> State:
-    """Weights, moments, step counts and routing biases by name, sharing memory. A rank without rows has no count."""
+    """Return weights, moments, step counts and routing biases by name, sharing memory; no count without rows."""
     tensors: State = {}
     for shard in built.shards:
         tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
@@ -222,17 +225,17 @@ def _tensors(built: Built) -> State:
 
 
 def _boxes(part: Shard, rows: Tensor) -> BoxTensor:
-    """Wrap ``rows`` as this rank's part of the whole tensor, for DCP."""
+    """Wrap ``rows`` as this rank's part of the full tensor, for DCP."""
     return BoxTensor(part.local_weight.weight.shape, part.boxes(), rows)
 
 
 def _scaler(built: Built) -> dict[str, Tensor]:
-    """The state of the loss scaler, the same on all ranks; empty without one."""
+    """Return the state of the loss scaler, equal on all ranks; empty without one."""
     return {} if built.scaler is None else {"scaler": built.scaler.state()}
 
 
 def _generators(ranks: Ranks) -> dict[str, Tensor]:
-    """This rank's random generator states (CPU, and CUDA if used), one per rank."""
+    """Return this rank's random generator states (CPU, and CUDA if used), one per rank."""
     states = {f"rng/{ranks.rank}": torch.get_rng_state()}
     if ranks.device.type == "cuda":
         states[f"rng/{ranks.rank}/cuda"] = torch.cuda.get_rng_state(ranks.device)
@@ -255,9 +258,9 @@ def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGr
         failure, cause = Fault(f"rank {ranks.rank}: {_reason(error)}"), error
     answers: list[Any] = [None] * ranks.world
     dist.all_gather_object(answers, (result, failure), group)
-    for _, found in answers:
-        if found is not None:
-            raise found from cause
+    for _, error_of_rank in answers:
+        if error_of_rank is not None:
+            raise error_of_rank from cause
     return [answer for answer, _ in answers]
 
 
@@ -267,7 +270,7 @@ def _on_first_rank(action: Callable[[], T], *, ranks: Ranks, group: dist.Process
 
 
 def _reason(error: BaseException) -> str:
-    """The error in one line; unwraps torch's CheckpointException to the first rank's failure."""
+    """Return the error in one line; unwraps torch's CheckpointException to the first rank's failure."""
     if isinstance(error, CheckpointException):
         rank, (inner, _) = min(error.failures.items())
         return f"rank {rank}: {_reason(inner)}"

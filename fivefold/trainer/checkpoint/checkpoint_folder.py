@@ -1,4 +1,4 @@
-"""The checkpoint's folder on disk: written atomically, found, verified and pruned. Knows nothing of the tensors.
+"""Checkpoint folders on disk: written atomically, found, verified and pruned. Knows nothing of the tensors.
 
     DIRECTORY/step-00000100/  checkpoint.json  .metadata  __0_0.distcp  __1_0.distcp …
 
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 2**22
 
 
 class Progress(Record):
-    """Position of a run. ``samples``: the data loader's position; ``facts``: other state that a resume needs."""
+    """The position of a run. ``samples``: the data loader's position; ``facts``: other state that a resume needs."""
 
     step: NonNegativeInt  # steps finished
     samples: NonNegativeInt
@@ -40,7 +40,7 @@ class Progress(Record):
 
 
 class File(Record):
-    """Name, size and SHA-256 of one file of a checkpoint as it was written."""
+    """A file of a checkpoint as it was written: name, size and SHA-256."""
 
     name: str
     size_bytes: NonNegativeInt
@@ -74,7 +74,7 @@ class Checkpoint(Record):
 
 
 def named(step: int) -> str:
-    """Name of the folder of the checkpoint after ``step`` steps."""
+    """Return the name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
 
 
@@ -120,16 +120,16 @@ def _remove(folder: Path) -> None:
     """Delete a checkpoint: rename it first, so that a half-deleted one is never taken for a checkpoint."""
     doomed = _temporary_name(folder)
     os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)  # what stays is a leftover, and the next save tries again
+    shutil.rmtree(doomed, ignore_errors=True)  # leftovers are removed by the next save
 
 
 def _temporary_name(folder: Path) -> Path:
-    """A new temporary name beside ``folder``, with a random suffix."""
+    """Return a new temporary name next to ``folder``, with a random suffix."""
     return folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
 
 
 def _sync(folder: Path) -> None:
-    """fsync the directory, so that renames in it survive a power cut."""
+    """Flush the directory (fsync), so that renames in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -145,31 +145,31 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 def latest(directory: Path) -> Path | None:
-    """The complete checkpoint of the highest step in ``directory``; None if there is none."""
+    """Return the complete checkpoint of the highest step in ``directory``; None if there is none."""
     complete = _complete(directory)
     return complete[-1] if complete else None
 
 
 def _complete(directory: Path) -> list[Path]:
-    """Complete checkpoints in ``directory``, lowest step first; a ``.replaced`` one comes before its replacement."""
+    """List the complete checkpoints of ``directory``, lowest step first; ``.replaced`` before its replacement."""
     if not directory.is_dir():
         return []
-    found = [
+    numbered = [
         (int(match[1]), match[2] is None, path)
         for path in directory.iterdir()
         if (match := _NAME.fullmatch(path.name)) and (path / MANIFEST).is_file()
     ]
-    return [path for *_, path in sorted(found)]
+    return [path for *_, path in sorted(numbered)]
 
 
 def _up_to(path: Path) -> list[Path]:
-    """Complete checkpoints beside ``path`` up to and including it; all if ``path`` is not one."""
+    """List the complete checkpoints next to ``path`` up to and including it; all if ``path`` is not one."""
     complete = _complete(path.parent)
     return complete[: complete.index(path) + 1] if path in complete else complete
 
 
 def read(path: Path) -> Checkpoint:
-    """Read the manifest of the checkpoint ``path``; ``Mistake`` if it is missing, damaged or of a newer version."""
+    """Read the manifest of the checkpoint ``path``; raises ``Mistake`` if missing, damaged or of a newer version."""
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise Mistake(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {recovery_hint(path)}")
@@ -186,25 +186,25 @@ def read(path: Path) -> Checkpoint:
 
 
 def verify(path: Path, files: tuple[File, ...]) -> None:
-    """Check size and SHA-256 of ``files`` in ``path``; ``Mistake`` if one is missing, cut short or changed."""
+    """Check size and SHA-256 of ``files`` in ``path``; raises ``Mistake`` if one is missing, cut short or changed."""
     for file in files:
-        where, written = path / file.name, f"{file.size_bytes} bytes were written"
-        if not where.is_file():
-            raise Mistake(f"{where}: is missing, but {written}; {recovery_hint(path)}")
-        size = where.stat().st_size
+        file_path, size_text = path / file.name, f"{file.size_bytes} bytes were written"
+        if not file_path.is_file():
+            raise Mistake(f"{file_path}: is missing, but {size_text}; {recovery_hint(path)}")
+        size = file_path.stat().st_size
         if size != file.size_bytes:
-            raise Mistake(f"{where}: holds {size} bytes, but {written}; {recovery_hint(path)}")
-        if File.of(where) != file:
-            raise Mistake(f"{where}: {written}, but it now holds others; {recovery_hint(path)}")
+            raise Mistake(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
+        if File.of(file_path) != file:
+            raise Mistake(f"{file_path}: {size_text}, but it now holds others; {recovery_hint(path)}")
 
 
 def before(path: Path) -> Path | None:
-    """The newest complete checkpoint before ``path``, or None."""
+    """Return the newest complete checkpoint before ``path``, or None."""
     earlier = [other for other in _up_to(path) if other != path]
     return earlier[-1] if earlier else None
 
 
 def recovery_hint(path: Path) -> str:
-    """What the user can do about the damaged checkpoint ``path``, for the end of a ``Mistake``."""
+    """Return advice about the damaged checkpoint ``path``, for the end of a ``Mistake``."""
     earlier = before(path)
     return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

@@ -36,11 +36,11 @@ from fivefold.units import show_bytes
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BIAS = ".moe.bias"
 Report = Callable[[str, int, int], None]
-Fused = list[Part]  # those that lie in one tensor of the folder
+Fused = list[Part]  # the parts that are stored in one tensor of the folder
 
 
 class Exported(Record):
-    """What an export has written."""
+    """The result of an export: the folder and what was written to it."""
 
     folder: str
     family: str
@@ -56,8 +56,8 @@ def find(source: Path) -> Path:
     if (source / checkpoint_folder.MANIFEST).is_file():
         return source
     for folder in (source / "checkpoints", source):
-        if (found := checkpoint_folder.latest(folder)) is not None:
-            return found
+        if (newest := checkpoint_folder.latest(folder)) is not None:
+            return newest
     raise Mistake(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
 
 
@@ -150,26 +150,26 @@ def _load(checkpoint: Path, file: list[Fused], *, model: Model, dtype: torch.dty
     """Read the tensors of one output file, by their Hugging Face names, from any ranks' files (DCP, no_dist)."""
     shapes = {weight.name: weight.shape for weight in weights(model)}
     targets: dict[str, Tensor] = {}
-    found: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by its name there and ours
-    copies: dict[tuple[str, str], Tensor] = {}  # of a weight that lies in several tensors
+    tensors: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by Hugging Face name and ours
+    copies: dict[tuple[str, str], Tensor] = {}  # copies of a weight that is stored in several tensors
     for ours, group in groupby(sorted((part for fused in file for part in fused), key=_ours), key=_ours):
-        several, others = list(group), list[Part]()
-        if several[0].expert is None:
-            several, others = several[:1], several[1:]
-        shape = shapes.get(ours, several[0].shape)
-        shape = shape if several[0].expert is None else shape[1:]
-        rows = torch.empty((len(several) * shape[0], *shape[1:]), dtype=_dtype(several[0], dtype))
-        found |= zip(((part.name, ours) for part in several), rows.chunk(len(several)), strict=True)
-        copies |= {(part.name, ours): rows for part in others}
+        stored, further_copies = list(group), list[Part]()
+        if stored[0].expert is None:
+            stored, further_copies = stored[:1], stored[1:]
+        shape = shapes.get(ours, stored[0].shape)
+        shape = shape if stored[0].expert is None else shape[1:]
+        rows = torch.empty((len(stored) * shape[0], *shape[1:]), dtype=_dtype(stored[0], dtype))
+        tensors |= zip(((part.name, ours) for part in stored), rows.chunk(len(stored)), strict=True)
+        copies |= {(part.name, ours): rows for part in further_copies}
         if ours.endswith(BIAS):
             targets[f"bias/{layer_of(model, ours)}"] = rows
         else:
-            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several, shape), rows)
+            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(stored, shape), rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that no process group is initialised
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
-    found |= {key: rows.clone() for key, rows in copies.items()}
-    return {fused[0].name: _together(fused, [found.pop((part.name, part.ours)) for part in fused]) for fused in file}
+    tensors |= {key: rows.clone() for key, rows in copies.items()}
+    return {fused[0].name: _together(fused, [tensors.pop((part.name, part.ours)) for part in fused]) for fused in file}
 
 
 def _ours(part: Part) -> str:
@@ -177,20 +177,20 @@ def _ours(part: Part) -> str:
 
 
 def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:
-    """Boxes of a whole weight, or of some of its experts, stacked along dim 0; ``size``: of one."""
+    """Yield boxes of a full weight, or of some of its experts, stacked along dim 0; ``size``: shape of one."""
     for number, part in enumerate(several):
-        here = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))
+        slices = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))
         if part.expert is None:
-            yield Box((0,) * len(size), size, here)
+            yield Box((0,) * len(size), size, slices)
         else:
-            yield Box((part.expert, 0, 0), (1, *size), here)
+            yield Box((part.expert, 0, 0), (1, *size), slices)
 
 
 def _together(fused: Fused, ours: list[Tensor]) -> Tensor:
-    """The folder's tensor from those of ours that lie in it, each in its rows and their order."""
+    """Assemble a tensor of the folder from our tensors that it holds, each in its rows and their order."""
     if fused[0].alone:
         return ours[0]
-    whole = torch.empty(fused[0].shape, dtype=ours[0].dtype)
-    for part, mine in zip(fused, ours, strict=True):
-        whole.index_copy_(part.dim, torch.tensor(part.order()), mine.transpose(-1, -2) if part.transposed else mine)
-    return whole
+    full = torch.empty(fused[0].shape, dtype=ours[0].dtype)
+    for part, tensor in zip(fused, ours, strict=True):
+        full.index_copy_(part.dim, torch.tensor(part.order()), tensor.transpose(-1, -2) if part.transposed else tensor)
+    return full

@@ -1,4 +1,4 @@
-"""Starts a run from a Hugging Face folder: each rank memory-maps the files and copies only its own rows.
+"""Starts a run from a Hugging Face folder: each rank memory-maps the files and copies only its local rows.
 
     FOLDER/  config.json  model.safetensors | model.safetensors.index.json  model-00001-of-00002.safetensors …
 
@@ -29,8 +29,8 @@ SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "co
 BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
-ROWS = 4096  # of a tied head that are compared at once
-# Names in a multimodal model, as transformers 5 has them in memory and as files have them, and of its text model alone.
+ROWS = 4096  # rows of a tied head that are compared at once
+# Prefixes in a multimodal model (in memory in transformers 5, and in files), and in its text model on its own.
 WRAPPED = {
     "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
 }  # fmt: skip
@@ -54,36 +54,36 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, *, model: Model | None = None) -> Self:
-        """Map the files of ``path``; ``Mistake`` if it holds another ``model``, or a tensor is missing or misshapen."""
+        """Map the files of ``path``; raises ``Mistake`` if ``model`` differs, or a tensor is missing or misshapen."""
         config = _config(path)
-        there = from_config(config, name=path.resolve().name, source=str(path))
+        stored = from_config(config, name=path.resolve().name, source=str(path))
         text = text_of(config, name=str(path))
         tensors = dict(_tensors(path))
         tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, prefix=text.family.base_prefix)
-        if there.mtp and not any(_layer(name) == there.layers for name in tensors):
-            there = there.replace(mtp=None)  # transformers writes the key, and none of the tensors
+        if stored.mtp and not any(_layer(name) == stored.layers for name in tensors):
+            stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
         if model is not None:
-            if model.mtp is None or there.mtp is None:  # not taken; or drawn anew
-                model, there = model.replace(mtp=None), there.replace(mtp=None)
-            if found := differs(there, model):
-                raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
+            if model.mtp is None or stored.mtp is None:  # the stored MTP modules are not read, or new ones are drawn
+                model, stored = model.replace(mtp=None), stored.replace(mtp=None)
+            if mismatch := differs(stored, model):
+                raise Mistake(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
         wanted = list(parts(
-            there, family=text.family.model_type, stacked=any(STACKED_SIGN in name for name in tensors),
+            stored, family=text.family.model_type, stacked=any(STACKED_SIGN in name for name in tensors),
             interleaved=interleaves(config, name=str(path)),
         ))  # fmt: skip
-        ignored = _check(path, tensors, wanted, model=there, wrapped=text.wrapped)
+        ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped)
         ours: dict[str, list[Part]] = {}
         for part in wanted:
             ours.setdefault(part.ours, []).append(part)
-        return cls(path, text.family.model_type, there, ours, tensors, ignored)
+        return cls(path, text.family.model_type, stored, ours, tensors, ignored)
 
     def dtypes(self) -> dict[str, int]:
-        """Number of elements stored in each dtype."""
-        found: dict[str, int] = {}
+        """Count the elements stored in each dtype."""
+        counts: dict[str, int] = {}
         for part in {part.name: part for several in self.parts.values() for part in several}.values():
             dtype = self.tensors[part.name].get_dtype()
-            found[dtype] = found.get(dtype, 0) + part.numel
-        return found
+            counts[dtype] = counts.get(dtype, 0) + part.numel
+        return counts
 
     def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of our weight ``ours`` in its stored dtype; of stacked experts [E, ., .] a box of one expert."""
@@ -95,26 +95,26 @@ class Folder:
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
     def _read(self, part: Part, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-        """A box of the weight of ``part``, in the weight's own order; its rows may lie apart in the tensor."""
+        """Read a box of the weight of ``part``, in our order of rows; in the tensor they need not be contiguous."""
         box = list(zip(offsets, sizes, strict=True))
         if part.transposed:
             box[-1], box[-2] = box[-2], box[-1]
         start, size = box[part.dim]
         rows = part.order()[start : start + size]
-        low = min(rows, default=0)
-        box[part.dim] = low, max(rows, default=-1) + 1 - low
-        place = tuple(slice(first, first + many) for first, many in box)
+        first_row = min(rows, default=0)
+        box[part.dim] = first_row, max(rows, default=-1) + 1 - first_row
+        slices = tuple(slice(first, first + n) for first, n in box)
         try:
-            found: Tensor = self.tensors[part.name][place]
+            tensor: Tensor = self.tensors[part.name][slices]
         except SafetensorError as error:
             raise Mistake(f"{self.path}: {part.name} cannot be read: {error}") from None
         if not isinstance(rows, range):
-            found = found.index_select(part.dim, torch.tensor([row - low for row in rows]))
-        return found.transpose(-1, -2) if part.transposed else found
+            tensor = tensor.index_select(part.dim, torch.tensor([row - first_row for row in rows]))
+        return tensor.transpose(-1, -2) if part.transposed else tensor
 
 
 def start(path: Path, *, built: Built, model: Model) -> None:
-    """Load this rank's shards from the folder ``path``. Every rank calls it; a ``Mistake`` is raised on all."""
+    """Load this rank's shards from the folder ``path``. Every rank calls it; all raise the same ``Mistake``."""
     on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
     for unit in built.units:
         unit.updated()
@@ -125,8 +125,8 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = Folder.open(path, model=model)
     for shard in built.shards:
         for box in shard.boxes() if shard.name in folder.parts else ():
-            found = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
-            shard.weight[box.rows].view(box.sizes).copy_(found)
+            tensor = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
+            shard.weight[box.rows].view(box.sizes).copy_(tensor)
     for layer, moe in built.routed.items():
         if (name := bias_name(model, layer)) in folder.parts:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
@@ -146,7 +146,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The safetensors files of the folder; ``Mistake`` if one is missing."""
+    """List the safetensors files of the folder; raises ``Mistake`` if one is missing."""
     if (path / INDEX).is_file():
         places = read_file(path / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
@@ -156,8 +156,8 @@ def _files(path: Path) -> list[Path]:
         files = [path / SINGLE]
     for file in files:
         if not file.is_file():
-            named = f"{INDEX} names it" if len(files) > 1 else f"there is no {INDEX} either"
-            raise Mistake(f"{file}: is missing, and {named}; only safetensors are read")
+            reason = f"{INDEX} names it" if len(files) > 1 else f"there is no {INDEX} either"
+            raise Mistake(f"{file}: is missing, and {reason}; only safetensors are read")
     return files
 
 
@@ -172,13 +172,13 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _prefixed(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:
-    """Return ``tensors`` by the full model's names, if they are those of one without its head (``h.0.ln_1.weight``)."""
+    """Return ``tensors`` by the full model's names, if named as in a model without head (``h.0.ln_1.weight``)."""
     bare = prefix and not any(name.startswith(prefix) for name in tensors)
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()} if bare else tensors
 
 
 def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
-    """``tensors`` of a multimodal model, those of its text model by the names that these have alone."""
+    """Return ``tensors`` of a multimodal model, with the names of a text model for those of its text model."""
     return {_unwrapped_name(name): tensor for name, tensor in tensors.items()}
 
 
@@ -192,7 +192,7 @@ def _unwrapped_name(name: str) -> str:
 def _check(
     path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model, wrapped: bool = False
 ) -> tuple[str, ...]:  # fmt: skip
-    """Check names, shapes and dtypes; return the unused tensors that are allowed. ``Mistake`` for any other."""
+    """Check names, shapes and dtypes; return the unused tensors that are allowed. Raises ``Mistake`` for others."""
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
         raise Mistake(
@@ -206,11 +206,11 @@ def _check(
         if dtype not in DTYPES:
             raise Mistake(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
     spare = tuple(name for name in sorted(tensors) if name not in names)
-    if strange := [
+    if unknown := [
         name for name in spare if not (_may_be_spare(name, model) or (wrapped and name.startswith(OTHER_SENSES)))
     ]:  # fmt: skip
         raise Mistake(
-            f"{path}: holds {len(strange)} tensors that the model of its {CONFIG} does not have, such as {strange[0]}"
+            f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}"
         )
     for head in set(HEADS).intersection(spare):
         _check_tied(path, tensors, head)
@@ -221,8 +221,8 @@ def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
     """Raise a ``Mistake`` if a tied head's tensor is not the embedding's, which transformers would not tie."""
     embedding = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
     for start in range(0, tensors[head].get_shape()[0], ROWS):
-        own, shared = (tensor[start : start + ROWS] for tensor in (tensors[head], embedding))
-        if not torch.equal(own.to(shared.dtype), shared):
+        head_rows, embedding_rows = (tensor[start : start + ROWS] for tensor in (tensors[head], embedding))
+        if not torch.equal(head_rows.to(embedding_rows.dtype), embedding_rows):
             raise Mistake(
                 f"{path}: {head} differs from the embedding, though its {CONFIG} ties them (tie_word_embeddings); "
                 "set that to false there"
@@ -230,16 +230,16 @@ def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
 
 
 def _may_be_spare(name: str, model: Model) -> bool:
-    """Whether a tensor may be unused: a tied head, frequencies and masks (old files), and of multi-token prediction the
-    copies of embedding and head, or all if the model has none.
+    """Return whether a tensor may be unused: a tied head, frequencies and masks (old files), and in the modules of
+    multi-token prediction the copies of embedding and head, or all tensors if the model has no such modules.
     """
     if name in HEADS:
         return model.tied_embeddings
-    further = _layer(name) >= model.layers
-    return name.endswith(BUFFERS) or (further and (model.mtp is None or name.endswith(tuple(COPIES))))
+    is_mtp = _layer(name) >= model.layers
+    return name.endswith(BUFFERS) or (is_mtp and (model.mtp is None or name.endswith(tuple(COPIES))))
 
 
 def _layer(name: str) -> int:
-    """The layer of a tensor, numbered on in multi-token prediction; -1: of none."""
-    found = re.search(r"layers\.(\d+)\.", name)
-    return int(found[1]) if found else -1
+    """Return the layer of a tensor, where the modules of multi-token prediction come last; -1 if in no layer."""
+    match = re.search(r"layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1

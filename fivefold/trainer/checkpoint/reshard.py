@@ -1,4 +1,4 @@
-"""A shard for torch.distributed.checkpoint: boxes of a whole tensor, so that any layout can load what another saved.
+"""A shard for torch.distributed.checkpoint: boxes of a full tensor, so that any layout can load what another saved.
 
 Implements the protocol ``_Checkpointable``, which DTensor uses too (torch/distributed/_checkpointable.py).
 """
@@ -17,7 +17,7 @@ from fivefold.trainer.parallel.shard import Box
 
 
 class BoxTensor(Tensor):
-    """Describes ``rows`` as ``boxes`` of a whole tensor of ``shape``. A wrapper without storage of that shape."""
+    """A wrapper that describes ``rows`` as ``boxes`` of a full tensor of ``shape``, without storage of that shape."""
 
     boxes: list[Box]
     rows: Tensor
@@ -25,16 +25,16 @@ class BoxTensor(Tensor):
 
     @staticmethod
     def __new__(cls, shape: tuple[int, ...], boxes: Iterable[Box], rows: Tensor) -> BoxTensor:
-        """Wrap ``rows``; each box gives its offsets in the whole tensor and its slices in ``rows``."""
+        """Wrap ``rows``; each box gives its offsets in the full tensor and its slices in ``rows``."""
         size = torch.Size(shape)
-        whole: BoxTensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
-        whole.boxes, whole.rows = list(boxes), rows.detach()
-        whole.parts = [whole.rows[box.rows].view(box.sizes) for box in whole.boxes]  # experts: [1, …]
-        return whole
+        tensor: BoxTensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
+        tensor.boxes, tensor.rows = list(boxes), rows.detach()
+        tensor.parts = [tensor.rows[box.rows].view(box.sizes) for box in tensor.boxes]  # experts: [1, …]
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Refuse all torch operations: it only describes data."""
+        """Raise ``NotImplementedError`` for every torch operation: this tensor only describes data."""
         raise NotImplementedError(f"{func} on boxes of a tensor")
 
     def __create_write_items__(self, fqn: str, _object: object) -> list[WriteItem]:

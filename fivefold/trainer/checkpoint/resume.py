@@ -1,4 +1,4 @@
-"""Renames a checkpoint that is damaged, or after which the loss keeps spiking, so that the run resumes before it.
+"""Renames a checkpoint that is damaged, or after which the loss keeps spiking, so that the run resumes earlier.
 
 step-00000012  →  step-00000012.damaged-1 or .doubted-1      and the run resumes from step-00000008
 """
@@ -19,17 +19,17 @@ def set_aside(path: Path, *, ranks: Ranks) -> str | None:
 
     ``None`` if it is intact, or is left for the user to decide: written by a newer version, or none comes before it.
     """
-    found = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
+    errors = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
     before = folder.before(path)
-    on_all_ranks(lambda: None, ranks=ranks)  # barrier: all have looked before rank 0 renames
-    if not found or before is None:
+    on_all_ranks(lambda: None, ranks=ranks)  # barrier: all ranks have looked before rank 0 renames
+    if not errors or before is None:
         return None
     _rename(path, "damaged", ranks=ranks)
-    return f"{found[0].rpartition('; ')[0]}; set aside"
+    return f"{errors[0].rpartition('; ')[0]}; set aside"
 
 
 def _damage(path: Path, ranks: Ranks) -> str:
-    """Verify this rank's share of the files; the error in one line, or empty."""
+    """Verify this rank's share of the files; return the error in one line, or an empty string."""
     try:
         folder.verify(path, folder.read(path).files[ranks.rank :: ranks.world])
     except Mistake as error:
@@ -51,8 +51,8 @@ def step_past(path: Path, *, ranks: Ranks) -> Path | None:
 def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
     def rename() -> None:
         number = 1
-        while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
+        while (target := path.with_name(f"{path.name}.{word}-{number}")).exists():
             number += 1
-        os.rename(path, aside)
+        os.rename(path, target)
 
     on_all_ranks(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)

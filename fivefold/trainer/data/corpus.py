@@ -33,7 +33,7 @@ STDLIB_SKIPS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-p
 
 @dataclass(frozen=True)
 class File:
-    """One file of a corpus; ``name``: its path inside the corpus; ``changed_ns``: its mtime in ns."""
+    """A file of a corpus; ``name``: its path inside the corpus; ``changed_ns``: its mtime in ns."""
 
     path: Path
     name: str
@@ -43,8 +43,8 @@ class File:
 
 @dataclass(frozen=True)
 class FileSlice:
-    """Byte offsets ``start`` to ``stop`` of a file, each moved on to the next end of a document; of .parquet one row
-    group, by number."""
+    """A slice of a file: byte offsets ``start`` to ``stop``, each moved on to the next end of a document; in a .parquet
+    file, the number of one row group."""
 
     path: Path
     start: int
@@ -53,13 +53,13 @@ class FileSlice:
 
 
 def list_files(corpus: str) -> list[File]:
-    """The files of ``corpus`` (``stdlib``, a file or a folder), sorted by name, without hidden ones.
+    """List the files of ``corpus`` (``stdlib``, a file or a folder), sorted by name, without hidden ones.
 
     Raises ``Mistake`` if there are none, they cannot be read or all are empty."""
     if corpus == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
-        found = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
-        return [_file(path, root) for path in found]
+        python_files = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
+        return [_file(path, root) for path in python_files]
     root = Path(corpus)
     if root.is_file():
         paths, root = [root], root.parent
@@ -112,7 +112,7 @@ def _count_suffixes(paths: list[Path]) -> str:
 
 
 def file_slices(file: File) -> Iterator[FileSlice]:
-    """The slices of ``file`` in order; their ``size_bytes`` add up to the file's."""
+    """Yield the slices of ``file`` in order; their ``size_bytes`` add up to the file's."""
     if file.path.suffix == ".parquet":
         with _parquet(file.path) as parquet:
             groups = parquet.num_row_groups
@@ -127,9 +127,9 @@ def file_slices(file: File) -> Iterator[FileSlice]:
 
 
 def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
-    """The documents of one slice, not cleaned; ``key``: the field of .jsonl or the column of .parquet.
+    """Yield the documents of one slice, not cleaned; ``key``: the field of .jsonl or the column of .parquet.
 
-    Raises ``Mistake`` for a file that cannot be read, is not UTF-8 or lacks ``key``."""
+    Raises ``Mistake`` for a file that cannot be read, is not UTF-8 or has no ``key``."""
     if piece.path.suffix == ".parquet":
         yield from _read_rows(piece, key)
         return
@@ -144,13 +144,13 @@ def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
 
 
 def clean(text: str) -> str:
-    """``text`` without NUL, which is the end of document of the byte tokenizer; "" if only blanks remain."""
+    """Return ``text`` without NUL, the end of document of the byte tokenizer; "" if only whitespace remains."""
     text = text.replace("\0", "")
     return text if text.strip() else ""
 
 
 def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]:
-    """Every document of ``files`` in order, cleaned, without blank ones."""
+    """Yield every document of ``files`` in order, cleaned, without blank ones."""
     for file in files:
         for piece in file_slices(file):
             yield from filter(None, map(clean, read_slice(piece, key=key)))
@@ -165,7 +165,7 @@ def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
 
 
 def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
-    """End of the line at ``offset``; if it is ``limit`` bytes away or more, the start of the next UTF-8 character."""
+    """Return the end of the line at ``offset``; if it is ``limit`` or more bytes away, the next UTF-8 character."""
     if offset == 0:
         return 0
     file.seek(offset)
@@ -180,9 +180,9 @@ def _utf8(path: Path, start: int, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        place = start + error.start
+        offset = start + error.start
         raise Mistake(
-            f"{path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {place}; convert the file or leave it out"
+            f"{path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {offset}; convert the file or leave it out"
         ) from None
 
 
@@ -197,7 +197,7 @@ def _read_lines(path: Path, start: int, data: bytes, key: str) -> Iterator[str]:
 
 
 class _LineError(ValueError):
-    """What is wrong with one line of .jsonl; ``_read_lines`` adds the line number."""
+    """An error in one line of .jsonl; ``_read_lines`` adds the line number."""
 
 
 def _field(line: str, key: str) -> str:
@@ -217,7 +217,7 @@ def _field(line: str, key: str) -> str:
 
 
 def _line_number(path: Path, offset: int) -> int:
-    """Number (from 1) of the line at byte ``offset``."""
+    """Return the number (from 1) of the line at byte ``offset``."""
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(min(MIB, offset - file.tell())), b"")
         return 1 + sum(block.count(b"\n") for block in blocks)
@@ -237,7 +237,7 @@ def _read_rows(piece: FileSlice, key: str) -> Iterator[str]:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """An open ``pyarrow.parquet.ParquetFile``; what pyarrow raises becomes a ``Mistake``."""
+    """Open a ``pyarrow.parquet.ParquetFile``; an error that pyarrow raises becomes a ``Mistake``."""
     import pyarrow
     from pyarrow import parquet
 

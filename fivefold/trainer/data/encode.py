@@ -35,8 +35,8 @@ TEXT_HASHES = 2**64
 
 @dataclass(frozen=True)
 class Rule:
-    """How every document is processed. ``key``: field or column of its text; ``tokenizer``: path; ``bound``: a
-    document is held out if its ``text_hash`` is below it.
+    """The settings by which every document is processed. ``key``: field or column of its text; ``tokenizer``: path;
+    ``bound``: a document is held out if its ``text_hash`` is below it.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of one split: all tokens with end tokens [tokens], lengths [documents], UTF-8 bytes of their text."""
+    """The documents of one split: all tokens with end tokens [tokens], lengths [documents], UTF-8 bytes of text."""
 
     tokens: Tokens
     lengths: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Result of one unit of work: bytes read, NUL bytes removed, smallest ``text_hash``, and documents by split."""
+    """The result of one unit of work: bytes read, NUL bytes removed, smallest ``text_hash``, and documents by split."""
 
     size_bytes: int
     nul_bytes: int
@@ -66,7 +66,7 @@ class Encoded:
 
 
 def text_hash(text: str) -> int:
-    """blake2b of ``text`` as a number from 0 to 2^64 - 1, by which the split is decided: duplicates fall together."""
+    """Return blake2b of ``text`` as a number from 0 to 2^64 - 1. It decides the split, so duplicates share a split."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
 
 
@@ -134,11 +134,11 @@ def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
     nul_bytes, lowest = 0, TEXT_HASHES
     tokens: dict[Split, list[Tokens]] = {split: [end[:0]] for split in SPLITS}
     text_bytes: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-    for raw in chain.from_iterable(read_slice(piece, key=rule.key) for piece in unit):
-        nul_bytes += raw.count("\0")
-        if text := clean(raw):
-            lowest = min(lowest, here := text_hash(text))
-            split: Split = "heldout" if here < rule.bound else "train"
+    for raw_text in chain.from_iterable(read_slice(piece, key=rule.key) for piece in unit):
+        nul_bytes += raw_text.count("\0")
+        if text := clean(raw_text):
+            lowest = min(lowest, document_hash := text_hash(text))
+            split: Split = "heldout" if document_hash < rule.bound else "train"
             tokens[split].append(np.concatenate((tokenizer.encode(text), end)))
             text_bytes[split] += len(text.encode())
     splits = {split: _join(tokens[split], text_bytes[split]) for split in SPLITS}

@@ -1,4 +1,4 @@
-"""The loader: which tokens each rank reads at each step.
+"""Data loader: selects the tokens that each rank reads at each step.
 
     position (samples so far) → epoch, place → seeded permutation → window → sequence + 1 tokens
 
@@ -28,10 +28,10 @@ def permute(numbers: NDArray[np.int64], *, size: int, seed: int, epoch: int) -> 
     mask = (np.uint64(1) << half) - np.uint64(1)
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest()
     keys = np.frombuffer(digest, "<u8")
-    found = _feistel(numbers.astype(np.uint64), keys=keys, half=half, mask=mask)
-    while (outside := found >= size).any():  # cycle walking; at most three of four numbers lie outside
-        found[outside] = _feistel(found[outside], keys=keys, half=half, mask=mask)
-    return found.astype(np.int64)
+    permuted = _feistel(numbers.astype(np.uint64), keys=keys, half=half, mask=mask)
+    while (outside := permuted >= size).any():  # cycle walking; at most three of four numbers lie outside
+        permuted[outside] = _feistel(permuted[outside], keys=keys, half=half, mask=mask)
+    return permuted.astype(np.int64)
 
 
 def _feistel(
@@ -47,8 +47,8 @@ def _feistel(
 
 @dataclass(frozen=True)
 class Loader:
-    """One split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone; ``ahead``: and so
-    many more, for multi-token prediction.
+    """A loader of one split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone.
+    ``ahead``: the number of further tokens in each window, for multi-token prediction.
 
     A position counts samples since the start of training; position p is in epoch p // windows, and every epoch reads
     each window once. To resume, continue from the saved position.
@@ -66,43 +66,43 @@ class Loader:
 
     @property
     def windows(self) -> int:
-        """Samples in one epoch."""
+        """Return the number of samples in one epoch."""
         return max(0, self.shards.index.part(self.split).tokens - 1 - self.ahead) // self.sequence
 
     @property
     def length(self) -> int:
-        """Tokens of one sample."""
+        """Return the number of tokens of one sample."""
         return self.sequence + 1 + self.ahead
 
     def check(self, *, global_batch: int) -> None:
         """Raise a ``Mistake`` unless the split holds one batch of ``global_batch`` sequences."""
         if self.windows < global_batch:
             tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1 + self.ahead
-            cure = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
+            fix = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
             raise Mistake(
                 f"{self.shards.directory}: {self.split} holds {tokens} tokens, but {global_batch} sequences of "
-                f"{self.sequence} need {needed}; add text or {cure}"
+                f"{self.sequence} need {needed}; add text or {fix}"
             )
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at ``positions`` [rows] as tokens [rows, length]: inputs begin at 0, targets at 1."""
-        epochs, places = np.divmod(positions, self.windows)
+        """Read the samples at ``positions`` [rows] as tokens [rows, length]: inputs begin at 0, targets at 1."""
+        epochs, indices = np.divmod(positions, self.windows)
         windows = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            windows[here] = permute(places[here], size=self.windows, seed=self.seed, epoch=int(epoch))
-        found = np.empty((len(positions), self.length), np.int64)
-        for row, window in zip(found, windows, strict=True):
+            is_in_epoch = epochs == epoch
+            windows[is_in_epoch] = permute(indices[is_in_epoch], size=self.windows, seed=self.seed, epoch=int(epoch))
+        tokens = np.empty((len(positions), self.length), np.int64)
+        for row, window in zip(tokens, windows, strict=True):
             row[:] = self.shards.read(self.split, start=int(window) * self.sequence, count=self.length)
-        return found
+        return tokens
 
     def batch(
         self, taken: int, *, global_batch: int, rank: int, ranks: int, micro_batches: int, mbs: int
     ) -> NDArray[np.int64]:
-        """What data-parallel ``rank`` of ``ranks`` reads after ``taken`` samples: [micro_batches, mbs, length].
+        """Read the batch of data-parallel ``rank`` of ``ranks`` after ``taken`` samples: [micro_batches, mbs, length].
 
         Sample g of the step, position taken + g, is row j of micro-batch m on rank r with g = (m · ranks + r) · mbs +
-        j: so a step holds the same samples under every layout.
+        j, so that a step holds the same samples under every layout.
         """
         if ranks * micro_batches * mbs != global_batch:
             raise ValueError(f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not {global_batch}")
@@ -114,7 +114,7 @@ class Loader:
 def heldout_batches(
     shards: Shards, *, sequence: int, rows: int, mbs: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[NDArray[np.int64]]:
-    """This rank's batches [mbs, sequence + 1] of at most ``rows`` held-out samples, the same at every evaluation.
+    """Yield this rank's batches [mbs, sequence + 1] of at most ``rows`` held-out samples, equal at every evaluation.
 
     Every rank gets the same number of batches, at least one, as collectives in the forward pass require: ``rows`` is
     rounded down to a multiple of ranks · mbs, and a split that is shorter than one such batch is read repeatedly.

@@ -1,9 +1,9 @@
-"""A thread reads the next batch while a step runs; for a GPU into page-locked memory, so that the copy is asynchronous.
+"""Prefetcher: a thread reads the next batch during a step, for a GPU into pinned memory for an asynchronous copy.
 
     main      step n: forward, backward, update     take(n + 1): ready
     thread            read n + 1, pin it                      read n + 2 …
 
-A batch depends on its position alone, so that a wrong guess of the next position costs time and changes nothing.
+A batch depends on its position alone, so a wrong guess of the next position only costs time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 
 
 class Prefetcher:
-    """``read``: returns the batch at a position, in samples; ``pinned``: copy it into page-locked memory."""
+    """A reader of batches that reads the next one ahead. ``read``: returns the batch at a position, in samples;
+    ``pinned``: copy the batch into page-locked memory."""
 
     def __init__(self, read: Callable[[int], NDArray[np.int64]], *, pinned: bool) -> None:
         self.read, self.pinned = read, pinned
@@ -36,7 +37,7 @@ class Prefetcher:
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, position: int, *, following: int) -> Tensor:
-        """Return the batch at ``position`` and start to read that at ``following``. Raises what ``read`` raises."""
+        """Return the batch at ``position`` and start to read the one at ``following``. Raises errors of ``read``."""
         guess, self._coming = self._coming, None
         if guess is not None and guess[0] == position:
             batch = guess[1].result()

@@ -1,8 +1,8 @@
 """Turns a corpus into token shards: list files, tokenize, write, publish.
 
-Whether a document is held out depends on its text alone, so duplicates fall into one split. Shards are written to a
-hidden folder beside the target, which replaces the target when it is complete: a killed run leaves nothing that looks
-finished, and the next run removes what it left.
+A document's text alone decides if it is held out, so duplicates fall into one split. Shards are written to a hidden
+folder next to the target, which replaces the target when it is complete: a killed run leaves nothing that looks
+finished, and the next run removes its leftovers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from fivefold.trainer.data.tokenizer import dtype_of, load
 from fivefold.trainer.data.tokenizer import tokenizer as make_tokenizer
 from fivefold.units import MIB, show_bytes
 
-# Bytes of corpus per additional process: for less, starting one (0.3 s) costs more than it saves.
+# Bytes of corpus per additional process: for a smaller share, starting one (0.3 s) costs more than it saves.
 BYTES_PER_WORKER, BPE_BYTES_PER_WORKER = 128 * MIB, 4 * MIB
 
-Progress = Callable[[str, int, int], None]  # activity, bytes of the corpus done, bytes in all
+Progress = Callable[[str, int, int], None]  # activity, bytes of the corpus done, total bytes
 
 
 def prepare(
@@ -58,11 +58,12 @@ def prepare(
     progress: Progress = lambda what, done, total: None,
     shard_tokens: int = 2**28,
 ) -> Index:
-    """Tokenize ``corpus`` (``stdlib``, a file or a folder) into shards in ``directory``, unless they are there already.
+    """Tokenize ``corpus`` (``stdlib``, a file or a folder) into shards in ``directory``, unless they exist already.
 
     ``tokenizer``: ``bytes``, ``bpe:N`` or a path. ``holdout``: the share of documents held out, at least one unless 0.
     ``key``: field of .jsonl, column of .parquet. ``workers``: processes; the shards do not depend on it.
-    ``Mistake`` for a corpus that cannot be read, ``Fault`` for a full disk or a dead worker; neither leaves anything.
+    Raises ``Mistake`` for a corpus that cannot be read and ``Fault`` for a full disk or a dead worker; neither leaves
+    files behind.
     """
     if not 0 <= holdout < 1:
         raise Mistake(f"holdout={holdout} is no share of the documents; give a number from 0 to below 1, such as 0.01")
@@ -77,7 +78,7 @@ def prepare(
 
 
 def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> Mistake | Fault:
-    """Return what to raise where nothing can be written; asked before anything is removed, it says what was free."""
+    """Return the error to raise if writing failed. Call it before files are removed, as it states free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return Mistake(f"{directory}: cannot be written: {error.strerror or error}")
     free = show_bytes(shutil.disk_usage(directory.parent).free)
@@ -89,7 +90,7 @@ def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> Mistake | 
 
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
-    """A progress bar on stderr for ``prepare``; hidden if stderr is no terminal."""
+    """Show a progress bar on stderr for ``prepare``; hidden if stderr is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -99,7 +100,7 @@ def terminal_progress() -> Iterator[Progress]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The arguments of ``prepare`` and the files of the corpus."""
+    """A plan of the preparation: the arguments of ``prepare`` and the files of the corpus."""
 
     corpus: str
     files: list[File]
@@ -114,23 +115,23 @@ class _Plan:
 
     @property
     def named(self) -> bool:
-        """Whether the tokenizer is bytes or trained here, and not read from a file."""
+        """Return whether the tokenizer is bytes or trained here, and not read from a file."""
         return self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:")
 
     @property
     def request(self) -> str:
-        """sha256 of all that determines the shards: of each file path, size and time of change, and the settings."""
-        said = [
+        """Return the sha256 of all that determines the shards: path, size and mtime of each file, and the settings."""
+        determinants = [
             [[str(file.path.absolute()), file.size_bytes, file.changed_ns] for file in self.files],
             self.tokenizer if self.named else load(Path(self.tokenizer)).fingerprint,
             [self.holdout, self.key, self.shard_tokens],
         ]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(determinants).encode()).hexdigest()
 
     def workers(self, wanted: int | None) -> int:
-        """``wanted``, or as many processes as the size of the corpus is worth, at most one per core."""
-        size = BYTES_PER_WORKER if self.tokenizer == "bytes" else BPE_BYTES_PER_WORKER
-        return wanted or min(os.cpu_count() or 1, 1 + self.size_bytes // size)
+        """Return ``wanted``, or else as many processes as the size of the corpus justifies, at most one per core."""
+        bytes_per_worker = BYTES_PER_WORKER if self.tokenizer == "bytes" else BPE_BYTES_PER_WORKER
+        return wanted or min(os.cpu_count() or 1, 1 + self.size_bytes // bytes_per_worker)
 
 
 @contextmanager
@@ -145,7 +146,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _reuse(plan: _Plan, directory: Path) -> Index | None:
-    """The index of ``directory`` if it holds complete shards of this plan."""
+    """Return the index of ``directory`` if it holds complete shards of this plan."""
     try:
         if read_index(directory).request == plan.request:
             return Shards.open(directory).index
@@ -184,10 +185,10 @@ def _check_replaceable(directory: Path) -> None:
     if not directory.is_dir():
         raise Mistake(f"{directory}: is a file; choose another folder")
     names = sorted(path.name for path in directory.iterdir())
-    ours = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
-    strangers = [name for name in names if name not in ours or INDEX not in names]
-    if strangers:
-        raise Mistake(f"{directory}: holds {strangers[0]!r}, which is no shard; choose another folder")
+    shard_files = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
+    other_files = [name for name in names if name not in shard_files or INDEX not in names]
+    if other_files:
+        raise Mistake(f"{directory}: holds {other_files[0]!r}, which is no shard; choose another folder")
 
 
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
@@ -212,7 +213,7 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
 
 
 def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str]:
-    """The documents that are not held out, to train the tokenizer on."""
+    """Yield the documents that are not held out, to train the tokenizer on."""
     done = 0
     for text in read_documents(plan.files, key=plan.key):
         progress("training the tokenizer", done := done + len(text.encode()), plan.size_bytes)
@@ -221,7 +222,7 @@ def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str
 
 
 def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Progress) -> tuple[Index, int]:
-    """Write the shards of both splits; the index of them, and the lowest ``text_hash`` of any document."""
+    """Write the shards of both splits; return their index and the lowest ``text_hash`` of any document."""
     writers = {split: SplitWriter(folder, split, plan.shard_tokens) for split in SPLITS}
     done, nul_bytes, lowest = 0, 0, TEXT_HASHES
     with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:

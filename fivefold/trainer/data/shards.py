@@ -31,16 +31,17 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
 class Shard(Record):
-    """One file of ``tokens`` tokens. All shards of a split but its last hold the same number."""
+    """A file of ``tokens`` tokens. All shards of a split but its last hold the same number."""
 
     name: str
     tokens: PositiveInt
 
 
 class Part(Record):
-    """One split in ``index.json``; by ``text_bytes`` (UTF-8, without ends) nats per token become nats per byte.
+    """The entry of one split in ``index.json``.
 
-    ``sha256``: of all its tokens in order, whatever the size of its shards.
+    ``text_bytes``: UTF-8 bytes without ends, which convert nats per token to nats per byte; ``sha256``: hash of all
+    tokens of the split in order, whatever the size of its shards.
     """
 
     tokens: NonNegativeInt
@@ -52,7 +53,7 @@ class Part(Record):
 
 
 class Index(Record):
-    """``index.json``. ``request``: hash of the arguments of ``prepare``, by which finished work is recognised."""
+    """The file ``index.json``. ``request``: hash of the arguments of ``prepare``, which identifies finished work."""
 
     version: PositiveInt = VERSION
     corpus: str
@@ -65,12 +66,12 @@ class Index(Record):
     heldout: Part
 
     def part(self, split: Split) -> Part:
-        """The entry of ``split``."""
+        """Return the entry of ``split``."""
         return self.train if split == "train" else self.heldout
 
     @property
     def text(self) -> str:
-        """sha256 over the tokens of both splits in order, which does not depend on the files they came from."""
+        """Return the sha256 of the tokens of both splits in order, independent of the files they came from."""
         return hashlib.sha256(f"{self.train.sha256} {self.heldout.sha256}".encode()).hexdigest()
 
 
@@ -85,9 +86,10 @@ class Shards:
 
     @classmethod
     def open(cls, directory: Path, *, fingerprint: str | None = None) -> Self:
-        """Map the shards of ``directory``; a ``Mistake`` if a file is missing, cut short, or of another tokenizer.
+        """Map the shards of ``directory``; raises ``Mistake`` if a file is missing or cut short, or the tokenizer
+        differs.
 
-        ``fingerprint``: of the tokenizer that the caller needs, such as a checkpoint's; None: any.
+        ``fingerprint``: the fingerprint of the tokenizer that the caller needs, such as a checkpoint's; None: any.
         """
         index = read_index(directory)
         tokenizer = load(directory / TOKENIZER)
@@ -106,25 +108,25 @@ class Shards:
         return cls(directory, index, tokenizer, maps)
 
     def read(self, split: Split, *, start: int, count: int) -> Tokens:
-        """Copy tokens ``start`` to ``start + count`` of ``split``, across shards; ``IndexError`` outside of it."""
+        """Copy tokens ``start`` to ``start + count`` of ``split``, across shards; raises ``IndexError`` outside."""
         part = self.index.part(split)
         if not 0 <= start <= start + count <= part.tokens:
             raise IndexError(f"tokens {start} to {start + count} of {part.tokens}")
-        found = []
+        slices = []
         while count:
             shard, offset = divmod(start, part.shards[0].tokens)
-            found.append(self.maps[split][shard][offset : offset + count])
-            start, count = start + len(found[-1]), count - len(found[-1])
-        return np.concatenate(found) if found else np.empty(0, self.index.dtype)
+            slices.append(self.maps[split][shard][offset : offset + count])
+            start, count = start + len(slices[-1]), count - len(slices[-1])
+        return np.concatenate(slices) if slices else np.empty(0, self.index.dtype)
 
     def ends(self, split: Split) -> NDArray[np.int64]:
-        """Token offset of each document's end [documents], ascending; the last is the split's number of tokens."""
+        """Read the token offset of each document's end [documents], ascending; the last is the split's token count."""
         part = self.index.part(split)
         return np.fromfile(self.directory / part.ends, np.int64)
 
 
 def read_index(directory: Path) -> Index:
-    """Read ``index.json`` in ``directory``; a ``Mistake`` if there is none or it has another version."""
+    """Read ``index.json`` in ``directory``; raises ``Mistake`` if there is none or it has another version."""
     path = directory / INDEX
     if not path.exists():
         raise Mistake(f"{directory}: holds no prepared corpus; run `fivefold data` first")
@@ -154,7 +156,7 @@ def _check_size(path: Path, expected: int) -> None:
 
 @dataclass
 class SplitWriter:
-    """Appends documents to the shards of one split in ``directory``."""
+    """A writer that appends documents to the shards of one split in ``directory``."""
 
     directory: Path
     split: Split
@@ -166,26 +168,26 @@ class SplitWriter:
 
     @property
     def ends_name(self) -> str:
-        """Name of the file of document ends."""
+        """Return the name of the file of document ends."""
         return f"{self.split}-ends.bin"
 
     def add(self, tokens: Tokens, *, lengths: NDArray[np.int64], text_bytes: int) -> None:
-        """Append whole documents: their ``tokens``, ends included, and their ``lengths`` [documents]."""
+        """Append complete documents: their ``tokens``, ends included, and their ``lengths`` [documents]."""
         append(self.directory / self.ends_name, (self.tokens + np.cumsum(lengths)).tobytes())
         self.documents += len(lengths)
         self.text_bytes += text_bytes
         self.digest.update(tokens.tobytes())
         while len(tokens):
             shard, offset = divmod(self.tokens, self.shard_tokens)
-            now, tokens = np.split(tokens, [self.shard_tokens - offset])
-            append(self.directory / self._shard(shard), now.tobytes())
-            self.tokens += len(now)
+            shard_part, tokens = np.split(tokens, [self.shard_tokens - offset])
+            append(self.directory / self._shard(shard), shard_part.tobytes())
+            self.tokens += len(shard_part)
 
     def _shard(self, number: int) -> str:
         return f"{self.split}-{number:05d}.bin"
 
     def finish(self) -> Part:
-        """The index entry of what was written."""
+        """Return the index entry of the written tokens."""
         sizes = [self.shard_tokens] * (self.tokens // self.shard_tokens) + [self.tokens % self.shard_tokens]
         shards = [Shard(name=self._shard(number), tokens=size) for number, size in enumerate(sizes) if size]
         return Part(
@@ -199,13 +201,13 @@ class SplitWriter:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append ``data`` to the file ``path``; all shards are written by this function."""
+    """Append ``data`` to the file ``path``. All shards are written by this function."""
     with path.open("ab") as file:
         file.write(data)
 
 
 def sync(path: Path) -> None:
-    """fsync a file or folder."""
+    """Flush a file or folder to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

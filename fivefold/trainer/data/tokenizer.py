@@ -1,4 +1,4 @@
-"""Text to token ids and back: plain bytes, a byte-level BPE trained on the corpus, or any ``tokenizer.json``.
+"""Tokenizers: plain bytes, a byte-level BPE trained on the corpus, or any ``tokenizer.json``.
 
 A tokenizer is identified by its fingerprint, the sha256 of its file, so that shards cannot be read with another one.
 Every tokenizer has an end-of-document token, which ``encode`` never returns: only packing writes it.
@@ -32,33 +32,33 @@ KNOWN_ENDS = (OWN_END, "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sente
 
 
 class Tokenizer(Protocol):
-    """What corpus preparation and the training loop need of a tokenizer."""
+    """The interface of a tokenizer that corpus preparation and the training loop need."""
 
     @property
     def vocab(self) -> int:
-        """Size of the vocabulary: every token id is below it."""
+        """Return the size of the vocabulary: every token id is below it."""
 
     @property
     def end(self) -> int:
-        """Id of the end-of-document token."""
+        """Return the id of the end-of-document token."""
 
     @property
     def text(self) -> str:
-        """Content of its ``tokenizer.json``."""
+        """Return the content of its ``tokenizer.json``."""
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of ``text``, in hexadecimal."""
+        """Return the sha256 of ``text``, in hexadecimal."""
 
     def encode(self, text: str) -> Tokens:
-        """Token ids [n] of ``text``, without the end of document."""
+        """Return the token ids [n] of ``text``, without the end of document."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
 
 
 def dtype_of(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """The narrower of uint16 and uint32 that holds every token below ``vocab``."""
+    """Return the smaller of uint16 and uint32 that holds every token below ``vocab``."""
     return np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
 
 
@@ -68,7 +68,7 @@ def _sha256(text: str) -> str:
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One token per byte of UTF-8; token 0, the NUL byte, is the end of document, and text may not hold it."""
+    """A tokenizer with one token per byte of UTF-8; token 0, NUL, is the end of document, and text must not hold it."""
 
     vocab: int = 256
     end: int = 0
@@ -76,20 +76,20 @@ class ByteTokenizer:
     fingerprint: str = _sha256(BYTES_TEXT)
 
     def encode(self, text: str) -> Tokens:
-        """The bytes of ``text`` as uint16 [n]; a ``Mistake`` if it holds a NUL, which is the end of document."""
+        """Return the bytes of ``text`` as uint16 [n]; raises ``Mistake`` if it holds a NUL, the end of document."""
         data = text.encode()
-        if (place := data.find(0)) >= 0:
-            raise Mistake(f"the text holds {data.count(0)} NUL bytes, the first at offset {place}; remove them")
+        if (offset := data.find(0)) >= 0:
+            raise Mistake(f"the text holds {data.count(0)} NUL bytes, the first at offset {offset}; remove them")
         return np.frombuffer(data, np.uint8).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; an end of document becomes NUL."""
+        """Return the text of ``ids``; an end of document becomes NUL."""
         return bytes(int(i) for i in ids).decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class BpeTokenizer:
-    """A Hugging Face tokenizer; ``read`` makes it from the content of a ``tokenizer.json``."""
+    """A Hugging Face tokenizer; ``read`` builds it from the content of a ``tokenizer.json``."""
 
     vocab: int  # largest id + 1: added tokens may leave gaps
     end: int
@@ -99,7 +99,7 @@ class BpeTokenizer:
 
     @classmethod
     def read(cls, text: str, *, origin: str) -> Self:
-        """Parse ``text``; a ``Mistake``, which names ``origin``, if that fails or it has no end-of-document token."""
+        """Parse ``text``; raises a ``Mistake`` that names ``origin`` if that fails or no end-of-document token exists."""
         from tokenizers import Tokenizer as HuggingFace
 
         try:
@@ -116,18 +116,19 @@ class BpeTokenizer:
         return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_sha256(text), rust=rust)
 
     def encode(self, text: str) -> Tokens:
-        """Token ids [n] of ``text``, with no special token added."""
+        """Return the token ids [n] of ``text``, with no special token added."""
         return np.array(self.rust.encode(text, add_special_tokens=False).ids, dtype_of(self.vocab))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; special tokens are left out."""
+        """Return the text of ``ids``; special tokens are left out."""
         return str(self.rust.decode([int(i) for i in ids]))
 
 
 def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
-    """A byte-level BPE of exactly ``vocab`` tokens: 256 bytes, ``<|end|>`` and the merges that ``texts`` yield.
+    """Train a byte-level BPE of exactly ``vocab`` tokens: 256 bytes, ``<|end|>`` and the merges that ``texts`` yield.
 
-    Deterministic. Reads ``texts`` once, lazily, so that the caller can show progress. ``Mistake`` for too little text.
+    Deterministic. Reads ``texts`` once, lazily, so that the caller can show progress. Raises ``Mistake`` for too little
+    text.
     """
     from tokenizers import Tokenizer as HuggingFace
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -150,7 +151,7 @@ def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
 
 
 def load(path: Path) -> Tokenizer:
-    """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; a ``Mistake`` if that fails."""
+    """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; raises ``Mistake`` on failure."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists():
         raise Mistake(f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json")
@@ -159,7 +160,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def tokenizer(spec: str, *, texts: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
-    """The tokenizer that ``spec`` names: ``bytes``, ``bpe:N`` (trained on ``texts()``), or a path."""
+    """Build the tokenizer that ``spec`` names: ``bytes``, ``bpe:N`` (trained on ``texts()``), or a path."""
     if spec == "bytes":
         return ByteTokenizer()
     if not spec.startswith("bpe:"):
