@@ -34,7 +34,7 @@ from fivefold.trainer.supported import check_supported
 
 @dataclass(frozen=True)
 class Built:
-    """What one rank trains with: modules, ZeRO units, optimizer, process groups and pipeline schedule."""
+    """The modules, ZeRO units, optimizer, process groups and pipeline schedule that one rank trains with."""
 
     module: Transformer
     units: list[ZeroUnit]
@@ -42,41 +42,41 @@ class Built:
     optimizer: torch.optim.Optimizer
     ranks: Ranks
     table: Table  # pipeline schedule; without a pipeline forward and backward of each micro-batch in turn
-    underway: Underway  # the reduction of gradients that is under way
+    underway: Underway  # the reduction of gradients that is in flight
     scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
 
     @property
     def shards(self) -> list[Shard]:
-        """This rank's shard of every weight of its stages, in module order."""
+        """Return this rank's shard of every weight of its stages, in module order."""
         return [shard for unit in self.units for shard in unit.shards]
 
     @property
     def parameters(self) -> float:
-        """This rank's share of the model's parameters: one that n ranks hold counts 1/n on each."""
+        """Return this rank's share of the model's parameters: one that n ranks hold counts 1/n on each."""
         return sum(math.prod(box.sizes) / shard.local_weight.holders for shard in self.shards for box in shard.boxes())
 
     def weights(self) -> list[Tensor]:
-        """Tensors that hold the weights from step to step."""
+        """Return the tensors that hold the weights from step to step."""
         return [tensor for unit in self.units for tensor in unit.live_tensors()]
 
     def gather_scales(self) -> list[Tensor]:
-        """Return what fp8 gathers keep from step to step: block indices of rows, and scales of weights held in fp8."""
+        """Return the tensors that fp8 gathers keep across steps: block indices of rows, and scales of fp8 weights."""
         payloads = [unit.payload for unit in self.units if unit.payload is not None]
         indices = [index for payload in payloads for index in payload.scales.block_rows]
-        held = [getattr(weight, "scale", None) for unit in self.units for weight in unit.parameters]
-        return indices + [scale for scale in held if scale is not None]
+        weight_scales = [getattr(weight, "scale", None) for unit in self.units for weight in unit.parameters]
+        return indices + [scale for scale in weight_scales if scale is not None]
 
     def moments(self) -> list[Tensor]:
-        """Tensors of the optimizer's state; torch's AdamW has none before its first step."""
+        """Return the tensors of the optimizer's state; torch's AdamW has none before its first step."""
         return [tensor for state in self.optimizer.state.values() for tensor in state.values()]
 
     @property
     def routed(self) -> dict[int, Moe]:
-        """Layer → mixture of experts, of this rank's stages; in multi-token prediction numbered on."""
+        """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
         model = self.module.model
         layers = {layer_of(model, shard.name) for shard in self.shards if ".experts." in shard.name}
-        found = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
-        return {layer: moe for layer, moe in found.items() if isinstance(moe, Moe)}
+        modules = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
+        return {layer: moe for layer, moe in modules.items() if isinstance(moe, Moe)}
 
 
 def build(
@@ -85,17 +85,18 @@ def build(
 ) -> Built:  # fmt: skip
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
-    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run beside
-    compute; ``None``: if ``device`` has streams for them. Raises ``Mistake`` for what the engine cannot run.
+    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run
+    concurrently with compute; ``None``: if ``device`` has streams for them. Raises ``Mistake`` for a job that the
+    engine cannot run.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
     job = settled(job, gpu=device.type == "cuda")
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    experts = model.moe is not None
+    has_experts = model.moe is not None
     ranks = make_ranks(
-        layout, kv_heads=model.kv_heads, device=device, experts=experts, pairs=job.stack.pairs, streams=streams
+        layout, kv_heads=model.kv_heads, device=device, experts=has_experts, pairs=job.stack.pairs, streams=streams
     )
     with torch.device("meta"):
         module = Transformer(model)
@@ -103,21 +104,21 @@ def build(
     units, wgrad_store, underway = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     stages = table.rank_stages[ranks["pp"].rank]
     check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
-    drawn = {weight.name: weight for weight in weights(model)}
+    weights_by_name = {weight.name: weight for weight in weights(model)}
     with torch.no_grad():
         for shard in (shard for unit in units for shard in unit.shards):
-            shard.weight.copy_(shard.rows_of(initial(drawn[shard.name], model=model, seed=job.seed)))
+            shard.weight.copy_(shard.rows_of(initial(weights_by_name[shard.name], model=model, seed=job.seed)))
     scaler = LossScaler() if job.precision.loss_scaling else None
     return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
-    """The full initial weight in fp32 on CPU: normal(0, 0.02), output projections by 1/√(2 layers) less (GPT-2)."""
+    """Draw the full initial weight in fp32 on CPU: normal(0, 0.02), output projections times 1/√(2 layers) (GPT-2)."""
     if weight.kind == "norm":
         zero = weight.name.endswith("bias") or model.norm_plus_one
         return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
-    spread = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
+    std = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
-    return torch.empty(weight.shape).normal_(0.0, spread, generator=generator)
+    return torch.empty(weight.shape).normal_(0.0, std, generator=generator)

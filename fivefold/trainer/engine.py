@@ -1,4 +1,4 @@
-"""One training step on this rank: run the pipeline schedule, reduce gradients, clip their norm, update the shards.
+"""Runs one training step on this rank: run the pipeline schedule, reduce gradients, clip their norm, update the shards.
 
 tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reductions → norm, clip, update
 """
@@ -32,10 +32,10 @@ from fivefold.trainer.parallel.pipeline import Pipeline
 
 
 class StepResult(NamedTuple):
-    """Result of a step, the same on all ranks: mean loss in nats per token, gradient norm before clipping, stop vote.
+    """The result of a step, equal on all ranks: mean loss in nats per token, gradient norm before clipping, stop vote.
 
-    ``skipped``: no update was made, as a scaled gradient was not finite or the judge refused; weights, moments and
-    routing biases are unchanged.
+    ``skipped``: no update was made, as a scaled gradient was not finite or ``judge`` returned False; weights, moments
+    and routing biases are unchanged.
     """
 
     loss: float
@@ -43,34 +43,34 @@ class StepResult(NamedTuple):
     stop: bool
     skipped: bool = False
     loss_scale: float = 1.0  # scale of the loss in this step (fp16)
-    noise: Noise | None = None  # if it is measured, and was in this step
+    noise: Noise | None = None  # None if it was not measured in this step
     further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
 
 
 class Engine:
-    """Runs training steps on this rank. If ``meter`` is set, the engine tells it the phase and tracks ``kept_bytes``:
-    the most activations that were saved between two passes, over all live micro-batches.
+    """The engine that runs training steps on this rank. If ``meter`` is set, the engine sets its phase and tracks
+    ``kept_bytes``: the peak bytes of activations saved between two passes, over all live micro-batches.
     """
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
-        """``end``: id of the end-of-document token, needed if tokens attend only inside their document."""
+        """Set up the schedule. ``end``: id of the end-of-document token, if tokens attend only inside documents."""
         if job.documents == "apart" and end is None:
             raise ValueError("documents that are kept apart need the token that ends one")
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "apart" else None
         self.layers = stage_layers(model.layers, layout)
-        self.sequences = job.global_batch  # in this step, over all ranks
+        self.sequences = job.global_batch  # of this step, over all ranks
         self.predicted = model.predicted
-        self.scale = 1.0  # factor of each token's loss, so that gradients are those of the mean
+        self.scale = 1.0  # factor of each token's loss, so that gradients are of the mean loss
         self.tokens = torch.empty(0, dtype=torch.long)
-        self.dp, self.number = built.ranks["dp"].rank, 0  # ``number`` of the step, from 0 on
+        self.dp, self.number = built.ranks["dp"].rank, 0  # ``number``: of the step, from 0
         self.keys = torch.zeros(0, layout.mbs, dtype=torch.long, device=built.ranks.device)
         if any(model.dropout_rates):  # keys of the sequences of a step
             self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
-        self.drops = False  # whether this pass drops anything: in training
+        self.drops = False  # whether dropout is active, as it is in training
         self.meter: StepObserver | None = None
         self.noise: NoiseScale | None = None
-        self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: not known yet
+        self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: unknown yet
         self.routed = built.routed
         self._scale_losses(1.0)
         self.free = model.moe is not None and model.moe.balance == "free"
@@ -89,11 +89,11 @@ class Engine:
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
     ) -> StepResult:  # fmt: skip
-        """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it. With
-        multi-token prediction a sequence has as many tokens more as there are modules.
+        """Run one optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it. With
+        multi-token prediction a sequence has one more token per module.
 
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
-        same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can mend.
+        same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can fix.
         """
         scaler = self.built.scaler
         scale = 1.0 if scaler is None else scaler.scale
@@ -101,7 +101,7 @@ class Engine:
             self._resize_schedule(len(tokens))
             self._scale_losses(scale)
         biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
-        measures = self.noise is not None and self.meter is None  # whose messages are those that are planned
+        measures = self.noise is not None and self.meter is None  # a metered step has exactly the planned messages
         if self.noise is not None:
             self.noise.begin(wanted=measures)
         total = self.backward(tokens)
@@ -110,16 +110,16 @@ class Engine:
         squares = self.noise.squares() if self.noise is not None else []
         norm, sums = self.sum_norm(*squares, *(total / self.layout.tp).view(-1), float(stop))
         loss, *further, stop_votes = sums[len(squares) :]
-        finite = True
+        is_finite = True
         if scaler is not None:
             norm = norm / scale
-            finite = math.isfinite(norm.item())  # the same on all ranks
-        wanted = finite
-        if judge is not None and (finite or scale <= LEAST):
-            wanted = judge(loss.item() / scale, norm.item()) and finite
-        if scaler is not None and wanted == finite:
-            scaler.update(finite=finite)
-        if wanted:
+            is_finite = math.isfinite(norm.item())  # the same on all ranks
+        updates = is_finite
+        if judge is not None and (is_finite or scale <= LEAST):
+            updates = judge(loss.item() / scale, norm.item()) and is_finite
+        if scaler is not None and updates == is_finite:
+            scaler.update(finite=is_finite)
+        if updates:
             self.update(norm, scale=scale)
         else:  # the backward has moved the routing biases by this step's load: restore them
             for moe, bias in zip(self.routed.values(), biases, strict=True):
@@ -127,15 +127,15 @@ class Engine:
         self.number += 1
         weight = scale * self.built.module.head.weight
         return StepResult(
-            loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale,
-            further=tuple(each.item() / weight for each in further), noise=self._noise(sums[: len(squares)], scale),
+            loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not updates, loss_scale=scale,
+            further=tuple(part.item() / weight for part in further), noise=self._noise(sums[: len(squares)], scale),
         )  # fmt: skip
 
     def _noise(self, sums: list[Tensor], scale: float) -> Noise | None:
         return None if self.noise is None else self.noise.take(sums, sequences=self.sequences, scale=scale)
 
     def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Gradient norm, and sums of ``numbers`` over all ranks."""
+        """Compute the gradient norm, and the sums of ``numbers`` over all ranks."""
         return optimizer.sum_over_ranks(self.built.shards, *numbers, ranks=self.built.ranks)
 
     def update(self, norm: Tensor, *, scale: float) -> None:
@@ -144,25 +144,25 @@ class Engine:
         self.built.optimizer.step()
 
     def _resize_schedule(self, micro_batches: int) -> None:
-        """Build the pipeline schedule for so many ``micro_batches``, and expect as many gradients of each weight."""
-        before, layout = self.pipeline, self.layout
-        if micro_batches == before.table.micro_batches:
+        """Build the pipeline schedule for ``micro_batches``, and expect that number of gradients of each weight."""
+        former, layout = self.pipeline, self.layout
+        if micro_batches == former.table.micro_batches:
             return
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
         for unit in self.built.units:
-            unit.gradients.repeat(micro_batches, before=before.table.micro_batches)
+            unit.gradients.repeat(micro_batches, before=former.table.micro_batches)
         self.pipeline = self._pipeline(table)
-        self.pipeline.on_action, self.pipeline.on_pass = before.on_action, before.on_pass
+        self.pipeline.on_action, self.pipeline.on_pass = former.on_action, former.on_pass
         self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
-        """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of a step."""
+        """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of the step."""
         self.scale = scale / (self.sequences * self.job.sequence)
         for moe in self.routed.values():
             moe.scale = self.scale
 
     def backward(self, tokens: Tensor) -> Tensor:
-        """Forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.
+        """Run forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.
 
         Returns the sum of this rank's scaled losses."""
         self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
@@ -181,29 +181,29 @@ class Engine:
         self.drops = self.keys.numel() > 0
         if not self.drops:
             return
-        each, layout = torch.arange(self.layout.mbs, device=self.keys.device), self.layout
-        first = torch.arange(micro_batches, device=self.keys.device)[:, None] * layout.dp + self.dp
-        keys = sequence_keys(first * layout.mbs + each, seed=self.job.seed, step=self.number)
+        sequence, layout = torch.arange(self.layout.mbs, device=self.keys.device), self.layout
+        row = torch.arange(micro_batches, device=self.keys.device)[:, None] * layout.dp + self.dp
+        keys = sequence_keys(row * layout.mbs + sequence, seed=self.job.seed, step=self.number)
         if len(self.keys) != micro_batches:
             self.keys = torch.empty_like(keys)
         self.keys.copy_(keys)
 
     def expert_loads(self) -> dict[int, list[int]]:
-        """Layer → choices per expert [E] since the last call, over all data ranks; of this rank's stages. Every rank
-        calls it."""
+        """Return layer → choices per expert [E] since the last call, over all data ranks, for the layers of this rank's
+        stages. Every rank calls it."""
         if not self.free:
             self._balance()
         loads, self.loads = self.loads, torch.zeros_like(self.loads)
         return dict(zip(self.routed, loads.tolist(), strict=True))
 
     def expert_shares(self) -> dict[int, list[float]]:
-        """``expert_loads`` of all stages, relative to the mean of the layer (1 = even), by all_gather_object; every
+        """Return ``expert_loads`` of all stages, relative to the layer's mean (1 = even), by all_gather_object. Every
         rank calls it."""
         if self.loads.shape[1] == 0:  # no experts anywhere
             return {}
-        everyone: list[dict[int, list[int]]] = [{}] * self.built.ranks.world
-        dist.all_gather_object(everyone, self.expert_loads())
-        loads = {layer: load for found in everyone for layer, load in found.items() if sum(load)}
+        loads_of_ranks: list[dict[int, list[int]]] = [{}] * self.built.ranks.world
+        dist.all_gather_object(loads_of_ranks, self.expert_loads())
+        loads = {layer: load for rank_loads in loads_of_ranks for layer, load in rank_loads.items() if sum(load)}
         return {layer: [round(n * len(load) / sum(load), 3) for n in load] for layer, load in sorted(loads.items())}
 
     def _balance(self) -> None:
@@ -219,7 +219,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> Tensor:
-        """Summed loss in nats of ``tokens`` [batches, mbs, T + 1], this rank's part; the caller sums over the world."""
+        """Return this rank's summed loss in nats of ``tokens`` [batches, mbs, T + 1]; the caller sums over ranks."""
         scale, self.scale = self.scale, 1.0
         self.tokens = tokens.to(self.built.ranks.device)
         total = self.pipeline.evaluate(len(tokens)) / self.layout.tp
@@ -227,16 +227,16 @@ class Engine:
         return total
 
     def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
-        """Forward of a stage on one micro-batch; ``entry`` [R, D]: from the previous stage. Output [R, D], or loss."""
+        """Run a stage forward on one micro-batch; ``entry`` [R, D]: of the previous stage. Output [R, D], or loss."""
         self._begin_forward(entry)
         module, tokens = self.built.module, self.tokens[micro_batch]
         predicted = self.predicted if torch.is_grad_enabled() else 0
         length = tokens.shape[1] - 1 - predicted
-        ahead = predicted if stage == self.pipeline.last else 0
-        inputs, targets, *further = (tokens[:, at : at + length] for at in range(2 + ahead))
+        n_further = predicted if stage == self.pipeline.last else 0
+        inputs, targets, *further = (tokens[:, shift : shift + length] for shift in range(2 + n_further))
         documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
         if module.positions is not None:
-            inputs, targets, *further = (each[:, module.positions] for each in (inputs, targets, *further))
+            inputs, targets, *further = (ids[:, module.positions] for ids in (inputs, targets, *further))
         keys = self.keys[micro_batch] if self.drops else None
         out = module.stage(
             inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, keys_B=keys,
@@ -251,7 +251,7 @@ class Engine:
 
     @property
     def _metered(self) -> StepObserver | None:
-        """The meter; None while two micro-batches are interleaved, as their bytes cannot be told apart."""
+        """Return the meter; None while two micro-batches are interleaved, as their bytes cannot be separated."""
         interleaver = self.built.ranks.interleaver
         return self.meter if interleaver is None or interleaver.alone else None
 
@@ -272,7 +272,7 @@ class Engine:
             self.kept_bytes = max(self.kept_bytes, self._lasting_bytes(self._metered) - self._baseline)
 
     def _lasting_bytes(self, meter: StepObserver) -> int:
-        """Live bytes without transient ones: gathered weights, gradients, messages between pipeline stages."""
-        passing = [*self.pipeline.messages(), *(each for unit in self.built.units for each in unit.passing())]
-        storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in passing}
+        """Return live bytes without transient ones: gathered weights, gradients, messages between pipeline stages."""
+        transient = [*self.pipeline.messages(), *(tensor for unit in self.built.units for tensor in unit.passing())]
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in transient}
         return meter.live_bytes - sum(storages.values())

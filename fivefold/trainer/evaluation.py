@@ -1,4 +1,4 @@
-"""Evaluation between steps: held-out loss over all ranks, load of the experts, a sample of text; all go to the logs."""
+"""Evaluates between steps: held-out loss over all ranks, load of the experts, a sample of text; logs all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fivefold.trainer.run import Run
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the weights that ``engine`` trains, as ``run`` asks."""
+    """An evaluator of the weights that ``engine`` trains, with the settings of ``run``."""
 
     run: Run
     model: Model
@@ -43,7 +43,7 @@ class Evaluator:
         return loss
 
     def heldout_loss(self) -> float:
-        """Mean loss in nats per token over the held-out rows of all ranks, by one all_reduce over the world."""
+        """Return the mean loss in nats per token over the held-out rows of all ranks, by one all_reduce."""
         ranks = self.built.ranks
         rows = np.stack(list(heldout_batches(
             self.shards, sequence=self.run.job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,

@@ -1,7 +1,7 @@
-"""Compares the machine of a run with this computer before a process starts, so that no plan starts by mistake.
+"""Compares the machine of a run with this computer before a process starts, so that no plan starts by accident.
 
-A GPU takes one rank of NCCL. Processes on CPU share the cores, so ``local:8`` may run on two; but not the hosts of a
-machine of several, nor a planned GPU machine, whose ranks would train on the cores of a laptop for years.
+A GPU takes one rank of NCCL. Processes on CPU share the cores, so ``local:8`` may run on two cores. A machine of
+several hosts may not run on one, nor may a planned GPU machine, whose ranks would train on a laptop's cores for years.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from fivefold.machine.spec import Machine
 from fivefold.record import Mistake
 from fivefold.units import show_bytes
 
-SMALLER = 0.9  # of the machine's memory: what the driver shows of one chip differs by less
+SMALLER = 0.9  # share of the planned chip's memory; what drivers report for one chip differs by less
 
 
 @dataclass(frozen=True)
 class Host:
-    """GPUs, cores and memory of this computer; ``gpu_memory_bytes``: of the smallest GPU."""
+    """The GPUs, cores and memory of this computer; ``gpu_memory_bytes``: memory of the smallest GPU."""
 
     cores: int
     memory_bytes: int
     gpus: int = 0
-    gpu: str = ""  # name of the first
+    gpu: str = ""  # name of the first GPU
     gpu_memory_bytes: int = 0
 
     @classmethod
     def here(cls) -> Host:
-        """Look at this computer."""
+        """Inspect this computer."""
         import torch
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not gpus:
             return cls(cores, memory_bytes())
-        found = [torch.cuda.get_device_properties(number) for number in range(gpus)]
-        return cls(cores, memory_bytes(), gpus, found[0].name, min(each.total_memory for each in found))
+        properties = [torch.cuda.get_device_properties(number) for number in range(gpus)]
+        return cls(cores, memory_bytes(), gpus, properties[0].name, min(gpu.total_memory for gpu in properties))
 
     def __str__(self) -> str:
-        """What it has, after "this host has"."""
+        """Describe its devices, to follow "this host has"."""
         if self.gpus:
             return f"{_count(self.gpus, 'GPU')} ({self.gpu}, {show_bytes(self.gpu_memory_bytes)})"
         return f"no GPU ({_count(self.cores, 'core')}, {show_bytes(self.memory_bytes)})"
@@ -52,16 +52,16 @@ class Host:
 def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file: Path, started: int = 0) -> str:
     """Raise a ``Mistake`` if ``host`` cannot run its part of ``layout``; return a warning, or an empty text.
 
-    ``named``: the machine in the words of the run file. ``started``: ranks that torchrun or Slurm has started on this
+    ``named``: the machine as the run file names it. ``started``: ranks that torchrun or Slurm has started on this
     host; 0: all would be started here.
     """
-    ranks, several = started or layout.world, divide_over_hosts(layout.world, machine.ranks_per_node)
-    wants = f"machine {named!r}: layout {str(layout)!r} has {_count(layout.world, 'rank')}"
+    ranks, host_division = started or layout.world, divide_over_hosts(layout.world, machine.ranks_per_node)
+    request = f"machine {named!r}: layout {str(layout)!r} has {_count(layout.world, 'rank')}"
     if machine.backend == "nccl" or host.gpus:
         if host.gpus < ranks:
-            all_here = f"of which {ranks} were started here" if started else "each on a GPU of its own"
-            all_here = all_here if layout.world > 1 else "on a GPU"
-            raise Mistake(f"{wants}, {all_here}, but this host has {host}; {_advice(host, several, layout, file)}")
+            needs = f"of which {ranks} were started here" if started else "each on a GPU of its own"
+            needs = needs if layout.world > 1 else "on a GPU"
+            raise Mistake(f"{request}, {needs}, but this host has {host}; {_advice(host, host_division, layout, file)}")
         if host.gpu_memory_bytes < SMALLER * machine.chip.memory_bytes and machine.backend == "nccl":
             raise Mistake(
                 f"machine {named!r}: {machine.chip.name} has {show_bytes(machine.chip.memory_bytes)}, but this host "
@@ -70,9 +70,9 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
         family = machine.chip.name.partition("-")[0].lower()
         if machine.calibration is None and family not in host.gpu.lower():
             return f"this host has {host}, not {machine.chip.name}: what is predicted is of the latter"
-    elif not started and several[0] > 1 and _name(named) != "local":
-        raise Mistake(f"{wants} on {several[0]} hosts, and this would start all of them here; "
-                      f"{_advice(host, several, layout, file)}")  # fmt: skip
+    elif not started and host_division[0] > 1 and _name(named) != "local":
+        raise Mistake(f"{request} on {host_division[0]} hosts, and this would start all of them here; "
+                      f"{_advice(host, host_division, layout, file)}")  # fmt: skip
     return ""
 
 
@@ -95,14 +95,14 @@ def memory_bytes() -> int:
 
 
 def _advice(host: Host, several: tuple[int, int], layout: Layout, file: Path) -> str:
-    """Return what to do where the ranks are too many for ``host``."""
-    hosts, each = several
-    here = host.gpus or host.cores
-    start = f"start it on a host of {_count(each, 'GPU')}"
+    """Return advice if the ranks are too many for ``host``."""
+    hosts, ranks_per_host = several
+    local_devices = host.gpus or host.cores
+    start = f"start it on a host of {_count(ranks_per_host, 'GPU')}"
     if hosts > 1:
-        command = torchrun_command(file, hosts=hosts, each=each)
+        command = torchrun_command(file, hosts=hosts, each=ranks_per_host)
         start = f"start `{command}` on each of {hosts} hosts, or this with --slurm on a cluster"
-    return f"{start}, or try it here: --machine local:{min(here, layout.world)} --layout auto"
+    return f"{start}, or try it here: --machine local:{min(local_devices, layout.world)} --layout auto"
 
 
 def _name(named: str) -> str:

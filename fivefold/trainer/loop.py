@@ -1,9 +1,9 @@
-"""The training loop: batches in, optimizer steps out, with logs, evaluations, checkpoints and one measured step.
+"""Training loop: runs optimizer steps on batches, with logs, evaluations, checkpoints and one measured step.
 
-A step: forward and backward of every micro-batch, gradient reduction, norm, clip, update. A signal lets the step
-finish, saves a checkpoint and ends the run. A loss that cannot be used (``faults/spikes.py``) skips the update or loads
-an earlier checkpoint; a rank that hangs ends the run (``faults/watchdog.py``). The third step after the start, or the
-first later one of a whole batch where the batch ramps up, runs under the ``Meter``; later ones are timed, some traced.
+A step: forward and backward of every micro-batch, gradient reduction, norm, clip, update. After a
+signal the loop finishes the step, saves a checkpoint and ends. A bad loss (``faults/spikes.py``) skips the update or
+loads an earlier checkpoint; a rank that hangs ends the run (``faults/watchdog.py``). The third step after the start, or
+the first later one of a full batch if the batch ramps up, runs under the ``Meter``; later ones are timed, some traced.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import LEAST
 from fivefold.trainer.run import Run
 
-METERED = 2  # steps before the metered one: by then every buffer that lives from step to step exists
+METERED = 2  # steps before the metered one: by then every persistent buffer is allocated
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``Loop.train`` returns. ``stopped`` names the signal that ended it early, or is empty."""
+    """The result of ``Loop.train``. ``stopped`` names the signal that ended it early, or is empty."""
 
     step: int
     measured: Measured | None  # None: too few steps
-    step_seconds: float | None  # median of the untraced ones; None: too few steps
+    step_seconds: float | None  # median of the untraced steps; None: too few steps
     trace: RankTrace
     checkpoint: Path | None
     stopped: str
@@ -64,28 +64,28 @@ class Outcome:
 
 
 class Loop:
-    """One rank's training run; every rank makes the same calls. ``ideal_seconds``: of a step at peak FLOP/s."""
+    """A training run on one rank; all ranks make the same calls. ``ideal_seconds``: time of a step at peak FLOP/s."""
 
     def __init__(
         self, run: Run, *, model: Model, layout: Layout, built: Built, shards: Shards, logs: NoLogs,
         ideal_seconds: float,
     ) -> None:  # fmt: skip
         self.run, self.model, self.layout, self.built, self.logs = run, model, layout, built, logs
-        self.ideal_seconds = ideal_seconds  # of a step of the whole batch at the chips' peak FLOP/s, for the MFU
+        self.ideal_seconds = ideal_seconds  # time of a step of the full batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
         self.shards = shards
         self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed, ahead=model.predicted)
         self.loader.check(global_batch=self.job.global_batch)
         self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
-        self.signal = ""  # name of the last one that this process was sent
+        self.signal = ""  # name of the last signal sent to this process
         self.step, self.batch, self.rate = 0, 0, 0.0  # of the current step; batch in samples
-        self.samples = 0  # read so far over all ranks: the whole state of the loader
+        self.samples = 0  # read so far over all ranks: the full state of the loader
         self.saver = Saver(
             run.folder / "checkpoints", built=built, keep=run.checkpoints.keep,
             asynchronous=run.checkpoints.asynchronous,
         )  # fmt: skip
         self.bad_loss: BadLoss | None = None  # verdict on the last step; None: it was good
-        self.returned: Path | None = None  # checkpoint of the last roll-back
+        self.returned: Path | None = None  # checkpoint of the last rollback
         self.seconds: list[float] = []  # of each step after the metered one that is not traced
         self.guard = LossGuard(run.faults)
         self.watchdog = Watchdog(
@@ -110,31 +110,31 @@ class Loop:
                 while step < self.job.steps and not stopped:
                     meter = self._meter() if step >= start + METERED else None
                     traced = self.measured is not None and self._traced(step)
-                    done, took = self._timed_step(step, meter, traced=traced)
+                    result, step_seconds = self._timed_step(step, meter, traced=traced)
                     self.watchdog.at(step, "the end of a step")
-                    stopped = self._signal_name(done.stop)
+                    stopped = self._signal_name(result.stop)
                     if self.bad_loss:
-                        step, due = self._skip_or_roll_back(self.bad_loss, step + 1), False
+                        step, is_due = self._skip_or_roll_back(self.bad_loss, step + 1), False
                     else:
                         step += 1
                         if self.measured and not meter and not traced:
-                            self.seconds.append(took)
-                        loss, due = done.loss, self.run.checkpoints.due(step, last=step == self.job.steps)
-                        self._log_step(step, done, took, measured=self.measured if meter else None)
+                            self.seconds.append(step_seconds)
+                        loss, is_due = result.loss, self.run.checkpoints.due(step, last=step == self.job.steps)
+                        self._log_step(step, result, step_seconds, measured=self.measured if meter else None)
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                             heldout = self.evaluate(step)
                             stopped = stopped or self._stop_vote()
-                    if stopped or due:
+                    if stopped or is_due:
                         self._save(step)
                         stopped = stopped or self._stop_vote()
                 self.watchdog.at(step, "a save")
                 saved = self.saver.wait()
-        seconds = self.seconds or [each.seconds for each in self.tracer.steps]
-        typical = statistics.median(seconds) if seconds else None
-        return Outcome(step, self.measured, typical, self.tracer.trace(), saved, stopped, loss, heldout)
+        seconds = self.seconds or [step_marks.seconds for step_marks in self.tracer.steps]
+        median_seconds = statistics.median(seconds) if seconds else None
+        return Outcome(step, self.measured, median_seconds, self.tracer.trace(), saved, stopped, loss, heldout)
 
     def _begin(self) -> int:
-        """Resume and open the logs; save a first checkpoint where the run may have to roll back. Returns the step."""
+        """Resume and open the logs; save a first checkpoint if the run may have to roll back. Returns the step."""
         start, events = self._resume()
         self.logs.start(start)
         for event in events:
@@ -144,78 +144,78 @@ class Loop:
         return start
 
     def _timed_step(self, step: int, meter: Meter | None, *, traced: bool) -> tuple[StepResult, float]:
-        """Result and wall seconds of the step."""
+        """Run the step; return its result and its wall seconds."""
         self.step = step
         self.watchdog.at(step, "a step")
         if traced:
             with self.tracer.traced(step):
-                done = self._step(step, meter)
-            return done, self.tracer.close(good=self.bad_loss is None)
+                result = self._step(step, meter)
+            return result, self.tracer.close(good=self.bad_loss is None)
         begin = time.perf_counter()
         return self._step(step, meter), time.perf_counter() - begin
 
     def _traced(self, step: int) -> bool:
-        """Whether to trace the step, after the metered one."""
+        """Return whether to trace this step, after the metered one."""
         timed, last = len(self.seconds) + len(self.tracer.steps), step + 1 == self.job.steps
         return self.job.batch(self.samples) == self.job.global_batch and self.tracer.wants(timed, last=last)
 
     def _judge(self, loss: float, norm: float) -> bool:
-        """Whether loss and gradient norm of a step allow its update; the verdict is kept in ``bad_loss``."""
+        """Return whether loss and gradient norm of a step allow its update; stores the verdict in ``bad_loss``."""
         self.bad_loss = self.guard.judge(loss, norm)
         return self.bad_loss is None
 
     def _skip_or_roll_back(self, bad_loss: BadLoss, step: int) -> int:
-        """Handle the bad ``step`` (from 1); return the step to go on from: the one before it, or a checkpoint's."""
+        """Handle the bad ``step`` (from 1); return the step to continue from: the previous one, or a checkpoint's."""
         if bad_loss.action == "skip":
             self.guard.count(bad_loss, step=step)
-            first, to, done = self.samples - self.batch, step - 1, "no update"
+            first, next_step, action = self.samples - self.batch, step - 1, "no update"
         else:
-            progress, done = self._roll_back(bad_loss, step)
-            first, to = progress.samples, progress.step
-        passed = f"samples {first} to {self.samples - 1} passed over ({bad_loss.action} {self.guard.rollbacks})"
-        self.logs.event(step, f"{bad_loss.what}: {done}, and {passed}")
-        return to
+            progress, action = self._roll_back(bad_loss, step)
+            first, next_step = progress.samples, progress.step
+        skipped = f"samples {first} to {self.samples - 1} passed over ({bad_loss.action} {self.guard.rollbacks})"
+        self.logs.event(step, f"{bad_loss.what}: {action}, and {skipped}")
+        return next_step
 
     def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.Progress, str]:
-        """Load the newest checkpoint, or the one before it if the last roll-back loaded that one already.
+        """Load the newest checkpoint, or the one before it if the last rollback loaded that one already.
 
-        Raises ``Fault`` where the fault rules say stop or there is no checkpoint. Returns its progress and a log text.
+        Raises ``Fault`` if the fault rules say stop or there is no checkpoint. Returns its progress and a log text.
         """
-        good = self.saver.wait()
-        if bad_loss.action == "stop" or good is None:
-            rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+        newest = self.saver.wait()
+        if bad_loss.action == "stop" or newest is None:
+            rest = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint before it"
             raise Fault(
                 f'step {step}: {bad_loss.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
             )
         self.guard.count(bad_loss, step=step)
         self.watchdog.at(step, "going back")
-        past = step_past(good, ranks=self.built.ranks) if good == self.returned else None
-        self.saver.newest = self.returned = past or good
+        earlier = step_past(newest, ranks=self.built.ranks) if newest == self.returned else None
+        self.saver.newest = self.returned = earlier or newest
         progress = self._load(self.returned)
         self.guard.restore(progress.facts, going_back=True)
         self.logs.start(progress.step)
-        return progress, f"back to step {progress.step}" + (f", as {good.name} led here again" if past else "")
+        return progress, f"back to step {progress.step}" + (f", as {newest.name} led here again" if earlier else "")
 
     def _on_signal(self, name: str) -> None:
         self.signal = name
 
     def _stop_vote(self) -> str:
-        """Ask all ranks, by one all_reduce, whether a signal came during the last evaluation or save; name it."""
+        """Ask all ranks, by one all_reduce, if a signal came during the last evaluation or save; return its name."""
         stop_votes = torch.tensor(float(bool(self.signal)), device=self.built.ranks.device)
         dist.all_reduce(stop_votes)
         return self._signal_name(stop_votes.item() > 0)
 
     def _meter(self) -> Meter | None:
-        """The meter for this step: once, and only for a step of the whole batch, as the prediction is of one."""
-        whole = self.job.batch(self.samples) == self.job.global_batch
-        return Meter(live_tensors(self.built), axis=self.built.ranks.axis) if whole and not self.measured else None
+        """Return a meter for this step: once, and only for a step of the full batch, as predicted."""
+        is_full = self.job.batch(self.samples) == self.job.global_batch
+        return Meter(live_tensors(self.built), axis=self.built.ranks.axis) if is_full and not self.measured else None
 
     def _signal_name(self, stop: bool) -> str:
-        """Empty unless the ranks have voted to stop."""
+        """Return the name of the signal; empty unless the ranks have voted to ``stop``."""
         return (self.signal or "a signal to another rank") if stop else ""
 
     def _read(self, samples: int) -> NDArray[np.int64]:
-        """Tokens [micro-batches, mbs, T + 1] of this data rank in the step that begins after ``samples``."""
+        """Read the tokens [micro-batches, mbs, T + 1] of this data rank in the step that begins after ``samples``."""
         layout, size = self.layout, self.job.batch(samples)
         return self.loader.batch(
             samples, global_batch=size, rank=self.built.ranks["dp"].rank, ranks=layout.dp,
@@ -223,7 +223,7 @@ class Loop:
         )  # fmt: skip
 
     def _step(self, step: int, meter: Meter | None) -> StepResult:
-        """One optimizer step (``step`` from 0), measured if there is a ``meter``."""
+        """Run one optimizer step (``step`` from 0), measured if there is a ``meter``."""
         job, built, engine = self.job, self.built, self.engine
         self.rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
         optimizer.set_rate(built.optimizer, self.rate)
@@ -235,17 +235,17 @@ class Loop:
         engine.meter, engine.number, self.bad_loss = meter, step, None
         judge = self._judge if self.run.faults.judges_first else None
         with meter or nullcontext():
-            done = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
+            result = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
         engine.meter = None
-        if judge is None and not (done.skipped and done.loss_scale > LEAST):  # an overflow only lowers the scale
-            self._judge(done.loss, done.norm)
-        if meter and not done.skipped:
+        if judge is None and not (result.skipped and result.loss_scale > LEAST):  # an overflow only lowers the scale
+            self._judge(result.loss, result.norm)
+        if meter and not result.skipped:
             self.measured = measure(meter, built=built, kept_bytes=engine.kept_bytes)
         engine.zero_grad()
-        return done
+        return result
 
     def evaluate(self, step: int) -> float:
-        """Held-out loss in nats per token, over all ranks; written to the logs."""
+        """Evaluate and log the held-out loss; return it in nats per token, over all ranks."""
         self.watchdog.at(step, "an evaluation")
         with self.tracer.evaluated(step):
             return self.evaluator.evaluate(step)
@@ -257,19 +257,19 @@ class Loop:
         ))  # fmt: skip
 
     def _resume(self) -> tuple[int, list[str]]:
-        """Load the newest readable checkpoint, or initial weights; the step to go on from, and events for the log."""
+        """Load the newest readable checkpoint, or initial weights; return the step to continue from, and log events."""
         events: list[str] = []
-        while found := checkpoint.latest(self.run.folder / "checkpoints"):
+        while newest := checkpoint.latest(self.run.folder / "checkpoints"):
             try:
-                progress = self._load(found)
+                progress = self._load(newest)
             except Mistake:
-                event = set_aside(found, ranks=self.built.ranks)
+                event = set_aside(newest, ranks=self.built.ranks)
                 if event is None:
                     raise
                 events.append(event)
                 continue
-            events += checkpoint.unsaid(found, progress)
-            self.saver.newest, self.samples = found, progress.samples
+            events += checkpoint.unsaid(newest, progress)
+            self.saver.newest, self.samples = newest, progress.samples
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events
         if self.run.start.weights is not None:

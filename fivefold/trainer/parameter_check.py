@@ -1,7 +1,7 @@
 """Checks that a rank's modules hold the weights that the model's table lists. Training and the dry run both call it.
 
     before sharding   the parameters of the module tree are exactly the weights of ``model/weights.py``
-    after sharding    every tensor of this rank's stages is on its device, cut as ``layout/sharding.py`` says
+    after sharding    every tensor of this rank's stages is on its device, sharded as ``layout/sharding.py`` says
 
 A failure is an error of this package, not of the user: the module tree and the table disagree.
 """
@@ -26,10 +26,10 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 
 def check_parameter_table(module: Transformer, *, model: Model) -> None:
     """Raise ``RuntimeError`` unless the parameters of ``module`` are exactly the weights of ``model``."""
-    held = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    built = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     listed = {weight.name: weight.shape for weight in weights(model)}
-    for name in sorted(held.keys() | listed.keys()):
-        ours, table = held.get(name, "missing"), listed.get(name, "missing")
+    for name in sorted(built.keys() | listed.keys()):
+        ours, table = built.get(name, "missing"), listed.get(name, "missing")
         if ours != table:
             where = f"{ours} in the modules and {table} in model/weights.py"
             raise RuntimeError(f"{name} of model {model.name!r} is {where}")
@@ -39,9 +39,11 @@ def check_placement(
     module: Transformer, units: Iterable[ZeroUnit], *, model: Model, layout: Layout, job: Job, stages: Iterable[int],
     device: torch.device,
 ) -> None:  # fmt: skip
-    """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, cut as its table says."""
+    """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
     vocab = padded_vocab(model, job, tp=layout.tp)
-    cut = {each.name: local_weight(each, model=model, layout=layout, vocab=vocab).shape for each in weights(model)}
+    local_shapes = {
+        weight.name: local_weight(weight, model=model, layout=layout, vocab=vocab).shape for weight in weights(model)
+    }
     shards = {shard.name: shard.weight for unit in units for shard in unit.shards}
     tensors = {name: module.get_parameter(name) for name in shards} | dict(_stage_tensors(module, layout, stages))
     for name, tensor in (*tensors.items(), *shards.items()):
@@ -49,9 +51,9 @@ def check_placement(
             where = f"on device {tensor.device} after the build, not {device}"
             raise RuntimeError(f"{name} of model {model.name!r} is {where}")
     for name, tensor in tensors.items():
-        if isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != cut[name]:
+        if isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != local_shapes[name]:
             raise RuntimeError(
-                f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {cut[name]} in "
+                f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {local_shapes[name]} in "
                 "layout/sharding.py"
             )
 

@@ -1,4 +1,4 @@
-"""Starts processes and joins them: one alone, several by ``launch`` on this machine, or by torchrun on many."""
+"""Starts processes and connects them: one alone, several by ``launch`` on this host, or many by torchrun."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROLL_SECONDS = 0.02  # poll interval of ``roll_call`` per 64 ranks
 
 @dataclass(frozen=True)
 class Process:
-    """Rank of this process. ``joined``: torchrun or ``launch`` started it, with others or alone."""
+    """The rank of this process. ``joined``: torchrun or ``launch`` started it, with others or alone."""
 
     rank: int = 0
     local_rank: int = 0
@@ -47,7 +47,7 @@ class Process:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Process:
-        """Read the variables that torchrun or ``launch`` set in ``environment``; without them a process alone."""
+        """Read the variables that torchrun or ``launch`` set in ``environment``; without them, a single process."""
         if "RANK" not in environment:
             return cls()
         names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
@@ -55,11 +55,11 @@ class Process:
 
     @property
     def several_hosts(self) -> bool:
-        """Whether ranks of the world are on other hosts."""
+        """Return whether ranks of the world are on other hosts."""
         return self.world > self.local_ranks
 
     def start(self) -> torch.device:
-        """Initialise the process group (NCCL on GPUs, else gloo); return the device. On CPU also share the cores."""
+        """Initialise the process group (NCCL on GPUs, else gloo); return the device. On CPU also divide the cores."""
         if torch.cuda.is_available():
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
@@ -83,23 +83,23 @@ class Process:
 
 
 def roll_call(store: Any, *, rank: int, world: int) -> str:
-    """A store prefix for this start, the same on all its ranks and never used before.
+    """Agree on a store prefix for this start, the same on all its ranks and never used before (a rendezvous).
 
     torchrun restarts processes on the same store, which still holds addresses of dead ones, and a replaced host counts
     restarts from 0. So each rank writes a random token, rank 0 publishes the list of them, and a list is valid once all
-    its ranks have acknowledged it, which dead ones never do. ``Fault`` after ``TIMEOUT``.
+    its ranks have acknowledged it, which dead ones never do. Raises ``Fault`` after ``TIMEOUT``.
     """
-    mine, answered, end = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
-    store.set(f"here/{rank}", mine)
-    while time.monotonic() < end:
+    token, acknowledged, deadline = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
+    store.set(f"here/{rank}", token)
+    while time.monotonic() < deadline:
         if rank == 0:
             store.set("roll", b" ".join(store.multi_get([f"here/{peer}" for peer in range(world)])))
         roll: str = store.get("roll").decode()
-        if mine in roll:
+        if token in roll:
             name = f"start/{hashlib.sha256(roll.encode()).hexdigest()}"
-            answers = store.add(f"{name}/answers", int(name not in answered))
-            answered.add(name)
-            if answers == world:
+            n_answers = store.add(f"{name}/answers", int(name not in acknowledged))
+            acknowledged.add(name)
+            if n_answers == world:
                 return name
         time.sleep(ROLL_SECONDS * ceil_div(world, 64))
     raise Fault(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
@@ -111,20 +111,20 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
     If one is killed, hangs or fails unexpectedly, all are restarted, at most ``restarts`` times in a row without a new
     checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``Mistake``, ``Fault``, ``StopSignal`` or ``SystemExit``.
     """
-    left, before = restarts, latest(folder / "checkpoints")
+    restarts_left, last_checkpoint = restarts, latest(folder / "checkpoints")
     while True:
         try:
             return _launch(arguments, ranks=ranks, folder=folder)
         except RetryableExit as again:
             newest = latest(folder / "checkpoints")
-            left, before = restarts if newest != before else left, newest
-            if not left:
+            restarts_left, last_checkpoint = restarts if newest != last_checkpoint else restarts_left, newest
+            if not restarts_left:
                 raise Fault(str(again)) if str(again) else SystemExit(1) from None
-            left -= 1
+            restarts_left -= 1
             if str(again):
                 print(f"fivefold: {again}", file=sys.stderr)
             print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
-            with suppress(Fault):  # of a full disk: the run itself may have room enough
+            with suppress(Fault):  # Fault: a full disk; the run itself may have enough space
                 note(folder, text=f"{again}; started again" if str(again) else f"started again from {newest}")
 
 
@@ -133,12 +133,12 @@ class RetryableExit(Exception):
 
 
 def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
-    """Start the processes once, watched by torch's elastic library: if one fails, the others are ended; raises why."""
+    """Start the processes once, under torch's elastic library: if one fails, end the others and raise its error."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any that is free
-    asked: list[int] = []
-    logging.disable()  # torch's report of a failure; ours is one line
+    received: list[int] = []
+    logging.disable()  # torch reports a failure at length; ours is one line
     # Children inherit blocked signals, until they have handlers for them (``signals.install_signal_handlers``).
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     with TemporaryDirectory() as answers:
@@ -149,25 +149,25 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
             envs={rank: _environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
             logs_specs=DefaultLogsSpecs(log_dir=answers),
         )
-        former = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in STOP_SIGNALS}
+        former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in STOP_SIGNALS}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        passed = False
+        is_forwarded = False
         while (result := processes.wait(timeout=0.2, period=0.05)) is None:
-            if asked and not passed:
-                passed = True
-                _forward_signal(asked[0], processes.pids().values())
+            if received and not is_forwarded:
+                is_forwarded = True
+                _forward_signal(received[0], processes.pids().values())
         for number, handler in former.items():
             signal.signal(number, handler)
     logging.disable(logging.NOTSET)
     if sys.stderr.isatty():
         print(end="\x1b[?25h", file=sys.stderr)  # show the cursor, which a killed progress bar may have hidden
     if result.failures:
-        name = signal.Signals(asked[0]).name if asked else ""
+        name = signal.Signals(received[0]).name if received else ""
         _raise_first_cause(list(result.failures.values()), asked=name, folder=folder)
 
 
 def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
-    """The variables of rank ``rank``, as torchrun sets them."""
+    """Return the environment variables of rank ``rank``, as torchrun sets them."""
     values = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, LAUNCHER: os.getpid(),
@@ -176,30 +176,30 @@ def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
 
 
 def _forward_signal(number: int, pids: Iterable[int]) -> None:
-    """Send signal ``number`` to those of ``pids`` that still run."""
+    """Send signal ``number`` to all ``pids`` that still run."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _raise_first_cause(failures: list[Any], *, asked: str, folder: Path) -> None:
-    """Raise for the first cause among torch's ``ProcessFailure``s: a killed process, else the first error by time.
+    """Raise an error for the first cause among torch's ``ProcessFailure``s: a killed process, else the first error.
 
     Errors of the others, such as a peer that does not answer or the SIGTERM that ends them, follow from it.
     """
-    spoke = sorted((f for f in failures if TIME in f.error_file_data), key=lambda f: f.error_file_data[TIME])
+    reported = sorted((f for f in failures if TIME in f.error_file_data), key=lambda f: f.error_file_data[TIME])
     killed = [f for f in failures if f.exitcode < 0 and -f.exitcode not in STOP_SIGNALS]
-    if spoke and killed and killed[0].timestamp > spoke[0].timestamp + NOTICED_SECONDS:
-        killed = []  # killed later, because it did not end after the other's failure
-    first = (killed or spoke or failures)[0]
+    if reported and killed and killed[0].timestamp > reported[0].timestamp + NOTICED_SECONDS:
+        killed = []  # killed later, because it did not exit after the first failure
+    first = (killed or reported or failures)[0]
     if first.exitcode == EXIT_RETRY and not asked:
-        raise RetryableExit(first.message if first in spoke else "")
+        raise RetryableExit(first.message if first in reported else "")
     if first.exitcode >= 0:
-        if first in spoke:
+        if first in reported:
             raise (Mistake if first.exitcode == 2 else Fault)(first.message)
-        raise SystemExit(first.exitcode)  # it stopped in the loop, and has printed why
+        raise SystemExit(first.exitcode)  # it stopped in the loop and has printed the reason
     if asked:
         raise StopSignal(asked)
     name = first.signal_name()
-    why = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    raise RetryableExit(f"rank {first.local_rank} was ended by {name}{why}; {resume_hint(folder)}")
+    reason = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    raise RetryableExit(f"rank {first.local_rank} was ended by {name}{reason}; {resume_hint(folder)}")

@@ -1,4 +1,4 @@
-"""The run file that ``train RUN.toml`` reads. Imports no torch, so that a bad file is refused at once."""
+"""Run files, which ``train RUN.toml`` reads. Imports no torch, so that an invalid file is reported at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.faults.spikes import Faults
 
-KEYWORDS = ("stdlib", "bytes")  # of data: a corpus and a tokenizer that are no files
+KEYWORDS = ("stdlib", "bytes")  # values in [data] that are not paths: a corpus and a tokenizer
 
 
 class Data(Record):
@@ -34,12 +34,12 @@ class Data(Record):
 class Checkpoints(Record):
     """[checkpoints]: how often the run is saved; the newest ``keep`` are kept."""
 
-    every_steps: NonNegativeInt = 100  # 0: none, unless a signal ends the run
+    every_steps: NonNegativeInt = 100  # 0: no checkpoints, unless a signal ends the run
     keep: PositiveInt = 2  # newest checkpoints that are kept
-    asynchronous: bool = True  # copy to host memory, and write that while training goes on
+    asynchronous: bool = True  # copy to host memory, and write the copy while training goes on
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether a run saves after ``step`` steps, of which this may be the ``last``."""
+        """Return whether a run saves after ``step`` steps, of which this may be the ``last``."""
         return self.every_steps > 0 and (last or step % self.every_steps == 0)
 
 
@@ -50,18 +50,18 @@ class Start(Record):
 
 
 class Boards(Record):
-    """[logs]: where a run logs besides its folder. ``wandb``: a project of Weights & Biases; empty: none."""
+    """[logs]: further loggers, in addition to the run's folder. ``wandb``: project of Weights & Biases; empty: none."""
 
     wandb: str = ""  # project of Weights & Biases; empty: none
 
 
 class Run(Record):
-    """One training run: names of model, machine and layout (``auto``: the fastest that fits), the job, settings."""
+    """A training run: names of model, machine and layout (``auto``: the fastest that fits), the job, settings."""
 
     model: str = "tiny"  # catalog name, or path of a model file
     machine: str = "local"  # catalog name such as ``h100:8``, machine file, or ``local``
     layout: str = "auto"  # keywords of a layout; auto: the fastest that fits
-    measure: NonNegativeInt = 0  # with layout = "auto": train so many of the best for a few steps, and take the fastest
+    measure: NonNegativeInt = 0  # with layout = "auto": train this many of the best for a few steps, take the fastest
     schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
     folder: Path = Path("runs/tiny")  # where logs, checkpoints and results are written
     job: Job = Job()  # [job]: sequence, batch, precision, optimizer, software
@@ -75,18 +75,18 @@ class Run(Record):
     trace_steps: NonNegativeInt = (
         0  # steps whose trace is written to ``folder``/trace; 0: a few are traced, none written
     )
-    noise_scale: bool = False  # measure the gradient noise scale, in every step but the one that is metered
+    noise_scale: bool = False  # measure the gradient noise scale, in every step but the metered one
     sample: str = "def "  # prompt of the sample; empty: none
     sample_tokens: NonNegativeInt = 200  # tokens of the sample
     sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log
 
     @classmethod
     def load(cls, path: Path) -> Run:
-        """Read a run file; files that it names are next to it or where the command runs, as ``folder`` is."""
+        """Read a run file; files that it names are next to it or in the working directory, as ``folder`` is."""
         run = cls.read(read_file(path), origin=str(path))
         data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
-        for name, word in data.items():  # here first: a run's own folder has a ``data`` too
-            data[name] = word if word in KEYWORDS or Path(word).exists() else locate(word, beside=path)
+        for name, value in data.items():  # working directory first: a run's folder has a ``data`` too
+            data[name] = value if value in KEYWORDS or Path(value).exists() else locate(value, beside=path)
         weights, schedule = (
             Path(locate(str(file), beside=path)) if file else None for file in (run.start.weights, run.schedule)
         )
@@ -96,12 +96,12 @@ class Run(Record):
         )  # fmt: skip
 
     def check(self, layout: Layout) -> None:
-        """A ``Mistake`` if the custom schedule does not fit ``layout``, or what it is to measure cannot be."""
+        """Raise a ``Mistake`` if the custom schedule does not fit ``layout``, or the noise scale cannot be measured."""
         self.check_noise(layout)
         self.table(layout)
 
     def check_noise(self, layout: Layout) -> None:
-        """A ``Mistake`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
+        """Raise ``Mistake`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
         if not self.noise_scale:
             return
         if layout.cp > 1:
@@ -110,7 +110,7 @@ class Run(Record):
             raise Mistake("noise_scale: with dp1 no gradient is of less than the whole batch; take dp2 or more")
 
     def table(self, layout: Layout) -> Table | None:
-        """Read the custom schedule, if any; a ``Mistake`` unless it fits ``layout`` and the job's micro-batches."""
+        """Read the custom schedule, if any; raises ``Mistake`` unless it fits ``layout`` and the micro-batches."""
         if self.schedule is None:
             return None
         if self.job.ramp is not None:
@@ -118,12 +118,12 @@ class Run(Record):
         table = read_table(self.schedule)
         sizes = (table.pp, table.stages, table.micro_batches)
         if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):
-            has, needs = ("{} ranks, {} stages and {} micro-batches".format(*each) for each in (sizes, wanted))
+            has, needs = ("{} ranks, {} stages and {} micro-batches".format(*counts) for counts in (sizes, wanted))
             raise Mistake(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
         return table
 
     def shards(self, model: Model) -> Shards:
-        """Open the prepared corpus; a ``Mistake`` if a split is too small or ``model`` has a smaller vocabulary."""
+        """Open the prepared corpus; raises ``Mistake`` if a split or the vocabulary of ``model`` is too small."""
         shards, job = Shards.open(self.folder / "data"), self.job
         train = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
         train.check(global_batch=job.global_batch)

@@ -2,9 +2,9 @@
 
     RUN/lock.json  {"host": "node7", "process": 4711, "started": …, "kernel": …, "beat": 12}
 
-The holder counts ``beat`` up every few seconds. A lock of a process that has died is taken over at once where its
-processes can be seen from here, and elsewhere once its beat has stood still for ``SILENT_SECONDS`` by the clock of who
-looks: hosts that share a folder need not agree on the time.
+The holder counts ``beat`` up every few seconds. A lock of a process that has died is taken over at once if its
+processes are visible from here, and otherwise once its beat has not changed for ``SILENT_SECONDS`` by the local clock:
+hosts that share a folder need not agree on the time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LOOK_SECONDS = 1.0
 
 
 class Holder(Record):
-    """The process that trains in a folder. ``kernel``: whose process ids these are; ``started``: of the process, in
-    ticks since that kernel's start, as ids are used again.
+    """The process that trains in a folder. ``kernel``: the kernel of the process id; ``started``: start time of the
+    process in ticks since that kernel's start, as ids are reused.
     """
 
     host: str
@@ -51,11 +51,11 @@ class Holder(Record):
         )
 
     def is_same(self, other: Holder) -> bool:
-        """Whether both are one process."""
+        """Return whether both are one process."""
         return (self.kernel, self.process, self.started) == (other.kernel, other.process, other.started)
 
     def is_dead(self) -> bool | None:
-        """Whether the process has ended; None where that cannot be seen from here."""
+        """Return whether the process has ended; None if that cannot be seen from here."""
         return None if self.kernel != _identify_kernel() else _read_start_time(self.process) != self.started
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Holder(Record):
 
 
 class RunLock:
-    """A lock that this process holds; made by ``hold``."""
+    """A lock that this process holds; created by ``hold``."""
 
     def __init__(self, path: Path, holder: Holder) -> None:
         self.path, self.holder = path, holder
@@ -75,13 +75,13 @@ class RunLock:
         while not self._ended.wait(BEAT_SECONDS):
             beat += 1
             with suppress(OSError), _open_locked(self.path) as file:
-                there = _read(file)
-                if there is None or not there.is_same(self.holder):
-                    return  # another has taken it over: the next save says so
+                current = _read(file)
+                if current is None or not current.is_same(self.holder):
+                    return  # another process has taken it over: the next save raises
                 _write(file, self.holder.replace(beat=beat))
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread that counts ``beat`` up."""
         self._thread.start()
 
     def release(self) -> None:
@@ -89,16 +89,16 @@ class RunLock:
         self._ended.set()
         self._thread.join(BEAT_SECONDS)
         with suppress(OSError), _open_locked(self.path) as file:
-            there = _read(file)
-            if there is not None and there.is_same(self.holder):
+            current = _read(file)
+            if current is not None and current.is_same(self.holder):
                 self.path.unlink()
 
 
 @contextmanager
 def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> Iterator[None]:
-    """Hold the lock of ``folder``, which is made if it is not there; ``Mistake`` where another process holds it.
+    """Hold the lock of ``folder``, which is created if missing; raises ``Mistake`` if another process holds it.
 
-    ``report``: is told once where it takes a while to see whether the former holder still lives.
+    ``report``: called once if it takes a while to see whether the former holder still runs.
     """
     path, holder = folder / NAME, Holder.of(os.getpid()).replace(since=time.time())
     try:
@@ -116,30 +116,30 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
 
 
 def check_held(folder: Path) -> None:
-    """Raise a ``Fault`` where a process that is neither this one nor its parent holds the lock of ``folder``.
+    """Raise a ``Fault`` if a process that is neither this one nor its parent holds the lock of ``folder``.
 
-    So a run that stood still until another took it over removes nothing that the other writes.
+    A run that was stopped until another took it over must not remove files that the other writes.
     """
     with suppress(FileNotFoundError), _open_locked(folder / NAME, make=False) as file:
-        there = _read(file)
-        if there is not None and not any(there.is_same(Holder.of(pid)) for pid in (os.getpid(), os.getppid())):
-            raise Fault(f"{there} has taken this run over, while this one stood still; it goes on there")
+        current = _read(file)
+        if current is not None and not any(current.is_same(Holder.of(pid)) for pid in (os.getpid(), os.getppid())):
+            raise Fault(f"{current} has taken this run over, while this one stood still; it goes on there")
 
 
 def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> None:
-    """Write ``holder`` into the lock; first wait where it cannot be seen whether the former one lives."""
-    seen, end = None, 0.0
+    """Write ``holder`` into the lock; first wait if it cannot be seen whether the former one runs."""
+    last_seen, deadline = None, 0.0
     while True:
         with _open_locked(path) as file:
-            there = _read(file)
-            if there is None or there.is_dead() or (there == seen and time.monotonic() > end):
+            current = _read(file)
+            if current is None or current.is_dead() or (current == last_seen and time.monotonic() > deadline):
                 _write(file, holder)
                 return
-        if there.is_dead() is False or (seen is not None and there != seen):
-            raise _refusal(path.parent, there)
-        if seen is None:
-            seen, end = there, time.monotonic() + SILENT_SECONDS
-            report(f"{path.parent}: waiting up to {SILENT_SECONDS:g} s to see whether {there} still trains here")
+        if current.is_dead() is False or (last_seen is not None and current != last_seen):
+            raise _refusal(path.parent, current)
+        if last_seen is None:
+            last_seen, deadline = current, time.monotonic() + SILENT_SECONDS
+            report(f"{path.parent}: waiting up to {SILENT_SECONDS:g} s to see whether {current} still trains here")
         time.sleep(LOOK_SECONDS)
 
 
@@ -153,7 +153,7 @@ def _refusal(folder: Path, there: Holder) -> Mistake:
 
 @contextmanager
 def _open_locked(path: Path, *, make: bool = True) -> Iterator[FileIO]:
-    """Open the lock's file and keep other processes from it meanwhile, where the file system can."""
+    """Open the lock's file and exclude other processes meanwhile, if the file system supports it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
         with FileIO(descriptor, "r+") as file:
@@ -164,7 +164,7 @@ def _open_locked(path: Path, *, make: bool = True) -> Iterator[FileIO]:
 
 
 def _exclude(file: FileIO) -> None:
-    """Take the flock of an open file; go on without it where there is none, or a stopped process has it."""
+    """Take the flock of an open file; continue without it if unsupported, or if a stopped process has it."""
     for _ in range(20):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +177,7 @@ def _exclude(file: FileIO) -> None:
 
 
 def _read(file: FileIO) -> Holder | None:
-    """Read who holds the lock; None if nobody does or the file is damaged."""
+    """Read the holder of the lock; None if it is free or the file is damaged."""
     try:
         return Holder.model_validate_json(os.pread(file.fileno(), 4096, 0))
     except ValidationError:
@@ -193,7 +193,7 @@ def _write(file: FileIO, holder: Holder) -> None:
 
 @cache
 def _identify_kernel() -> str:
-    """Return what identifies this kernel and the process ids that are seen here, which containers have of their own."""
+    """Return an identifier of this kernel and its process ids, which differ per container."""
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{started} {os.readlink('/proc/self/ns/pid')}"
@@ -202,7 +202,7 @@ def _identify_kernel() -> str:
 
 
 def _read_start_time(process: int) -> str:
-    """Return when a process of this kernel started; empty if it has ended, also if nobody has waited for it yet."""
+    """Return when a process of this kernel started; empty if it has ended, also if it is still a zombie."""
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(process, 0)

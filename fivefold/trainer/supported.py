@@ -1,4 +1,4 @@
-"""Which planned jobs the engine can run; others are refused in one line before a process starts."""
+"""Checks if the engine can run a planned job; if not, an error of one line is raised before a process starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fivefold.record import Mistake
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
 
-# Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
+# Fields of the stack that the planner can vary, as other software does, and the one value that the engine supports.
 OURS = {
     "joint": False, "weight_gradients": "apart",
     "received": "let_go", "joined": (), "shards": "within", "fetch": "units", "reduce_bucket": 0,
@@ -34,7 +34,7 @@ FREE = frozenset({
 
 
 def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` of one line for an axis, a kernel or an operation that the engine does not have."""
+    """Raise a ``Mistake`` of one line for an axis, a kernel or an operation that the engine does not support."""
     if layout.tp_inner > 1:
         flat = layout.replace(tp_inner=1)
         raise Mistake(
@@ -69,7 +69,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` for an attention kernel that the engine does not have, or not for this model or layout."""
+    """Raise a ``Mistake`` for an attention kernel that the engine lacks, or does not have for this model or layout."""
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
         raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
@@ -84,7 +84,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
 
 
 def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` where attention in chunks, shorter than the sequences, cannot be computed."""
+    """Raise a ``Mistake`` if attention in chunks, shorter than the sequences, cannot be computed."""
     chunk = model.window or job.sequence
     slides = any(model.slides(layer) for layer in range(model.layers + model.predicted))
     if model.window_kind != "chunks" or not slides or chunk >= job.sequence:
@@ -101,7 +101,7 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
 
 
 def _check_moments(job: Job) -> None:
-    """Raise a ``Mistake`` for an optimizer that keeps its states in fp32 under a recipe with narrower moments."""
+    """Raise a ``Mistake`` for an optimizer that keeps its states in fp32 under a recipe with moments of fewer bytes."""
     sizes = job.precision.moments_bytes
     if sizes != (4, 4) and find_cost(job.optimizer.kind).fp32_states:
         raise Mistake(
@@ -111,15 +111,15 @@ def _check_moments(job: Job) -> None:
 
 
 def _check_model(model: Model) -> None:
-    """Raise a ``Mistake`` for a model with an operation that the trainer does not have."""
+    """Raise a ``Mistake`` for a model with an operation that the trainer does not support."""
     moe = model.moe
-    every = all(map(model.is_moe, range(model.layers + model.predicted)))
-    routed = moe is not None and every and not moe.shared_experts  # no layer has another MLP than the experts
-    free = FREE | {"activation"} if routed else FREE
+    all_moe = all(map(model.is_moe, range(model.layers + model.predicted)))
+    only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
+    free_fields = FREE | {"activation"} if only_experts else FREE
     for field, declared in type(model).model_fields.items():
         value = getattr(model, field)
-        computed = declared.is_required() or field in free or (field == "activation" and value in FUNCTIONS)
-        if not computed and value != declared.default:
+        is_supported = declared.is_required() or field in free_fields or (field == "activation" and value in FUNCTIONS)
+        if not is_supported and value != declared.default:
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
     if moe and (model.mlp != "gated" or model.activation not in WEIGHTED):
         raise Mistake(
@@ -130,7 +130,7 @@ def _check_model(model: Model) -> None:
 
 
 def idle_window(model: Model, job: Job) -> str | None:
-    """One line that says that no sequence is longer than the model's window; None if one is, or without a window."""
+    """Return a remark if no sequence is longer than the model's window; None if one is, or without a window."""
     slides = any(model.slides(layer) for layer in range(model.layers))
     if not slides or model.window is None or model.window < job.sequence:
         return None

@@ -99,7 +99,7 @@ class BpeTokenizer:
 
     @classmethod
     def read(cls, text: str, *, origin: str) -> Self:
-        """Parse ``text``; raises a ``Mistake`` that names ``origin`` if that fails or no end-of-document token exists."""
+        """Parse ``text``; raises a ``Mistake`` that names ``origin`` on failure or without an end-of-document token."""
         from tokenizers import Tokenizer as HuggingFace
 
         try:

@@ -1,5 +1,5 @@
-"""What goes wrong in a run, and what is done about it.
+"""Fault tolerance: detects failures of a run and handles them.
 
-watchdog   a rank that hangs or lags          spikes    losses that are NaN or leap
-signals    a process that must end            transient errors that may pass in another attempt
+watchdog   finds ranks that hang or lag       spikes     detects NaN losses and loss spikes
+signals    ends processes cleanly             transient  tells which errors may pass in another attempt
 """

@@ -1,6 +1,6 @@
-"""How a process ends: signals, the death of its launcher, error files, exit codes. Does not import torch.
+"""Handles the end of a process: signals, the death of its launcher, error files, exit codes. Does not import torch.
 
-A single process raises ``StopSignal`` wherever it is. One of several may be blocked inside a library, so it exits at
+A single process raises ``StopSignal`` at any point. One of several may be blocked inside a library, so it exits at
 once and its launcher reports why. Only the training loop catches signals, to finish the step and save.
 """
 
@@ -34,11 +34,11 @@ def catch_signals(note: Callable[[str], None]) -> Iterator[None]:
     def take(number: int, _frame: object) -> None:
         note(signal.Signals(number).name)
 
-    former = {number: signal.signal(number, take) for number in (*STOP_SIGNALS, signal.SIGUSR1)}
+    former_handlers = {number: signal.signal(number, take) for number in (*STOP_SIGNALS, signal.SIGUSR1)}
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in former_handlers.items():
             signal.signal(number, handler)
 
 
@@ -57,7 +57,7 @@ def install_signal_handlers(*, launcher: int | None) -> None:
 
 
 def exit_with(parent: int) -> None:
-    """Exit once the process that started this one is dead, so that no orphan trains on beside what comes next."""
+    """Exit once the process that started this one is dead, so that no orphan trains on next to its successor."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)
@@ -90,7 +90,7 @@ def write_error_file(line: str, *, to: Path) -> bool:
 
 
 def resume_hint(folder: Path) -> str:
-    """What the user can do after the run in ``folder`` has died, for the end of an error line."""
+    """Return advice for the user after the run in ``folder`` has died, for the end of an error line."""
     from fivefold.trainer.checkpoint.checkpoint_folder import (
         latest,  # imported late: every import delays the signal handlers
     )
@@ -103,7 +103,7 @@ def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
     """Reduce an unexpected error to a one-line ``Fault``; traceback and library noise go to a file in ``folder``.
 
     ``answer``: the error file that a launcher reads; after a transient error the process exits with ``EXIT_RETRY``.
-    Without it, only rank 0 raises a ``Mistake`` or ``Fault`` that all ranks have.
+    Without it, only rank 0 raises a ``Mistake`` or ``Fault`` that all ranks have met.
     """
     path = folder / f"stderr-rank{rank}.txt"
     with _library_noise(path):
@@ -134,21 +134,21 @@ def _report_thread(failed: threading.ExceptHookArgs) -> None:
 def _library_noise(path: Path) -> Iterator[None]:
     """Redirect file descriptor 2 to ``path`` for C libraries; sys.stderr still prints. Deletes an empty ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    former = sys.stderr
-    former.flush()
-    speaking = os.fdopen(os.dup(2), "w", buffering=1, encoding=former.encoding, errors="backslashreplace")
+    former_stderr = sys.stderr
+    former_stderr.flush()
+    terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding=former_stderr.encoding, errors="backslashreplace")
     with path.open("wb") as file:
         os.dup2(file.fileno(), 2)
-    sys.stderr = speaking
-    hook, threading.excepthook = threading.excepthook, _report_thread
+    sys.stderr = terminal
+    former_hook, threading.excepthook = threading.excepthook, _report_thread
     try:
         yield
     finally:
-        threading.excepthook = hook
-        speaking.flush()
-        os.dup2(speaking.fileno(), 2)
-        sys.stderr = former
-        speaking.close()
+        threading.excepthook = former_hook
+        terminal.flush()
+        os.dup2(terminal.fileno(), 2)
+        sys.stderr = former_stderr
+        terminal.close()
         with suppress(FileNotFoundError):
             if path.stat().st_size == 0:
                 path.unlink()

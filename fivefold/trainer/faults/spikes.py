@@ -4,7 +4,7 @@
 
 1.4826 · MAD estimates the standard deviation of normal losses, but no single loss moves it much.
 Data is never read twice: ``skip`` drops the update, ``rollback`` restores the weights, and both continue with the next
-samples. So the run is bitwise equal to one that had left those samples out from the start.
+samples. The run is therefore bitwise equal to one that left those samples out from the start.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FLAT = 1e-3  # floor of MAD, as a share of the median: a flat loss has a MAD nea
 
 
 class Faults(Record):
-    """Fault tolerance of a run. ``skip`` drops the update, ``rollback`` restores the last checkpoint."""
+    """The fault tolerance of a run. ``skip`` drops the update, ``rollback`` restores the last checkpoint."""
 
-    watchdog_seconds: PositiveFloat = 300.0  # if no step, evaluation or save ends for so long, a rank hangs
+    watchdog_seconds: PositiveFloat = 300.0  # if no step, evaluation or save ends within this time, a rank hangs
     max_restarts: NonNegativeInt = 3  # of local processes, in a row, without a new checkpoint between
     on_nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do after a loss that is not finite
     on_spike: Literal["ignore", "skip", "rollback"] = "ignore"  # what to do after a loss spike
@@ -35,24 +35,24 @@ class Faults(Record):
 
     @property
     def goes_back(self) -> bool:
-        """Whether a bad loss can cause a rollback."""
+        """Return whether a bad loss can cause a rollback."""
         return "rollback" in (self.on_nan, self.on_spike)
 
     @property
     def judges_first(self) -> bool:
-        """Whether the loss is checked before the update; the host then waits for the device there, not after."""
+        """Return whether the loss is checked before the update; the host then waits for the device there, not after."""
         return "skip" in (self.on_nan, self.on_spike)
 
 
 class BadLoss(NamedTuple):
-    """What is wrong with a loss, and the configured action."""
+    """A bad loss: its description and the configured action."""
 
     action: Literal["stop", "skip", "rollback"]
     what: str
 
 
 class LossGuard:
-    """Checks every loss. Its state is saved in each checkpoint, so that a resumed run decides the same."""
+    """A guard that checks every loss. Each checkpoint saves its state, so that a resumed run decides the same."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -60,25 +60,25 @@ class LossGuard:
         self.rollbacks = 0
 
     def judge(self, loss: float, norm: float) -> BadLoss | None:
-        """Return what is wrong with a loss or gradient norm; if nothing, add the loss to the window, return None."""
+        """Return the fault of a loss or gradient norm; if there is none, add the loss to the window and return None."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return BadLoss(self.faults.on_nan, f"loss {loss:.4g}, gradient norm {norm:.4g}")
         if self.faults.on_spike == "ignore":
             return None
-        usual, largest = self._median_and_limit()
-        if loss > largest:
-            what = f"loss {loss:.4g}, where {usual:.4g} is usual and {largest:.4g} the limit"
+        median, limit = self._median_and_limit()
+        if loss > limit:
+            what = f"loss {loss:.4g}, where {median:.4g} is usual and {limit:.4g} the limit"
             return BadLoss(self.faults.on_spike, what)
         self.recent.append(loss)
         return None
 
     def _median_and_limit(self) -> tuple[float, float]:
-        """Median and limit of the window; the limit is infinite until the window is full."""
+        """Return median and limit of the window; the limit is infinite until the window is full."""
         if len(self.recent) < self.faults.spike_window:
             return 0.0, math.inf
-        usual = statistics.median(self.recent)
-        spread = NORMAL * statistics.median(abs(loss - usual) for loss in self.recent)
-        return usual, usual + self.faults.spike_deviations * max(spread, FLAT * abs(usual))
+        median = statistics.median(self.recent)
+        deviation = NORMAL * statistics.median(abs(loss - median) for loss in self.recent)
+        return median, median + self.faults.spike_deviations * max(deviation, FLAT * abs(median))
 
     def count(self, bad_loss: BadLoss, *, step: int) -> None:
         """Count one skip or rollback; raises ``Fault`` beyond ``max_rollbacks``."""
@@ -92,12 +92,12 @@ class LossGuard:
     # State in a checkpoint
 
     def facts(self) -> dict[str, Any]:
-        """State for a checkpoint: rollbacks and recent losses; empty values are left out."""
-        known = {"rollbacks": self.rollbacks, "losses": list(self.recent)}
-        return {key: value for key, value in known.items() if value}
+        """Return the state for a checkpoint: rollbacks and recent losses; empty values are left out."""
+        values = {"rollbacks": self.rollbacks, "losses": list(self.recent)}
+        return {key: value for key, value in values.items() if value}
 
     def restore(self, facts: dict[str, Any], *, going_back: bool) -> None:
-        """Restore from a checkpoint; ``going_back`` (a rollback): keep the present count of rollbacks."""
+        """Restore from a checkpoint; ``going_back`` (a rollback): keep the current count of rollbacks."""
         self.recent = deque(facts.get("losses", []), maxlen=self.faults.spike_window)
         if not going_back:
             self.rollbacks = facts.get("rollbacks", 0)

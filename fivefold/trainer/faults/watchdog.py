@@ -1,11 +1,11 @@
 """Finds hanging and slow ranks, from a thread in each process, through torch.distributed's key-value store.
 
     no step ends for SECONDS on some rank → alarm → every rank writes its stacks and its status
-    → blamed: the ranks without an answer, else those behind in steps, else those not waiting for peers → all exit
+    → culprits: the ranks without an answer, else those behind in steps, else those not waiting for peers → all exit
     a rank that is cut off from the store, and so sees no alarm, exits by itself
 
 Other ranks of the host send SIGCONT to a stopped process, so that it writes its stacks. A rank's own time is the share
-of samples of its main thread that are not waits for peers (on GPUs the host waits for the device: all look alike).
+of samples of its main thread that are not waits for peers (on GPUs the host waits for the device: all look equal).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ STACKS = signal.SIGUSR2  # makes a process write its stacks, at any time
 LOOKS_PER_SECOND = 20
 GRACE_SECONDS = 3.0  # to answer an alarm, and again to exit after it
 ALARM_SECONDS = 8 * GRACE_SECONDS  # upper bound from an alarm to the exit, with a margin
-LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # slow: own time > LAG · median of the others in so many windows in a row
+LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # slow: own time > LAG · median of the other ranks in WINDOWS in a row
 
 
 class RankStatus(NamedTuple):
-    """Where a rank's main thread is: steps done, what it is doing, source line, and whether it waits for peers."""
+    """The status of a rank's main thread: steps done, activity, source line, and whether it waits for peers."""
 
     step: int
     doing: str
@@ -52,7 +52,7 @@ class RankStatus(NamedTuple):
 
 
 class Watchdog:
-    """The watchdog of one rank; a context manager around its training. ``report``: writes a step's event to the log."""
+    """A watchdog of one rank; a context manager around its training. ``report``: writes a step's event to the log."""
 
     def __init__(
         self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[int, str], None]
@@ -69,7 +69,7 @@ class Watchdog:
         self._file = self._path.open("w")
         faulthandler.register(STACKS, file=self._file, all_threads=True, chain=False)
         store: Any = distributed_c10d._get_default_store()
-        self._store = PrefixStore("watchdog", store.clone())  # own connection: the other may be blocked
+        self._store = PrefixStore("watchdog", store.clone())  # a separate connection: the other one may be blocked
         self._store.set(f"process/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
         self._since = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -78,7 +78,7 @@ class Watchdog:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None and self._alarmed:  # failed because others have exited; let the thread end this one
+        if error is not None and self._alarmed:  # failed because other ranks exited; let the thread end this one
             try:
                 self._thread.join(ALARM_SECONDS)
             except StopSignal:  # torchrun ends the remaining processes
@@ -93,8 +93,8 @@ class Watchdog:
     def at(self, step: int, doing: str) -> None:
         """Record that the main thread starts ``doing`` after ``step`` steps; resets the timer.
 
-        After an alarm it does not return: a rank that was stopped is woken for its stacks, and none may train on from
-        the step that the verdict names.
+        After an alarm it does not return: a rank that was stopped is woken for its stacks, and no rank may train on
+        from the step that the verdict names.
         """
         while self._alarmed and not self._stopped.is_set():
             time.sleep(GRACE_SECONDS)  # until the thread ends the process
@@ -147,38 +147,38 @@ class Watchdog:
     def _alarm(self) -> None:
         """Write stacks and status, then exit with the verdict of the lowest rank that answered.
 
-        A rank that was woken after the verdict has none of its own, as it knows nothing of who waited for it.
+        A rank that was woken after the verdict gives no verdict, as it does not know which ranks waited for it.
         """
         self._alarmed = True
         self._store.set("alarm", "1")
         faulthandler.dump_traceback(self._file, all_threads=True)
         self._store.set(f"place/{self.rank}", json.dumps(self._status()))
         time.sleep(GRACE_SECONDS)
-        places = self._answers("place")
-        silent = [rank for rank in range(self.world) if rank not in places]
-        judges = self.rank == min(places) and not self._store.check(["verdict"])
-        if judges:
+        statuses = self._answers("place")
+        silent = [rank for rank in range(self.world) if rank not in statuses]
+        gives_verdict = self.rank == min(statuses) and not self._store.check(["verdict"])
+        if gives_verdict:
             line = _verdict(
-                {rank: RankStatus(*json.loads(place)) for rank, place in places.items()}, silent, self.seconds
+                {rank: RankStatus(*json.loads(place)) for rank, place in statuses.items()}, silent, self.seconds
             )
             self._store.set("verdict", f"{line}; every rank's stack is in {self.folder}/stacks-rank*.txt")
         self._wake(silent)
         self._store.wait(["verdict"], timedelta(seconds=3 * GRACE_SECONDS))
-        self._end(self._store.get("verdict").decode(), speak=judges)
+        self._end(self._store.get("verdict").decode(), speak=gives_verdict)
 
     def _answers(self, kind: str) -> dict[int, Any]:
-        """Values that ranks have set under ``kind``, by rank; ranks without a value are left out."""
-        there = [rank for rank in range(self.world) if self._store.check([f"{kind}/{rank}"])]
-        return {rank: self._store.get(f"{kind}/{rank}").decode() for rank in there}
+        """Return the values that ranks have set under ``kind``, by rank; ranks without a value are left out."""
+        answered = [rank for rank in range(self.world) if self._store.check([f"{kind}/{rank}"])]
+        return {rank: self._store.get(f"{kind}/{rank}").decode() for rank in answered}
 
     def _wake(self, silent: list[int]) -> None:
         """Wake silent ranks of this host (SIGCONT), so that they see the alarm; ask those still silent for stacks."""
-        for number in (signal.SIGCONT, STACKS):  # one after the other, so that two dumps do not interleave
-            for rank, process in self._answers("process").items():
-                host, _, pid = process.rpartition(" ")
+        for signal_number in (signal.SIGCONT, STACKS):  # one after the other, so that two dumps do not interleave
+            for rank, host_and_pid in self._answers("process").items():
+                host, _, pid = host_and_pid.rpartition(" ")
                 if rank in silent and rank not in self._answers("place") and host == socket.gethostname():
                     with suppress(ProcessLookupError):
-                        os.kill(int(pid), number)
+                        os.kill(int(pid), signal_number)
             time.sleep(GRACE_SECONDS / 2 if silent else 0)
 
     def _end(self, line: str, *, speak: bool = True) -> None:
@@ -186,7 +186,7 @@ class Watchdog:
             with suppress(OSError, Fault):
                 note(self.folder, step=self._step, text=line) if self.rank else self.report(self._step, line)
             print(f"fivefold: {line}", file=sys.stderr, flush=True)
-        time.sleep(GRACE_SECONDS)  # all write before one exits: its launcher may then end the others
+        time.sleep(GRACE_SECONDS)  # all ranks write before one exits: its launcher may then end the others
         os._exit(EXIT_RETRY)
 
     def _compare(self, number: int, *, steps: int, seconds: float) -> None:
@@ -196,27 +196,27 @@ class Watchdog:
             self._store.set(f"own/{self.rank}", json.dumps([number, share * seconds / steps]))
         if self.rank:
             return
-        own = {rank: json.loads(text) for rank, text in self._answers("own").items()}
-        if len(own) < self.world or any(abs(count - number) > 1 for count, _ in own.values()):
+        own_seconds = {rank: json.loads(text) for rank, text in self._answers("own").items()}
+        if len(own_seconds) < self.world or any(abs(count - number) > 1 for count, _ in own_seconds.values()):
             return
-        for rank, (_, mine) in own.items():
-            usual = statistics.median(other for peer, (_, other) in own.items() if peer != rank)
-            self._lags[rank] = self._lags[rank] + 1 if mine > LAG * usual else 0
+        for rank, (_, mine) in own_seconds.items():
+            median = statistics.median(other for peer, (_, other) in own_seconds.items() if peer != rank)
+            self._lags[rank] = self._lags[rank] + 1 if mine > LAG * median else 0
             if self._lags[rank] == WINDOWS:
                 self.report(
                     self._step,
-                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}",
+                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {median:.3g}",
                 )
 
 
 def _verdict(places: dict[int, RankStatus], silent: list[int], seconds: float) -> str:
-    """The verdict in words: which ranks did not come, and where they are."""
+    """Describe which ranks did not come, and where they are."""
     if silent:
         return f"{_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"
-    least = min(place.step for place in places.values())
-    behind = [rank for rank, place in places.items() if place.step == least]
-    idle = [rank for rank, place in places.items() if not place.waits]
-    for late in (behind, idle):
+    min_steps = min(status.step for status in places.values())
+    behind = [rank for rank, status in places.items() if status.step == min_steps]
+    not_waiting = [rank for rank, status in places.items() if not status.waits]
+    for late in (behind, not_waiting):
         if 0 < len(late) < len(places):
             where = places[late[0]]
             return f"{_ranks(late)} did not come for {seconds:g} s: {where.doing} after step {where.step}, {where.line}"

@@ -1,5 +1,5 @@
-"""Text from a trained decoder.
+"""Generates text with a trained decoder.
 
-decode   token by token, with a KV cache        source   a decoder from a run, a checkpoint or Hugging Face
-sample   a look at what a run has learned
+decode   decodes token by token, with a KV cache      source   loads a decoder from a run, a checkpoint or Hugging Face
+sample   continues prompts and streams the text
 """

@@ -1,10 +1,10 @@
-"""Autoregressive decoding with a KV cache on a plain decoder. The cache holds per token and layer:
+"""Decodes autoregressively with a KV cache on a single-process decoder. The cache holds per token and layer:
 
     GQA   k and v of each key/value head, after rope                                          2 K H numbers
     MLA   the latent and the rotary key; W_UK is absorbed into q, W_UV into the output        kv_rank + rope_dim
 
-A text that fills the window is read again from its second half, with positions from 0, so that none is beyond those of
-the training. MLA: DeepSeek-V2, arXiv:2405.04434 §2.1; top-p: Holtzman et al., arXiv:1904.09751.
+A text that fills the window is read again from its second half, with positions from 0, so that no position exceeds
+those of the training. MLA: DeepSeek-V2, arXiv:2405.04434 §2.1; top-p: Holtzman et al., arXiv:1904.09751.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fivefold.trainer.model.transformer import Transformer
 
 
 class SamplingParams(Record):
-    """How a token is drawn. Temperature 0: greedy; ``top_p``: from the fewest tokens with that much probability."""
+    """The settings by which a token is drawn. Temperature 0: greedy; ``top_p``: fewest tokens of that probability."""
 
     temperature: NonNegativeFloat = 0.8
     top_p: float = Field(1.0, gt=0, le=1)
@@ -39,12 +39,12 @@ class SamplingParams(Record):
         """Draw one token id from ``logits`` [V], fp32 on CPU."""
         if self.temperature == 0:
             return int(logits_V.argmax())
-        shares = (logits_V / self.temperature).softmax(-1)
+        probabilities = (logits_V / self.temperature).softmax(-1)
         if self.top_p < 1:
-            ordered, places = shares.sort(descending=True)
-            kept = ordered.cumsum(-1) - ordered < self.top_p  # always includes the likeliest
-            shares = torch.zeros_like(shares).scatter_(0, places[kept], ordered[kept])
-        return int(torch.multinomial(shares, 1, generator=generator))
+            ordered, ids = probabilities.sort(descending=True)
+            in_top_p = ordered.cumsum(-1) - ordered < self.top_p  # always includes the most probable one
+            probabilities = torch.zeros_like(probabilities).scatter_(0, ids[in_top_p], ordered[in_top_p])
+        return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
 @torch.no_grad()
@@ -56,42 +56,42 @@ def generate(
 
     All texts are decoded as one batch at the same position: a longer prompt is still read while shorter ones are
     continued. Text n is drawn with ``sampling.seed`` + n, from ids below ``vocab``; it ends with a token of ``ends``
-    or after ``tokens`` new ones. ``window``: most tokens of context."""
+    or after ``tokens`` new ones. ``window``: maximum tokens of context."""
     texts = [list(prompt) for prompt in prompts]
     stops = [len(text) + tokens for text in texts]
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
-    first, read, known = 0, 0, min(map(len, texts))
+    start, read, length = 0, 0, min(map(len, texts))
     with kv_cached(module, tokens=min(window, max(stops))) as reader:
-        while any(known < stop for stop in stops):
-            if known - first > window:
-                first = read = known - max(1, window // 2)
+        while any(length < stop for stop in stops):
+            if length - start > window:
+                start = read = length - max(1, window // 2)
                 reader.forget()
-            logits_BV = reader.read([text[read:known] for text in texts])[:, :vocab].float().cpu()
-            read, new = known, list[int | None]()
+            logits_BV = reader.read([text[read:length] for text in texts])[:, :vocab].float().cpu()
+            read, new_tokens = length, list[int | None]()
             for number, text in enumerate(texts):
-                wanted = len(text) == known < stops[number]
-                new.append(sampling.draw(logits_BV[number], generators[number]) if wanted else None)
-                if len(text) == known:
-                    text.append(new[-1] or 0)  # an ended text is padded to stay in the batch
-                if new[-1] in ends:
-                    stops[number] = known
-            known += 1
-            yield new
+                is_drawn = len(text) == length < stops[number]
+                new_tokens.append(sampling.draw(logits_BV[number], generators[number]) if is_drawn else None)
+                if len(text) == length:
+                    text.append(new_tokens[-1] or 0)  # an ended text is padded to stay in the batch
+                if new_tokens[-1] in ends:
+                    stops[number] = length
+            length += 1
+            yield new_tokens
 
 
 class CachedDecoder:
     """A decoder with the KV caches of its blocks; ``length``: tokens read so far."""
 
     def __init__(self, module: Transformer, *, tokens: int) -> None:
-        """``tokens``: capacity of the caches."""
+        """Attach caches of a capacity of ``tokens``."""
         self.module, self.length = module, 0
-        like = module.embed.tokens.weight
-        positions = torch.arange(tokens, device=like.device)
-        self.tables = tables_of(module.model, positions=positions, dtype=like.dtype, device=like.device)
+        weight = module.embed.tokens.weight
+        positions = torch.arange(tokens, device=weight.device)
+        self.tables = tables_of(module.model, positions=positions, dtype=weight.dtype, device=weight.device)
         self.kept = [attach(block, tokens=tokens) for block in _blocks(module)]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Read ``texts`` [B, T] after what is cached → logits [B, V] of the last token. T = 1 after the first call."""
+        """Read ``texts`` [B, T] after the cached tokens; return its last logits [B, V]. T = 1 after the first call."""
         tokens_BT = torch.tensor(texts, device=self.module.embed.tokens.weight.device)
         new = slice(self.length, self.length + tokens_BT.shape[1])
         rows = Rows(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
@@ -106,38 +106,38 @@ class CachedDecoder:
     def forget(self) -> None:
         """Empty the caches, for another text."""
         self.length = 0
-        for kept in self.kept:
-            kept.length = 0
+        for cache in self.kept:
+            cache.length = 0
 
 
 @contextmanager
 def kv_cached(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
     """Give ``module`` KV caches of ``tokens`` within the context; restore it afterwards.
 
-    Within it the experts' capacity is unlimited: it is a limit per whole sequence, and here only new tokens pass.
+    Within it the experts' capacity is unlimited: it is a limit per full sequence, and here only new tokens pass.
     """
-    limited = [part for part in module.modules() if isinstance(part, Moe)]
-    limits = [part.moe for part in limited]
-    for part in limited:
-        part.moe = part.moe.replace(capacity=None)
+    moe_layers = [layer for layer in module.modules() if isinstance(layer, Moe)]
+    configs = [layer.moe for layer in moe_layers]
+    for layer in moe_layers:
+        layer.moe = layer.moe.replace(capacity=None)
     try:
         yield CachedDecoder(module, tokens=tokens)
     finally:
-        for part, limit in zip(limited, limits, strict=True):
-            part.moe = limit
+        for layer, config in zip(moe_layers, configs, strict=True):
+            layer.moe = config
         for block in _blocks(module):
             detach(block)
 
 
 class KVCache:
-    """KV cache of one layer, as ``AttentionHooks``. ``tokens``: its capacity; ``length``: tokens cached so far."""
+    """A KV cache of one layer, as ``AttentionHooks``. ``tokens``: its capacity; ``length``: tokens cached so far."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens, self.length = tokens, 0
         self.parts: tuple[Tensor, ...] = ()
 
     def add(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Append ``new`` tensors [B, T, …] to the cache; return all that is cached of each [B, S, …]."""
+        """Append ``new`` tensors [B, T, …] to the cache; return all cached rows of each [B, S, …]."""
         if not self.parts:
             self.parts = tuple(x.new_empty(x.shape[0], self.tokens, *x.shape[2:]) for x in new)
         rows = slice(self.length, self.length + new[0].shape[1])
@@ -151,12 +151,12 @@ class KVCache:
         return q_BTNH, *self.add(k_BTKH, v_BTKH)
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """No change."""
+        """Return the output unchanged."""
         return out_BTNH
 
 
 class LatentKVCache(KVCache):
-    """Cache of MLA: latent | rotary key per token, shared by all heads; W_UK and W_UV are parts of ``kv_up``."""
+    """A KV cache of MLA: latent | rotary key per token, shared by all heads; W_UK and W_UV are parts of ``kv_up``."""
 
     def __init__(self, tokens: int, *, attention: LatentAttention) -> None:
         super().__init__(tokens)
@@ -164,29 +164,29 @@ class LatentKVCache(KVCache):
 
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
         """Append the latents; absorb W_UK into q: q · (W_UK latent) = (q W_UK) · latent, so that no keys are made."""
-        (bare,) = self.add(k_BTKH)
-        still, turned = q_BTNH.split((self.mla.nope_dim, self.mla.rope_dim), dim=-1)
-        wide = torch.einsum("btnh,nhr->btnr", still, self._matrix()[:, : self.mla.nope_dim])
-        return torch.cat((wide, turned), dim=-1), bare, bare[..., : self.mla.kv_rank]
+        (latents,) = self.add(k_BTKH)
+        q_nope, q_rope = q_BTNH.split((self.mla.nope_dim, self.mla.rope_dim), dim=-1)
+        absorbed = torch.einsum("btnh,nhr->btnr", q_nope, self._matrix()[:, : self.mla.nope_dim])
+        return torch.cat((absorbed, q_rope), dim=-1), latents, latents[..., : self.mla.kv_rank]
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """Attention output over latents [B, T, N, kv_rank] → over values [B, T, N, v_dim], by W_UV."""
+        """Map attention output over latents [B, T, N, kv_rank] to values [B, T, N, v_dim], by W_UV."""
         return torch.einsum("btnr,nhr->btnh", out_BTNH, self._matrix()[:, self.mla.nope_dim :])
 
     def _matrix(self) -> Tensor:
-        """W_UK | W_UV of each head: [N, nope_dim + v_dim, kv_rank]."""
+        """Return W_UK | W_UV of each head: [N, nope_dim + v_dim, kv_rank]."""
         return self.up.matrix.view(-1, self.mla.nope_dim + self.mla.v_dim, self.mla.kv_rank)
 
 
 def attach(block: Block, *, tokens: int) -> KVCache:
     """Give the attention of ``block`` a KV cache of ``tokens`` and return it."""
     attention = block.attention
-    latent = isinstance(attention, LatentAttention)
-    kept = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
-    if latent:
+    is_latent = isinstance(attention, LatentAttention)
+    cache = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
+    if is_latent:
         attention.bare = True
-    attention.hooks, attention.core = kept, partial(_cached_core, attention.rule)
-    return kept
+    attention.hooks, attention.core = cache, partial(_cached_core, attention.rule)
+    return cache
 
 
 def detach(block: Block) -> None:
@@ -201,7 +201,7 @@ def _cached_core(
     rule: ScoreRule, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None,
     sinks_N: Tensor | None, keys_B: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attention core: causal in the first call, with as many queries as keys; then one query on all keys."""
+    """Compute the attention core: causal in the first call, as many queries as keys; then one query on all keys."""
     rule = rule.drawn(k_BSKH.shape[1], training=False)
     if not rule.plain or sinks_N is not None:
         out, lse = attend(q_BTNH, k_BSKH, v_BSKH, rule, offset=k_BSKH.shape[1] - q_BTNH.shape[1])

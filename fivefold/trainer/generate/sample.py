@@ -1,4 +1,4 @@
-"""Text generation from prompts: tokenizes, decodes with sampling, and streams the text as it grows."""
+"""Generates text from prompts: tokenizes, decodes with sampling, and streams the text as it grows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.run import Run
 
 OnText = Callable[[int, str], None]
-CUT = "\ufffd"  # what the tokenizer decodes the first bytes of an incomplete character to
+CUT = "\ufffd"  # the tokenizer decodes the first bytes of an incomplete character to this
 
 
 class Sample(Record):
-    """A prompt and its continuation ``text`` of ``tokens`` tokens; ``ended``: with an end token, not at the limit."""
+    """A prompt and its continuation ``text`` of ``tokens`` tokens; ``ended``: by an end token, not at the limit."""
 
     prompt: str
     text: str
@@ -30,17 +30,18 @@ def samples(
     module: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int, window: int,
     sampling: SamplingParams, ends: frozenset[int] | None = None, on_text: OnText = lambda number, piece: None,
 ) -> list[Sample]:  # fmt: skip
-    """Continue each of ``prompts`` by up to ``tokens`` tokens; arguments as of ``generate``. ``on_text``: called with
-    the number of a prompt and each new piece of its continuation, in order."""
+    """Continue each of ``prompts`` by up to ``tokens`` tokens; arguments as of ``generate``.
+
+    ``on_text``: called with the number of a prompt and each new piece of its continuation, in order."""
     ends = frozenset([tokenizer.end]) if ends is None else ends
-    read = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
-    drawn: list[list[int]] = [[] for _ in prompts]
+    prompt_ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
+    drawn_ids: list[list[int]] = [[] for _ in prompts]
     emitted, counts = ["" for _ in prompts], [0 for _ in prompts]
     steps = generate(
-        module, [ids or [tokenizer.end] for ids in read], tokens=tokens, window=window, vocab=tokenizer.vocab,
+        module, [ids or [tokenizer.end] for ids in prompt_ids], tokens=tokens, window=window, vocab=tokenizer.vocab,
         ends=ends, sampling=sampling,
     )  # fmt: skip
-    starts = [tokenizer.decode(ids) for ids in read]  # may differ a little from the prompt
+    starts = [tokenizer.decode(ids) for ids in prompt_ids]  # may differ a little from the prompt
     for step in steps:
         for number, token in enumerate(step):
             if token is None:
@@ -48,34 +49,34 @@ def samples(
             counts[number] += 1
             if token in ends:
                 continue
-            drawn[number].append(token)
-            text = tokenizer.decode(read[number] + drawn[number])[len(starts[number]) :]
+            drawn_ids[number].append(token)
+            text = tokenizer.decode(prompt_ids[number] + drawn_ids[number])[len(starts[number]) :]
             if not text.endswith(CUT):
                 on_text(number, text[len(emitted[number]) :])
                 emitted[number] = text
-    found = []
+    samples_of_prompts = []
     for number, prompt in enumerate(prompts):
-        text = tokenizer.decode(read[number] + drawn[number])[len(starts[number]) :]
+        text = tokenizer.decode(prompt_ids[number] + drawn_ids[number])[len(starts[number]) :]
         if text != emitted[number]:
             on_text(number, text[len(emitted[number]) :])
-        ended = counts[number] > len(drawn[number])
-        found.append(Sample(prompt=prompt, text=text, tokens=len(drawn[number]), ended=ended))
-    return found
+        ended = counts[number] > len(drawn_ids[number])
+        samples_of_prompts.append(Sample(prompt=prompt, text=text, tokens=len(drawn_ids[number]), ended=ended))
+    return samples_of_prompts
 
 
 def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> str:
     """Continue the run's prompt with the current weights, gathered on the first rank; every rank calls it.
 
     Returns the text on the first rank, "" on others."""
-    plain = full_module(built, model=model)
-    if plain is None:
+    module = full_module(built, model=model)
+    if module is None:
         return ""
     return sample(
-        plain, tokenizer, prompt=run.sample, tokens=run.sample_tokens, window=run.job.sequence, seed=run.job.seed
+        module, tokenizer, prompt=run.sample, tokens=run.sample_tokens, window=run.job.sequence, seed=run.job.seed
     )  # fmt: skip
 
 
 def sample(module: Transformer, tokenizer: Tokenizer, *, prompt: str, tokens: int, window: int, seed: int) -> str:
-    """``prompt`` and up to ``tokens`` more tokens as text, drawn at temperature 0.8 from a plain decoder on CPU."""
-    (found,) = samples(module, tokenizer, [prompt], tokens=tokens, window=window, sampling=SamplingParams(seed=seed))
-    return found.prompt + found.text
+    """Return ``prompt`` and up to ``tokens`` more tokens as text, drawn at temperature 0.8 from a decoder on CPU."""
+    (result,) = samples(module, tokenizer, [prompt], tokens=tokens, window=window, sampling=SamplingParams(seed=seed))
+    return result.prompt + result.text

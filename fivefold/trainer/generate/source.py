@@ -1,8 +1,8 @@
 """Loads a trained decoder into one process from a run, a checkpoint of any layout, or a Hugging Face folder.
 
 RUN.toml, a run's folder  >  its newest checkpoint
-a checkpoint              >  model, weights by name, the tokenizer of its run  >  a plain decoder
-a Hugging Face folder     >  model, weights by name, its own tokenizer         >  a plain decoder
+a checkpoint              >  model, weights by name, the tokenizer of its run  >  a single-process decoder
+a Hugging Face folder     >  model, weights by name, its own tokenizer         >  a single-process decoder
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WINDOW = 4096  # tokens, for a Hugging Face model without max_position_embedding
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint or a Hugging Face folder at ``path``. ``window``: tokens of a sequence in its training."""
+    """A source of weights: checkpoint or Hugging Face folder at ``path``. ``window``: tokens of a training sequence."""
 
     path: Path
     model: Model
@@ -48,7 +48,7 @@ class Source:
 
     @classmethod
     def find(cls, path: Path) -> Source:
-        """Resolve ``path`` as above; a ``Mistake`` if it holds no weights."""
+        """Resolve ``path`` as the module describes; raises ``Mistake`` if it holds no weights."""
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():
@@ -59,57 +59,57 @@ class Source:
         return cls(checkpoint, manifest.model, manifest.job.sequence, None)
 
     def tokenizer(self, named: Path | None = None) -> Tokenizer:
-        """The ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
+        """Load the ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
 
-        A ``Mistake`` if there is none, or it has more tokens than the model."""
-        place = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
-        if named is None and not (place / "tokenizer.json").is_file():
-            raise Mistake(f"{place}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
-        found = tokenizer.tokenizer("bytes") if str(place) == "bytes" else tokenizer.load(place)
-        if found.vocab > self.model.vocab:
-            raise Mistake(f"{place}: has {found.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
-        return found
+        Raises ``Mistake`` if there is none, or it has more tokens than the model."""
+        source = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
+        if named is None and not (source / "tokenizer.json").is_file():
+            raise Mistake(f"{source}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
+        loaded = tokenizer.tokenizer("bytes") if str(source) == "bytes" else tokenizer.load(source)
+        if loaded.vocab > self.model.vocab:
+            raise Mistake(f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
+        return loaded
 
     def ends(self, used: Tokenizer) -> frozenset[int]:
-        """Ids of the tokens that end a text: the tokenizer's, and eos_token_id of the Hugging Face config."""
-        named = read_file(self.path / CONFIG).get("eos_token_id") if self.folder is not None else None
-        more = named if isinstance(named, list) else [named]
-        return frozenset([used.end, *(end for end in more if isinstance(end, int))])
+        """Return the ids of the tokens that end a text: the tokenizer's, and eos_token_id of the model's config."""
+        eos_ids = read_file(self.path / CONFIG).get("eos_token_id") if self.folder is not None else None
+        further_ends = eos_ids if isinstance(eos_ids, list) else [eos_ids]
+        return frozenset([used.end, *(end for end in further_ends if isinstance(end, int))])
 
     def decoder(self, *, dtype: Literal["bf16", "fp32"] | None = None) -> Transformer:
-        """A plain decoder on a GPU if there is one, else on CPU; ``dtype`` defaults to bf16 on a GPU, fp32 on CPU."""
+        """Build a decoder on a GPU if there is one, else on CPU; ``dtype`` defaults to bf16 on a GPU, fp32 on CPU."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        width = DTYPES[dtype or ("bf16" if device.type == "cuda" else "fp32")]
-        return decoder(self.weights(dtype=width), model=self.model).to(device)
+        weight_dtype = DTYPES[dtype or ("bf16" if device.type == "cuda" else "fp32")]
+        return decoder(self.weights(dtype=weight_dtype), model=self.model).to(device)
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
-        found = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
+        """Return name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
+        tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
         biases = {
             layer: torch.zeros(self.model.moe.experts)
             for layer in range(self.model.layers + self.model.predicted)
             if self.model.moe is not None and self.model.is_moe(layer)
         }
         if self.folder is not None:
-            _read_folder(self.folder, found, biases)
+            _read_folder(self.folder, tensors, biases)
         else:
-            _read_checkpoint(self.path, found, biases)
-        return found | {f"{block_name(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
+            _read_checkpoint(self.path, tensors, biases)
+        return tensors | {f"{block_name(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
 
 
 @torch.no_grad()
 def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
     """Fill weights by name and routing biases by layer from a Hugging Face folder."""
-    for name, whole in found.items():
-        for box in _boxes(tuple(whole.shape), apart=folder.parts[name][0].expert is not None):
-            whole[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
+    for name, weight in found.items():
+        for box in _boxes(tuple(weight.shape), apart=folder.parts[name][0].expert is not None):
+            weight[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
         if (name := bias_name(folder.model, layer)) in folder.parts:
             bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
 
 
 def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
-    """One box that covers a weight of ``shape``; ``apart``: one per expert, as Hugging Face stores experts apart."""
+    """Yield one box that covers a weight of ``shape``; ``apart``: one per expert, as Hugging Face stores them."""
     first = range(shape[0]) if apart else [0]
     for start in first:
         size = (1 if apart else shape[0], *shape[1:])
@@ -117,11 +117,11 @@ def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
 
 
 def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
-    """Fill weights by name and routing biases by layer from a checkpoint; ``Fault`` if it cannot be read."""
+    """Fill weights by name and routing biases by layer from a checkpoint; raises ``Fault`` if unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
-        f"weights/{name}": BoxTensor(tuple(whole.shape), _boxes(tuple(whole.shape), apart=False), whole)
-        for name, whole in found.items()
+        f"weights/{name}": BoxTensor(tuple(weight.shape), _boxes(tuple(weight.shape), apart=False), weight)
+        for name, weight in found.items()
     }
     try:
         with warnings.catch_warnings():

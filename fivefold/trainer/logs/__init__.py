@@ -1,1 +1,1 @@
-"""What a run tells: JSON lines and TensorBoard (``run_log``), W&B (``wandb_log``), a line per step (``step_line``)."""
+"""Logs of a run: JSON lines and TensorBoard (``run_log``), W&B (``wandb_log``), a line per step (``step_line``)."""

@@ -1,4 +1,4 @@
-"""The logs of a run: ``log.jsonl``, TensorBoard, and Weights & Biases if asked for.
+"""Run logs: ``log.jsonl``, TensorBoard, and Weights & Biases if the run file asks for it.
 
 A line of ``log.jsonl`` is a training step (``loss``), an evaluation (``heldout_loss``) or an ``event``, with ``step``.
 """
@@ -27,7 +27,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class NoLogs:
-    """Logs of every rank but the first: the same methods, which write nothing."""
+    """The logs of every rank but the first: the same methods, which write nothing."""
 
     def __enter__(self) -> NoLogs:
         return self
@@ -36,20 +36,20 @@ class NoLogs:
         self.close()
 
     def start(self, step: int) -> None:
-        """Call before the first line; ``step``: the last one done, which lines will follow."""
+        """Prepare for the first line; ``step``: the last one done, whose successors will be written."""
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append ``line``, which names its ``step``."""
+        """Append ``line``, which contains its ``step``."""
 
     def event(self, step: int, text: str) -> None:
-        """Append a line of ``text`` instead of numbers, such as a roll-back or a sample; also print it to stderr."""
+        """Append a line of ``text`` instead of numbers, such as a rollback or a sample; also print it to stderr."""
 
     def close(self) -> None:
         """Flush and close."""
 
 
 class Logs(NoLogs):
-    """Log files in ``folder``. ``report``: called with every line written; ``run``: whose settings ask for W&B."""
+    """The log files in ``folder``. ``report``: called with every line; ``run``: the run, which may ask for W&B."""
 
     def __init__(self, folder: Path, *, report: Report, run: Run | None = None) -> None:
         self.folder, self.report, self.run = folder, report, run
@@ -59,7 +59,7 @@ class Logs(NoLogs):
 
     def start(self, step: int) -> None:
         """Open the files; drop lines of steps after ``step``, from an earlier attempt, but keep its events."""
-        from torch.utils.tensorboard import SummaryWriter  # the other ranks need not load it
+        from torch.utils.tensorboard import SummaryWriter  # imported here, as the other ranks do not need it
 
         self._close_files()
         path = self.folder / "log.jsonl"
@@ -73,7 +73,7 @@ class Logs(NoLogs):
             os.replace(partial, path)
             self._file = path.open("a", buffering=1)
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
-            if self._wandb is None and self.run is not None and self.run.logs.wandb:  # after a roll-back it is open
+            if self._wandb is None and self.run is not None and self.run.logs.wandb:  # it stays open in a rollback
                 config = self.run.model_dump(mode="json")
                 self._wandb = Wandb(self.run.logs.wandb, folder=self.folder, config=config)
 
@@ -123,9 +123,9 @@ class Logs(NoLogs):
 
 
 def note(folder: Path, *, text: str, step: int | None = None) -> None:
-    """Append an event to the log of a run that has ended, where its last line is not that event already.
+    """Append an event to the log of a run that has ended, unless its last line is that event already.
 
-    ``step``: by default that of the last line. What a killed process has left of a line is cut off.
+    ``step``: by default the step of the last line. An incomplete line of a killed process is cut off.
     """
     path = folder / "log.jsonl"
     last = deque(iterate_lines(path), maxlen=1)

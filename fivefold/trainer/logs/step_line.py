@@ -1,4 +1,4 @@
-"""The line that a training step adds to ``log.jsonl``."""
+"""Step lines: the line that a training step adds to ``log.jsonl``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def step_line(
     step: int, done: StepResult, *, job: Job, samples: int, batch: int, rate: float, seconds: float,
     ideal_seconds: float, measured: Measured | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the log says of the step number ``step`` (from 1); keys are those of ``log.jsonl``.
+    """Build the log line of step number ``step`` (from 1); its keys are those of ``log.jsonl``.
 
-    ``samples``: read since the start of the run; ``batch``: in this step. ``seconds``: wall time of the step;
-    ``ideal_seconds``: of a step of the whole batch at the chips' peak FLOP/s, from which the MFU follows;
-    ``measured``: what the meter saw, in the step that it metered.
+    ``samples``: samples read since the start of the run; ``batch``: samples of this step; ``seconds``: wall time of
+    the step; ``ideal_seconds``: time of a step of the full batch at the chips' peak FLOP/s, which gives the MFU;
+    ``measured``: the meter's result, in the metered step.
     """
     return {
         "step": step,
         "loss": done.loss,
-        **{f"mtp_loss_{place}": loss for place, loss in enumerate(done.further, start=1)},
+        **{f"mtp_loss_{module}": loss for module, loss in enumerate(done.further, start=1)},
         "gradient_norm": done.norm,
         "learning_rate": rate,
         "tokens": samples * job.sequence,
@@ -38,7 +38,7 @@ def step_line(
 
 
 def _noise(done: StepResult, job: Job) -> dict[str, Any]:
-    """The gradient noise scale in tokens, and the step's own |G|² and S of a token."""
+    """Return the gradient noise scale in tokens, and |G|² and S per token of this step alone."""
     if done.noise is None:
         return {}
     scale = None if done.noise.scale is None else done.noise.scale * job.sequence

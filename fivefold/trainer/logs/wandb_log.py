@@ -1,7 +1,7 @@
 """Logs a run to Weights & Biases, on the first rank, if the run file has ``[logs] wandb = "PROJECT"``.
 
-The W&B run id is kept in FOLDER/wandb-id, so that a resumed run continues there. W&B plots over our own ``step``: its
-own step only grows, but ours falls when a run rolls back. Account, server and offline mode are configured with W&B
+The W&B run id is kept in FOLDER/wandb-id, so that a resumed run continues there. W&B plots over our ``step``: its
+built-in step only grows, but ours falls when a run rolls back. Account, server and offline mode are configured with W&B
 itself (``wandb login``, WANDB_MODE=offline).
 """
 
@@ -18,7 +18,7 @@ ID = "wandb-id"
 
 
 class Wandb:
-    """An open W&B run in ``project``; ``config``: the run file's values. A ``Fault`` if W&B cannot start."""
+    """An open W&B run in ``project``; ``config``: the run file's values. Raises ``Fault`` if W&B cannot start."""
 
     def __init__(self, project: str, *, folder: Path, config: dict[str, Any]) -> None:
         self._wandb = package()
@@ -37,7 +37,7 @@ class Wandb:
             ) from None
 
     def write(self, line: dict[str, Any]) -> None:
-        """Log ``line``, which names its ``step``, without dicts; W&B's background process sends it."""
+        """Log ``line``, which contains its ``step``, without dicts; W&B's background process sends it."""
         self._run.log({key: value for key, value in line.items() if not isinstance(value, dict)})
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Wandb:
 
 
 def package() -> Any:
-    """Import wandb, an optional dependency; a ``Mistake`` if it is not installed."""
+    """Import wandb, an optional dependency; raises ``Mistake`` if it is not installed."""
     try:
         return import_module("wandb")
     except ImportError:
@@ -56,7 +56,7 @@ def package() -> Any:
 
 
 def _id(folder: Path) -> str:
-    """The W&B run id kept in ``folder``, drawn on first use."""
+    """Return the W&B run id kept in ``folder``, drawn on first use."""
     path = folder / ID
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

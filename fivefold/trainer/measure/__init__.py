@@ -1,8 +1,8 @@
-"""What a step really did: bytes, FLOPs and messages of one, the seconds of a few others.
+"""Measurements of training: bytes, FLOPs and messages of one step, the seconds of a few others.
 
-meter · measured_step     storages, FLOPs and messages below autograd; what a rank held and did
-loop_meter                the same in anybody's loop
+meter · measured_step     counts storages, FLOPs and messages below autograd; the result on a rank
+loop_meter                the same in any third-party training loop
 noise_scale               the gradient noise scale of steps, from norms
-tracer · regions          which steps are traced; the calls that report to
-recorder · clock          marks, read into spans and messages; of the host or a stream, and how far off rank 0's
+tracer · regions          chooses the steps to trace; makes the training code report to the recorder
+recorder · clock          marks, read into spans and messages; clocks of host and stream, and their offset to rank 0
 """

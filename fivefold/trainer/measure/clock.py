@@ -1,6 +1,6 @@
-"""Clocks of a traced step: the host's, or a CUDA stream's; and how far a rank's clock is from that of rank 0.
+"""Clocks of a traced step: of the host or of a CUDA stream; and the offset of a rank's clock from that of rank 0.
 
-offset = (answer − (sent + came) / 2) of the quickest of some round trips; off by at most half of that trip
+offset = (answer − (sent + received) / 2) of the fastest of some round trips; its error is at most half of that trip
 """
 
 from __future__ import annotations
@@ -16,65 +16,67 @@ TRIPS = 16  # round trips per rank
 
 
 class Clock(Protocol):
-    """Marks moments, and later says when they were."""
+    """A clock that marks moments, and later returns their times."""
 
     def begin(self) -> None:
-        """A traced step begins."""
+        """Prepare for a traced step."""
 
     def mark(self) -> Any:
-        """Mark this moment: on the host's clock, or of the device's current stream."""
+        """Mark this moment, on the host's clock or on the device's current stream."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """When each mark was, in seconds of this host's ``perf_counter``."""
+        """Return the time of each mark, in seconds of this host's ``perf_counter``."""
 
 
 class HostClock:
-    """``perf_counter``: for CPUs, on which an operation has ended when its call returns."""
+    """A clock for CPUs, by ``perf_counter``: there an operation has ended when its call returns."""
 
     mark = staticmethod(time.perf_counter_ns)
 
     def begin(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
-        """Nanoseconds as seconds."""
+        """Convert nanoseconds to seconds."""
         return [mark * 1e-9 for mark in marks]
 
 
 class StreamClock:
-    """CUDA events on the current stream, on which kernels run in order; a wait for a message of another stream shows as
-    the time for which this one stalls. ``torch.cuda.Event``: ``record``, ``synchronize``, ``elapsed_time`` in ms.
+    """A clock of CUDA events on the current stream, on which kernels run in order; a wait for a message of another
+    stream shows as the time for which this one stalls.
+    ``torch.cuda.Event``: ``record``, ``synchronize``, ``elapsed_time`` in ms.
     """
 
     def begin(self) -> None:
-        """Let one event and the host's clock agree."""
+        """Record one event at a known time of the host's clock."""
         torch.cuda.synchronize()
         self._base = self.mark()
         self._base.synchronize()
         self._at = time.perf_counter()
 
     def mark(self) -> torch.cuda.Event:
-        """An event on the current stream."""
+        """Record an event on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        """Wait for the device, and read the events."""
+        """Wait for the device, and read the times of the events."""
         torch.cuda.synchronize()
         return [self._at + 1e-3 * self._base.elapsed_time(mark) for mark in marks]
 
 
 class Offset(NamedTuple):
-    """Seconds to add to this rank's clock to get that of rank 0, and by how much that may be wrong."""
+    """The seconds to add to this rank's clock to get that of rank 0, and their error."""
 
     seconds: float
     error: float
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """A process group of the world whose messages stay on the host: NCCL would make a communicator for each pair. None:
-    the default group is one. Every rank of the initialised world calls it.
+    """Create a process group of the world whose messages stay on the host: NCCL would create a communicator per pair.
+
+    None: the default group is one already. Every rank of the initialised world calls it.
     """
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
@@ -82,7 +84,7 @@ def host_group() -> dist.ProcessGroup | None:
 def offset(
     *, rank: int, world: int, group: dist.ProcessGroup | None = None, now: Any = time.perf_counter
 ) -> Offset:  # fmt: skip
-    """This rank's ``Offset``, by ping-pong with rank 0 over ``group``; every rank of the world calls it."""
+    """Measure this rank's ``Offset``, by ping-pong with rank 0 over ``group``; every rank of the world calls it."""
     if world == 1:
         return Offset(0.0, 0.0)
     moment = torch.zeros(1, dtype=torch.float64)
@@ -98,7 +100,7 @@ def offset(
         sent = now()
         dist.send(moment, 0, group=group)
         dist.recv(moment, 0, group=group)
-        came = now()
-        trips.append((came - sent, moment.item() - (sent + came) / 2))
-    trip, found = min(trips)
-    return Offset(found, trip / 2)
+        received = now()
+        trips.append((received - sent, moment.item() - (sent + received) / 2))
+    trip, seconds = min(trips)
+    return Offset(seconds, trip / 2)

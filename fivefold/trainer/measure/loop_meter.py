@@ -1,7 +1,7 @@
-"""Meters a step of anybody's loop: it sees local tensors of DTensors, FSDP's resized storages, every collective.
+"""Meters a step of a third-party loop: counts local tensors of DTensors, FSDP's resized storages, every collective.
 
-The phase is told by torch's own state: inside the autograd engine, backward; in ``Optimizer.step``, update; else
-forward. Whatever most lives when a backward begins, beyond the states, is what the forward has kept.
+The phase follows from torch's state: inside the autograd engine, backward; in ``Optimizer.step``, update; else
+forward. The maximum of live bytes beyond the states, when a backward begins, are the bytes that the forward saved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fivefold.trainer.measure.meter import COLLECTIVES, Meter, group_of, tensors
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
 SCALAR = torch.ops.aten._local_scalar_dense.default
-WHOLE = (DTensor, AsyncCollectiveTensor)  # whose operations come again, on the tensors within
+WHOLE = (DTensor, AsyncCollectiveTensor)  # their operations are dispatched again, on the local tensors
 # operation → (collective, index of the argument that is the full tensor)
 LISTS = {
     c10d.allgather_.default: ("all_gather", 0), c10d.reduce_scatter_.default: ("reduce_scatter", 1),
@@ -41,10 +41,11 @@ FUNCTIONAL = {
 
 
 class LoopMeter(Meter):
-    """``living``: tensors allocated before; ``hidden_bytes``: what else is, and no tensor of Python's tells.
+    """A meter of a third-party loop. ``living``: tensors allocated before; ``hidden_bytes``: further allocated bytes
+    that no Python tensor refers to.
 
-    ``states``: bytes of parameters, gradients and moments now. ``axis(name of a group, collective)`` names the axis.
-    ``fake``: fake tensors are those that count; a scalar that is asked for is 1 in an update, else 0.
+    ``states``: returns the current bytes of parameters, gradients and moments. ``axis(group name, collective)``:
+    returns the axis. ``fake``: count fake tensors; a scalar that is read is then 1 in an update, else 0.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class LoopMeter(Meter):
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step: all counts but those of what lives."""
+        """Begin a step: reset all counts except live bytes."""
         self.base_bytes = self.peak_bytes = self.live_bytes
         self.flops = self.kept_bytes = 0
         self.phase = self.peak_cause = ""
@@ -84,7 +85,7 @@ class LoopMeter(Meter):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then count it; shapes that are only worked out (fake, meta) are none."""
+        """Run the operation, then count it. Operations that only infer shapes (fake, meta) are not counted."""
         if any(issubclass(kind, WHOLE) for kind in types):
             return NotImplemented
         if not self._fake and any(issubclass(kind, FakeTensor) for kind in types):
@@ -101,13 +102,13 @@ class LoopMeter(Meter):
             collective, full = LISTS[func]
             self._count(collective, group_of(args), tensors(args[full]))
         elif func in FUNCTIONAL:
-            collective, whole = FUNCTIONAL[func]
-            self._count(collective, _resolve_process_group(args[-1]), tensors(out if whole else args[0]))
+            collective, gives_full = FUNCTIONAL[func]
+            self._count(collective, _resolve_process_group(args[-1]), tensors(out if gives_full else args[0]))
         return out
 
     def _update_phase(self) -> None:
-        inside = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
-        phase = "update" if self.updating else inside
+        autograd_phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        phase = "update" if self.updating else autograd_phase
         if phase == "backward" and self.phase != "backward":
             self.kept_bytes = max(self.kept_bytes, self.live_bytes - self._states())
         self.phase = phase
@@ -119,11 +120,11 @@ class LoopMeter(Meter):
     def _count(self, collective: str, group: Any, full: Iterable[Tensor]) -> None:
         key = self._axis_of(group.group_name, collective), collective
         self._messages[key] += 1
-        self._sent[key] += sent_bytes(collective, payload=sum(each.nbytes for each in full), ranks=group.size())
+        self._sent[key] += sent_bytes(collective, payload=sum(tensor.nbytes for tensor in full), ranks=group.size())
 
     def _see(self, tensor: Tensor) -> None:
-        aside = WHOLE if self._fake else (FakeTensor, *WHOLE)
-        if tensor.device.type != "meta" and not isinstance(tensor, aside):
+        skipped = WHOLE if self._fake else (FakeTensor, *WHOLE)
+        if tensor.device.type != "meta" and not isinstance(tensor, skipped):
             super()._see(tensor)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:

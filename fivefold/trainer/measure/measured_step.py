@@ -1,4 +1,4 @@
-"""The result of the metered step on one rank: bytes by kind, FLOPs, messages."""
+"""Results of the metered step on one rank: bytes by kind, FLOPs, messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fivefold.trainer.measure.meter import Meter
 
 @dataclass(frozen=True)
 class Measured:
-    """What this rank held and did in the metered step. Bytes are of storages.
+    """The bytes, FLOPs and messages of this rank in the metered step. Bytes are of storages.
 
-    ``kept_bytes``: most activations saved for the backward; ``peak_cause``: phase and operation of the peak."""
+    ``kept_bytes``: peak of activations saved for the backward; ``peak_cause``: phase and operation of the peak."""
 
-    parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
+    parameters: float  # this rank's share of the model: a parameter that n ranks hold counts 1/n on each
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -30,7 +30,7 @@ class Measured:
 
 
 def live_tensors(built: Built) -> list[Tensor]:
-    """Every tensor that lives from step to step: weights, moments, rotary tables, biases and loads of routing."""
+    """List every persistent tensor: weights, moments, rotary tables, biases and loads of routing."""
     return [*built.weights(), *built.moments(), *built.module.tables, *built.module.buffers()]
 
 

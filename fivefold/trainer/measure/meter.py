@@ -1,8 +1,8 @@
 """Measures one training step in a ``TorchDispatchMode``, below autograd: live bytes, FLOPs, messages.
 
 torch has no memory statistics on CPU, so every storage is counted from the operation that allocates it until it is
-freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts all T x S scores, backward twice forward. What is
-compiled runs as it was written: the compiler would skip it under a mode, and ever after.
+freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts all T x S scores, backward twice forward. Compiled
+functions run eagerly meanwhile: under a mode the compiler would skip them, and ever after.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GROUPED = {
 }  # fmt: skip
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
 GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
-# of ours, the index of the first argument after tensors: scale, offset, window, softcap
+# our sliding-window attention → index of the first argument after tensors: scale, offset, window, softcap
 BANDS = {
     torch.ops.fivefold.band_attention.default: 3, torch.ops.fivefold.band_attention_backward.default: 6,
 }  # fmt: skip
@@ -73,14 +73,14 @@ COLLECTIVES = {
 
 
 class StepObserver(Protocol):
-    """What the engine sets and reads while a step is observed: ``phase`` of the step, bytes alive now."""
+    """The interface by which the engine observes a step: it sets ``phase`` and reads the bytes that are alive."""
 
     phase: str
     live_bytes: int
 
 
 class Meter(TorchDispatchMode):
-    """Counts while it is entered. ``living``: tensors allocated before; ``axis``: name of a process group → axis."""
+    """A meter that counts while it is entered. ``living``: tensors allocated before; ``axis``: group name → axis."""
 
     def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,19 +95,19 @@ class Meter(TorchDispatchMode):
         self.base_bytes = self.peak_bytes = self.live_bytes
 
     def __enter__(self) -> Any:
-        """Begin to count."""
+        """Start counting."""
         if "torch._dynamo" in sys.modules:
             self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        """Cease to count."""
+        """Stop counting."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._uncompiled.close()
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
-        """Messages and bytes that this rank sent, by axis and collective."""
+        """Return messages and bytes that this rank sent, by axis and collective."""
         return tuple(
             Traffic(axis=axis, collective=collective, messages=count, bytes=self._sent[axis, collective])
             for (axis, collective), count in sorted(self._messages.items())
@@ -122,7 +122,7 @@ class Meter(TorchDispatchMode):
             self._resize(args[0])
         else:
             self.flops += operation_flops(func, args, out)
-            # a view allocates nothing, but for what torch.tensor makes; gloo's ``wait`` takes views of its own buffers
+            # a view allocates nothing, except the result of torch.tensor; gloo's ``wait`` takes views of its buffers
             if not func.is_view or func is aten.lift_fresh.default:
                 for tensor in tensors(out):
                     self._see(tensor)
@@ -162,29 +162,29 @@ class Meter(TorchDispatchMode):
 
 
 def resident_bytes() -> int:
-    """Peak bytes so far: reserved by torch's allocator on a GPU; resident set of the whole process on CPU."""
+    """Return the peak bytes so far: reserved by torch's allocator on a GPU; resident set of the process on CPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def group_of(args: Any) -> Any:
-    """The process group among the arguments of a c10d operation."""
+    """Return the process group among the arguments of a c10d operation."""
     return next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
 
 
 def is_group(value: Any) -> bool:
-    """Whether a ``torch.ScriptObject`` is a process group."""
+    """Return whether a ``torch.ScriptObject`` is a process group."""
     return bool(value._type().name() == "ProcessGroup")
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors among the leaves of ``tree`` (a pytree)."""
+    """Yield the tensors among the leaves of ``tree`` (a pytree)."""
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 
 def operation_flops(func: Any, args: Any, out: Any) -> int:
-    """FLOPs of one operation; 0 for all but GEMMs and attention."""
+    """Count the FLOPs of one operation; 0 for all but GEMMs and attention."""
     if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED):
         out = out[0]  # a cast
     if func in MATMULS:
@@ -195,8 +195,8 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
     if func in GROUPED:
-        made = int(out.numel()) if GROUPED[func] else int(out[0].numel())
-        return 2 * made * int(args[GROUPED_INNER])
+        numel = int(out.numel()) if GROUPED[func] else int(out[0].numel())
+        return 2 * numel * int(args[GROUPED_INNER])
     if func in ATTENTION_FORWARD:
         return _attention_flops(*args[:3], window=window_of(func, args))
     if func in ATTENTION_BACKWARD:
@@ -205,14 +205,14 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
 
 
 class Window(NamedTuple):
-    """Of a block of attention: its offset, and how many keys a query sees."""
+    """The window of a block of attention: its offset, and the number of keys that a query sees."""
 
     offset: int
     keys: int
 
 
 def window_of(func: Any, args: Any) -> Window | None:
-    """The window of an attention kernel; None if it has none."""
+    """Return the window of an attention kernel; None if it has none."""
     if func not in BANDS:
         return None
     first = BANDS[func]
@@ -221,8 +221,8 @@ def window_of(func: Any, args: Any) -> Window | None:
 
 
 def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: Window | None) -> int:
-    """Forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v]: all of k, mask or not, but of a
-    window only the pairs that are seen.
+    """Count forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v]: all pairs, masked or not, but
+    under a window only the visible pairs.
     """
     queries, keys = int(q.shape[2]), int(k.shape[2])
     pairs = queries * keys

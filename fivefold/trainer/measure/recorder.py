@@ -2,7 +2,7 @@
 
     begin F0.0 · begin norm1 · end · begin attention.qkv · begin attention.q · end · …        two list appends each
 
-Where two micro-batches run in turn (``parallel/interleave.py``) each has its own lane of nested regions. The time up to
+If two micro-batches run in turn (``parallel/interleave.py``), each has its own lane of nested regions. The time up to
 a mark belongs to the lane that made the mark, as only one runs at a time.
 """
 
@@ -22,7 +22,7 @@ END = -2  # code of the end of a region; with the lane's bit −2 or −1
 
 
 class Label(NamedTuple):
-    """What a region is."""
+    """The label of a region: kind, name, direction (forward, backward, …) and pipeline action."""
 
     kind: SpanKind
     name: str
@@ -31,21 +31,21 @@ class Label(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What was recorded in one step; read only when the run is over, as that takes as long as many operations."""
+    """The record of one step; read only when the run is over, as reading takes as long as many operations."""
 
     step: int
-    moments: list[float]  # of each mark, on the rank's own clock
+    moments: list[float]  # of each mark, on the rank's clock
     codes: list[int]
     messages: list[Heard]
 
     @property
     def seconds(self) -> float:
-        """Wall time of the step."""
+        """Return the wall time of the step."""
         return self.moments[-1] - self.moments[0]
 
 
 class Recorder:
-    """Marks of one rank. ``interleaver``: tells the lanes apart."""
+    """A recorder of the marks of one rank. ``interleaver``: tells which lane is running."""
 
     def __init__(self, clock: Clock, *, interleaver: Interleaver | None = None) -> None:
         self.clock, self.interleaver = clock, interleaver
@@ -57,7 +57,7 @@ class Recorder:
         self._messages: list[Heard] = []
 
     def label(self, kind: SpanKind, name: str, way: str = "", action: Action | None = None) -> int:
-        """The code of a label."""
+        """Return the code of a label, a new one for a new label."""
         label = Label(kind, name, way, action)
         code = self._codes_of.get(label)
         if code is None:
@@ -66,25 +66,25 @@ class Recorder:
         return code
 
     def begin(self, label: int) -> None:
-        """A region begins."""
+        """Mark the begin of a region."""
         self._codes.append(label if self.interleaver is None else label + self.interleaver.running)
         self._marks.append(self._mark())
 
     def end(self) -> None:
-        """The innermost region ends."""
+        """Mark the end of the innermost region."""
         self._marks.append(self._mark())
         self._codes.append(END if self.interleaver is None else END + self.interleaver.running)
 
     def put_off(self) -> int:
-        """The label of work that is put off until W: that of the operation in which it is, if one has just begun."""
+        """Return the label of work deferred until W: that of the surrounding operation, if one has just begun."""
         code = self._codes[-1]
-        around = self._labels[code >> 1] if code >= 0 else None
-        if around is None or around.kind != "op":
+        label = self._labels[code >> 1] if code >= 0 else None
+        if label is None or label.kind != "op":
             return self.label("call", "weights", "weight")
-        return self.label("op", around.name, "weight")
+        return self.label("op", label.name, "weight")
 
     def wrap(self, label: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` as a region."""
+        """Wrap ``function`` so that its calls are regions."""
 
         def timed(*inputs: Any, **options: Any) -> Any:
             self.begin(label)
@@ -99,7 +99,7 @@ class Recorder:
         self, axis: str, ranks: tuple[int, ...], collective: str, payload: int,
         *, to: tuple[int, ...] = (), source: tuple[int, ...] = (),
     ) -> Heard:  # fmt: skip
-        """A message is about to be started (``parallel/listener.py``)."""
+        """Record that a message is about to be started (``parallel/listener.py``)."""
         name = f"{traffic_axis(axis)} {collective}"
         heard = Heard(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
         self._messages.append(heard)
@@ -108,27 +108,27 @@ class Recorder:
         return heard
 
     def here(self) -> int:
-        """Index of the next mark."""
+        """Return the index of the next mark."""
         return len(self._marks)
 
     def cut(self, step: int) -> Marks:
         """Return all marks and drop them: the first and the last are of the step itself."""
-        found = Marks(step, self.clock.seconds(self._marks), self._codes, self._messages)
+        marks = Marks(step, self.clock.seconds(self._marks), self._codes, self._messages)
         self._marks, self._codes, self._messages = [], [], []
-        return found
+        return marks
 
     def read(self, marks: Marks, *, offset: float) -> RankStep:
-        """The spans and messages of a step. ``offset``: to add to the clock."""
+        """Read the spans and messages of a step. ``offset``: seconds to add to the clock."""
         begin = marks.moments[0]
-        reader = _Reader(self._labels, [each - begin for each in marks.moments])
-        for at, code in enumerate(marks.codes):
-            reader.add(at, code)
+        reader = _Reader(self._labels, [moment - begin for moment in marks.moments])
+        for index, code in enumerate(marks.codes):
+            reader.add(index, code)
         messages = tuple(heard.message(reader) for heard in marks.messages if heard.ended >= 0)
         return RankStep(marks.step, begin + offset, reader.spans(), messages)
 
 
 class Heard:
-    """A message while it is listened to: indices of its marks."""
+    """A message that is being recorded: the indices of its marks."""
 
     __slots__ = ("about", "begun", "early", "ended", "label", "recorder", "started", "waiting")
 
@@ -138,34 +138,34 @@ class Heard:
         self.early = False
 
     def posted(self) -> None:
-        """The call that starts it has returned."""
+        """Record that the call that starts it has returned."""
         self.started = self.recorder.here()
         self.recorder.end()
 
     def waits(self, completed: bool) -> None:
-        """The rank begins to wait for it."""
+        """Record that the rank begins to wait for it."""
         self.early, self.waiting = completed, self.recorder.here()
         self.recorder.begin(self.label)
 
     def done(self) -> None:
-        """The wait is over."""
+        """Record that the wait is over."""
         self.ended = self.recorder.here()
         self.recorder.end()
 
     def message(self, reader: _Reader) -> Message:
-        """As data."""
+        """Return the message as data."""
         axis, ranks, collective, payload, to, source = self.about
         count = len(to) if collective == "p2p" else 1
-        begun, posted, waits, done = (reader.seconds[at] for at in (self.begun, self.started, self.waiting, self.ended))
+        begin, posted, wait, end = (reader.seconds[i] for i in (self.begun, self.started, self.waiting, self.ended))
         sent = sent_bytes(collective, payload=payload, ranks=len(ranks))
         return Message(
-            traffic_axis(axis), axis, ranks, collective, payload, sent, count, to, source, begun, posted, waits,
-            done, self.early, reader.begun[self.waiting],
+            traffic_axis(axis), axis, ranks, collective, payload, sent, count, to, source, begin, posted, wait,
+            end, self.early, reader.begun[self.waiting],
         )  # fmt: skip
 
 
 class _Reader:
-    """Nests the regions of a list of marks and adds up the seconds that each has to itself."""
+    """A reader that nests the regions of a list of marks and adds up the seconds of each outside of its children."""
 
     def __init__(self, labels: list[Label], seconds: list[float]) -> None:
         self.labels, self.seconds = labels, seconds
@@ -177,29 +177,29 @@ class _Reader:
         """Read mark ``at``."""
         lane, now = code & 1, self.seconds[at]
         stack = self._open[lane]
-        inside = stack[-1] if stack else self._pair() if lane else -1
-        if inside >= 0:
-            self._rows[inside][3] += now - self.seconds[at - 1]
+        parent = stack[-1] if stack else self._pair() if lane else -1
+        if parent >= 0:
+            self._rows[parent][3] += now - self.seconds[at - 1]
         if code < 0:
             self._rows[stack.pop()][2] = now
             return
         self.begun[at] = len(self._rows)
         stack.append(len(self._rows))
-        self._rows.append([self.labels[code >> 1], now, now, 0.0, inside])
+        self._rows.append([self.labels[code >> 1], now, now, 0.0, parent])
 
     def _pair(self) -> int:
-        """Index of the open action, in whose first lane the other has begun."""
+        """Return the index of the open action of the first lane, in which the second lane has begun."""
         return next(index for index in reversed(self._open[0]) if self._rows[index][0].action is not None)
 
     def spans(self) -> tuple[Span, ...]:
-        """Every region, in order of start."""
-        found = []
+        """Return every region, in order of start."""
+        regions = []
         for label, start, end, own, within in self._rows:
-            of, span = label.action, Span(label.kind, label.name, start, end, way=label.way, own=own, within=within)
-            if of is not None:
+            action, span = label.action, Span(label.kind, label.name, start, end, way=label.way, own=own, within=within)
+            if action is not None:
                 span = span._replace(
-                    stage=of.stage, micro_batch=of.micro_batch, backward_stage=of.backward_stage,
-                    backward_micro_batch=of.backward_micro_batch,
+                    stage=action.stage, micro_batch=action.micro_batch, backward_stage=action.backward_stage,
+                    backward_micro_batch=action.backward_micro_batch,
                 )  # fmt: skip
-            found.append(span)
-        return tuple(found)
+            regions.append(span)
+        return tuple(regions)

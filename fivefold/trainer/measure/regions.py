@@ -3,8 +3,8 @@
     action ⊃ operation (forward · backward · weight · recomputed) ⊃ post and wait of a message    data · reduce · update
 
 The calls that the trainer makes through attributes (``module.run``, GEMMs, ZeRO units, pipeline, optimizer) are
-replaced when the step begins and put back when it ends, so that an untraced step costs nothing. The backward of an
-operation is found by hooks on its first and last autograd node: nodes run in the reverse order of their making.
+replaced when the step begins and restored when it ends, so that an untraced step costs nothing. The backward of an
+operation is traced by hooks on its first and last autograd node: nodes run in the reverse order of their creation.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fivefold.trainer.model.operation import Run
 from fivefold.trainer.parallel.zero import ZeroUnit
 
 GROUPED = ("down", "gate", "up")  # weights of the experts, in the order of their dW
-LEAF = 2**63  # autograd's nodes of leaves have numbers beyond all others
+LEAF = 2**63  # autograd's nodes of leaves have numbers above all others
 MISSING = object()
 
 
 class Regions:
-    """The replaced calls of one rank. A compiled block is one operation, but for GEMMs that are not in its graph."""
+    """The replaced calls of one rank. A compiled block is one operation, except GEMMs that are not in its graph."""
 
     def __init__(self, recorder: Recorder, *, engine: Engine, data: Prefetcher | None) -> None:
         self.recorder, self.pipeline = recorder, engine.pipeline
@@ -55,18 +55,18 @@ class Regions:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Within, the regions are reported."""
-        former = [(there, name, there.get(name, MISSING)) for there, name, _ in self._swaps]
+        """Report regions within the context."""
+        former_values = [(attributes, name, attributes.get(name, MISSING)) for attributes, name, _ in self._swaps]
         try:
-            for there, name, new in self._swaps:
-                there[name] = new
+            for attributes, name, new in self._swaps:
+                attributes[name] = new
             yield
         finally:
-            for there, name, old in former:
+            for attributes, name, old in former_values:
                 if old is MISSING:
-                    del there[name]
+                    del attributes[name]
                 else:
-                    there[name] = old
+                    attributes[name] = old
 
     def _wrap(self, owner: object, name: str, function: Any) -> None:
         self._swaps.append((vars(owner), name, function))
@@ -88,9 +88,9 @@ class Regions:
             self._wrap(linear, "gemms", Gemms(self.recorder, linear.gemms, names))
         for path, part in built.module.named_modules():
             if isinstance(part, Experts):
-                each = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in GROUPED}
-                self._wrap(part, "gemms", GroupedGemms(self.recorder, part.gemms, each))
-            if compiled and path.startswith("blocks."):  # another attribute within would compile it anew
+                weight_names = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in GROUPED}
+                self._wrap(part, "gemms", GroupedGemms(self.recorder, part.gemms, weight_names))
+            if compiled and path.startswith("blocks."):  # a replaced attribute inside would recompile it
                 if path.count(".") == 1:
                     self._wrap(
                         part, "forward", _Timed(self.recorder, _labels(self.recorder, "op", "block"), part.forward)
@@ -105,7 +105,7 @@ class Regions:
 
 
 def _name(path: str) -> str:
-    """The planner's name of the operation of a module: without the block and its number."""
+    """Return the planner's name of the operation of a module: without the block and its number."""
     return path.split(".", 2)[2] if path.startswith("blocks.") else path
 
 
@@ -119,7 +119,7 @@ def _timed_act(recorder: Recorder, act: Callable[..., None]) -> Callable[..., No
 
 
 def _timed_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
-    """``WgradStore.run_or_defer`` whose deferred works are regions named after the operation that put them off."""
+    """Wrap ``WgradStore.run_or_defer``: deferred works are regions named after the operation that deferred them."""
     inner = store.run_or_defer
 
     def run_or_defer(work: Work) -> None:
@@ -129,29 +129,29 @@ def _timed_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
 
 
 def _timed_run(recorder: Recorder, inner: Run) -> Run:
-    """``module.run`` whose functions are regions; recomputation, which may be ``inner``, sees the timed function."""
-    known: dict[str, Labels] = {}
+    """Wrap ``module.run``: its functions are regions; recomputation, if it is ``inner``, sees the timed function."""
+    labels_of_name: dict[str, Labels] = {}
 
     def run(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
-        labels = known.get(name)
+        labels = labels_of_name.get(name)
         if labels is None:
-            outer = function is fused_linears or isinstance(function, Linear) or name in GROUPED_CALLS
-            labels = known[name] = _labels(recorder, "call" if outer else "op", name)
+            is_outer = function is fused_linears or isinstance(function, Linear) or name in GROUPED_CALLS
+            labels = labels_of_name[name] = _labels(recorder, "call" if is_outer else "op", name)
         return inner(name, _Timed(recorder, labels, function), *inputs)
 
     return run
 
 
 def _labels(recorder: Recorder, kind: SpanKind, name: str) -> Labels:
-    """The labels of an operation. Hooks on autograd's nodes cost most of a trace: linear layers, whose GEMMs are seen
-    by themselves, and sums, which hand their gradient on, do without.
+    """Return the labels of an operation. Hooks on autograd's nodes are most of the cost of a trace, so linear layers,
+    whose GEMMs are traced separately, and sums, which only pass their gradient on, have none.
     """
-    first, again, back = (recorder.label(kind, name, way) for way in ("forward", "recomputed", "backward"))
-    return Labels(first, again, None if kind == "call" or name.endswith(".add") else back)
+    forward, recomputed, backward = (recorder.label(kind, name, way) for way in ("forward", "recomputed", "backward"))
+    return Labels(forward, recomputed, None if kind == "call" or name.endswith(".add") else backward)
 
 
 class Labels(NamedTuple):
-    """Codes of an operation's regions; ``backward`` is None where that is not looked for."""
+    """The codes of an operation's regions; ``backward`` is None if it is not traced."""
 
     forward: int
     recomputed: int
@@ -162,12 +162,12 @@ GROUPED_CALLS = ("moe.experts.gate_up", "moe.experts.down")
 
 
 def in_backward() -> bool:
-    """Whether autograd is running a node in this thread: a forward then is a recomputation."""
+    """Return whether autograd is running a node in this thread: a forward then is a recomputation."""
     return torch._C._current_autograd_node() is not None
 
 
 class _Timed:
-    """One call of an operation as a region, and its backward as another."""
+    """A call of an operation as a region, and its backward as another."""
 
     __slots__ = ("function", "labels", "recorder")
 
@@ -175,21 +175,21 @@ class _Timed:
         self.recorder, self.function, self.labels = recorder, function, labels
 
     def __call__(self, *inputs: Any) -> Any:
-        recorder, labels, again = self.recorder, self.labels, in_backward()
+        recorder, labels, is_recomputation = self.recorder, self.labels, in_backward()
         first = torch._C._autograd._get_sequence_nr()
-        recorder.begin(labels.recomputed if again else labels.forward)
+        recorder.begin(labels.recomputed if is_recomputation else labels.forward)
         try:
-            made = self.function(*inputs)
+            output = self.function(*inputs)
         finally:
             recorder.end()
-        if labels.backward is not None and not again and torch.is_grad_enabled():
-            self._watch(made, first, labels.backward)
-        return made
+        if labels.backward is not None and not is_recomputation and torch.is_grad_enabled():
+            self._watch(output, first, labels.backward)
+        return output
 
     def _watch(self, made: Any, first: int, label: int) -> None:
-        """Report the backward of the nodes made since number ``first``, from the newest to the oldest, as ``label``."""
+        """Report the backward of the nodes created since number ``first``, from newest to oldest, as ``label``."""
         nodes: dict[int, Any] = {}
-        waiting = [each.grad_fn for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, Tensor)]
+        waiting = [out.grad_fn for out in (made if isinstance(made, tuple) else (made,)) if isinstance(out, Tensor)]
         while waiting:
             node: Any = waiting.pop()
             number = -1 if node is None else node._sequence_nr()
@@ -199,14 +199,14 @@ class _Timed:
         if not nodes:
             return
         recorder = self.recorder
-        begun: list[bool] = []
+        begun_flags: list[bool] = []
 
         def before(_gradients: object) -> None:
-            begun.append(True)
+            begun_flags.append(True)
             recorder.begin(label)
 
         def after(_made: object, _gradients: object) -> None:
-            if begun:
+            if begun_flags:
                 recorder.end()
 
         nodes[max(nodes)].register_prehook(before)
@@ -227,56 +227,56 @@ class Gemms:
         self.turn = 0
 
     def operand(self, *inputs: Any) -> Any:
-        """As the inner one; a new input."""
+        """Call the inner ``operand`` on a new input."""
         self.fused = []
         return self.inner.operand(*inputs)
 
     def shared_operand(self, x: Tensor, **exchanges: Any) -> Any:
-        """As the inner one; a new input."""
+        """Call the inner ``shared_operand`` on a new input."""
         self.fused = []
         return self.inner.shared_operand(x, **exchanges)
 
     def fprop(self, operand: Any, weight: Tensor, *rest: Any) -> Tensor:
-        """As the inner one."""
+        """Call and record the inner ``fprop``."""
         name = self.names[id(weight)]
         self.fused.append(name)
         return self._timed(name, 1 if in_backward() else 0, self.inner.fprop, operand, weight, *rest)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """As the inner one; without a sum to add to, the first of the fused."""
+        """Call and record the inner ``dgrad``; without a sum to add to, it is the first of the fused ones."""
         name = self.names[id(weight)]
         self.fused = [name] if rest[-1] is None else [*self.fused, name]
         return self._timed(name, 2, self.inner.dgrad, gradient, weight, *rest)
 
     def columns(self, *inputs: Any) -> Any:
-        """As the inner one; dW of the fused layers follow in order."""
+        """Call the inner ``columns``; dW of the fused layers follow in order."""
         self.turn = 0
         return self.inner.columns(*inputs)
 
     def wgrad(self, *inputs: Any) -> Tensor:
-        """As the inner one."""
+        """Call and record the inner ``wgrad``."""
         self.turn += 1
         return self._timed(self.fused[self.turn - 1], 3, self.inner.wgrad, *inputs)
 
     def add_wgrad(self, *inputs: Any) -> None:
-        """As the inner one."""
+        """Call and record the inner ``add_wgrad``."""
         self.turn += 1
         self._timed(self.fused[self.turn - 1], 3, self.inner.add_wgrad, *inputs)
 
     def _timed(self, name: str, way: int, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         self.recorder.begin(self.labels[name][way])
-        made = function(*inputs)
+        output = function(*inputs)
         self.recorder.end()
-        return made
+        return output
 
 
 class GroupedGemms(Gemms):
-    """Likewise those of experts, whose dW come in the order of ``GROUPED``, each with columns of its own."""
+    """The GEMMs of experts as regions; their dW come in the order of ``GROUPED``, each with separate columns."""
 
     def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
         super().__init__(recorder, inner, names)
-        self.order = cycle([next(each for each in names.values() if each.endswith(f".{name}")) for name in GROUPED])
+        self.order = cycle([next(weight for weight in names.values() if weight.endswith(f".{name}")) for name in GROUPED])
 
     def wgrad(self, *inputs: Any) -> Tensor:
-        """As the inner one."""
+        """Call and record the inner ``wgrad``."""
         return self._timed(next(self.order), 3, self.inner.wgrad, *inputs)

@@ -1,8 +1,8 @@
-"""Chooses which steps of a run are traced, and keeps their record: every other one of the steps after the metered one.
+"""Chooses the steps of a run that are traced, every other step after the metered one, and keeps their record.
 
     step      0   1   2 metered   3 timed   4 traced   5 timed   6 traced   7 timed   8 traced   9 timed …
 
-So the steps that are timed are untraced, and what tracing costs can be read off their neighbours.
+The timed steps are untraced, and a comparison with their neighbours gives the cost of tracing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALWAYS = 3  # steps that are traced in every run
 
 
 class Tracer:
-    """Traces steps of one rank. ``steps``: how many, at most."""
+    """A tracer of the steps of one rank. ``steps``: maximum number of traced steps."""
 
     def __init__(self, engine: Engine, *, data: Prefetcher | None, steps: int = ALWAYS) -> None:
         ranks = engine.built.ranks
@@ -32,21 +32,21 @@ class Tracer:
         clock = StreamClock() if ranks.device.type == "cuda" else HostClock()
         self.recorder = Recorder(clock, interleaver=ranks.interleaver)
         self.offset = Offset(0.0, 0.0)
-        self.group: dist.ProcessGroup | None = None  # over which clocks are compared
+        self.group: dist.ProcessGroup | None = None  # process group over which clocks are compared
         self.steps: list[Marks] = []
         self.regions: Regions | None = None
         self.evaluations: list[Span] = []
 
     def wants(self, timed: int, *, last: bool) -> bool:
-        """Whether to trace the next step; ``timed``: steps since the metered one; ``last``: none follows. Only a step
-        of the whole batch after another such: then the engine's schedule stays.
+        """Return whether to trace the next step; ``timed``: steps since the metered one; ``last``: none follows. Only a
+        step of the full batch after another such is traced: then the engine's schedule does not change.
         """
-        whole = self.engine.sequences == self.engine.job.global_batch
-        return whole and len(self.steps) < self.most and (timed % 2 == 1 or (last and not self.steps))
+        is_full_batch = self.engine.sequences == self.engine.job.global_batch
+        return is_full_batch and len(self.steps) < self.most and (timed % 2 == 1 or (last and not self.steps))
 
     @contextmanager
     def traced(self, step: int) -> Iterator[None]:
-        """Trace what is done within as ``step``."""
+        """Trace the body of the context as ``step``."""
         recorder = self.recorder
         if self.regions is None or self.regions.pipeline is not self.engine.pipeline:
             self.regions = Regions(recorder, engine=self.engine, data=self.data)
@@ -60,7 +60,7 @@ class Tracer:
         self.steps.append(recorder.cut(step))
 
     def close(self, *, good: bool) -> float:
-        """Seconds of the step just traced, which is forgotten unless it was a ``good`` one."""
+        """Return the seconds of the step just traced, whose record is dropped unless the step was ``good``."""
         seconds = self.steps[-1].seconds
         if not good:
             del self.steps[-1]
@@ -68,7 +68,7 @@ class Tracer:
 
     @contextmanager
     def evaluated(self, step: int) -> Iterator[None]:
-        """Note an evaluation after ``step`` steps."""
+        """Record the body of the context as an evaluation after ``step`` steps."""
         start = time.perf_counter()
         yield
         self.evaluations.append(Span("evaluate", f"evaluation after step {step}", start, time.perf_counter()))
@@ -80,18 +80,18 @@ class Tracer:
             return Offset(0.0, 0.0)
         if not self.steps:
             self.group = host_group()
-        found = offset(rank=rank, world=world, group=self.group)
+        measured = offset(rank=rank, world=world, group=self.group)
         dist.barrier(group=self.group)
-        return found
+        return measured
 
     def trace(self) -> RankTrace:
-        """All that was traced, with what the clocks have moved since as part of their error; every rank calls it."""
-        ranks, found = self.ranks, self.offset
-        later = self._ask() if self.steps else found
-        error = max(found.error, later.error) + abs(later.seconds - found.seconds)
-        moved = [span._replace(start=span.start + found.seconds, end=span.end + found.seconds)
+        """Return all traced steps; the drift of the clocks since is part of their error. Every rank calls it."""
+        ranks, first = self.ranks, self.offset
+        last = self._ask() if self.steps else first
+        error = max(first.error, last.error) + abs(last.seconds - first.seconds)
+        evaluations = [span._replace(start=span.start + first.seconds, end=span.end + first.seconds)
                  for span in self.evaluations]  # fmt: skip
-        steps = tuple(self.recorder.read(marks, offset=found.seconds) for marks in self.steps)
+        steps = tuple(self.recorder.read(marks, offset=first.seconds) for marks in self.steps)
         return RankTrace(
-            ranks.rank, ranks.world, ranks["pp"].rank, found.seconds, error, steps, tuple(moved)
+            ranks.rank, ranks.world, ranks["pp"].rank, first.seconds, error, steps, tuple(evaluations)
         )  # fmt: skip
