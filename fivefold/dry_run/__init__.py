@@ -1,8 +1,9 @@
-"""The dry run: run the real training code on fake tensors and a fake process group, for ranks of any world.
+"""Dry run: runs the real training code on fake tensors and a fake process group, for ranks of any world.
 
-rehearse      runs two steps of one rank per pipeline rank, or of every rank (fake/), onto their tapes (record/)
-report        compares memory/ with the chip and writes a step record of kind "rehearsed"; match compares the messages
-time/         prices the tapes and gives every event its time          failures   an exception as a finding
+rehearse      runs two steps of one rank per pipeline rank, or of every rank (fake/), and records tapes (record/)
+report        compares memory/ with the chip and builds a step record of kind "rehearsed"
+match         compares the messages of the ranks                       failures   turns an exception into a finding
+time/         prices the tapes and gives every event its time
 
 A job that would fail (out of memory, deadlock, shape error) yields a one-line finding, not an exception.
 """
@@ -34,47 +35,48 @@ def dryrun(
     *, model: Model, machine: Machine, layout: Layout, job: Job, table: Table | None = None, every_rank: bool = False,
     replay: bool = True, ranks: Sequence[int] = (), progress: Callable[[int, int], None] | None = None,
 ) -> Rehearsal:  # fmt: skip
-    """Rehearse a training step. ``ranks``: further ranks to run and keep the tapes of. ``table``: a custom pipeline
-    schedule. ``progress(done, total)`` is called before each rank. Raises ``Mistake`` for an illegal layout or job.
+    """Run a dry run of a training step. ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom
+    pipeline schedule. ``progress(done, total)`` is called before each rank. Raises ``Mistake`` for an invalid layout or
+    job.
     """
     refuse(layout, model=model, job=job, machine=machine)
     check_supported(layout, job, model=model)
-    beyond = [rank for rank in ranks if not 0 <= rank < layout.world]
-    if beyond:
-        raise Mistake(f"no rank {beyond[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
+    unknown_ranks = [rank for rank in ranks if not 0 <= rank < layout.world]
+    if unknown_ranks:
+        raise Mistake(f"no rank {unknown_ranks[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
     streams, job = machine.overlaps, job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
-    job = job if streams else job.replace(overlap=())  # one stream: nothing runs beside compute
+    job = job if streams else job.replace(overlap=())  # one stream: nothing overlaps with compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    kept = {*representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job)), *ranks}
+    kept_ranks = {*representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job)), *ranks}
     rank_summaries: list[RankSummary] = []
     tapes: dict[int, RankTapes] = {}
-    chosen = range(layout.world) if every_rank else sorted(kept)
-    for done, rank in enumerate(chosen):
+    run_ranks = range(layout.world) if every_rank else sorted(kept_ranks)
+    for done, rank in enumerate(run_ranks):
         if progress:
-            progress(done, len(chosen))
+            progress(done, len(run_ranks))
         try:
             with quiet():
-                found = rehearse_rank(
+                rank_tapes = rehearse_rank(
                     model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
                 )
         except (Mistake, Fault, MemoryError):
             raise
         except Exception as error:
             return Rehearsal(step=None, findings=(failed(error, rank=rank),))
-        rank_summaries.append(report.summarise(found, machine=machine, layout=layout, job=job))
-        tapes[rank] = found if rank in kept else report.messages_only(found)
+        rank_summaries.append(report.summarise(rank_tapes, machine=machine, layout=layout, job=job))
+        tapes[rank] = rank_tapes if rank in kept_ranks else report.messages_only(rank_tapes)
     findings = report.too_large(rank_summaries, model=model, machine=machine, layout=layout, job=job)
-    unmet = _message_findings(list(tapes.values()), streams=streams)
-    if unmet:
-        return Rehearsal(step=None, findings=(*findings, *unmet), rank_summaries=tuple(rank_summaries))
-    tapes = {rank: tapes[rank] for rank in sorted(kept)}
-    steady = [each.steady for each in tapes.values()]
-    played = play(steady, machine=machine, job=job, world=layout.world)
-    step = report.step(rank_summaries, steady[0], played, model=model, machine=machine, layout=layout, job=job)
-    return Rehearsal(step, findings, tuple(rank_summaries), tapes, played, table, assumed(model, job))
+    mismatches = _message_findings(list(tapes.values()), streams=streams)
+    if mismatches:
+        return Rehearsal(step=None, findings=(*findings, *mismatches), rank_summaries=tuple(rank_summaries))
+    tapes = {rank: tapes[rank] for rank in sorted(kept_ranks)}
+    steady = [tapes_of_rank.steady for tapes_of_rank in tapes.values()]
+    timed_step = play(steady, machine=machine, job=job, world=layout.world)
+    step = report.step(rank_summaries, steady[0], timed_step, model=model, machine=machine, layout=layout, job=job)
+    return Rehearsal(step, findings, tuple(rank_summaries), tapes, timed_step, table, assumed(model, job))
 
 
 def _message_findings(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
     """Return mismatched messages and deadlocks of the first step, or else of the steady step."""
-    first = match.findings([each.first for each in ranks], streams=streams)
-    return first or match.findings([each.steady for each in ranks], streams=streams)
+    of_first_step = match.findings([rank.first for rank in ranks], streams=streams)
+    return of_first_step or match.findings([rank.steady for rank in ranks], streams=streams)

@@ -1,4 +1,4 @@
-"""Turns an exception of a rehearsed step into a one-line finding: rank, scope, module, operation and line of code.
+"""Turns an exception in a dry run into a one-line finding: rank, scope, module, operation and line of code.
 
 rank 3, forward of micro-batch 0, blocks.2.mlp: aten::mm: a and b must have same reduction dim … (file:line)
 """
@@ -22,12 +22,14 @@ from fivefold.dry_run.record.tape import SCOPE
 from fivefold.record import Fault
 
 OURS = str(Path(__file__).parent)
-CANNOT_BE_FAKED = "torch._subclasses"  # module of the exceptions for values or operations that fake tensors lack
+CANNOT_BE_FAKED = (
+    "torch._subclasses"  # module of the exceptions for values or operations that fake tensors do not support
+)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's logger of fake tensors, which prints pages about every exception that passes it."""
+    """Silence torch's logger of fake tensors, which prints pages about every exception that passes through it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -38,7 +40,7 @@ def quiet() -> Iterator[None]:
 
 
 def failed(error: Exception, *, rank: int) -> str:
-    """Return the finding for ``error``; raises ``Fault`` if the rehearsal itself failed and the job might run."""
+    """Return the finding for ``error``; raises ``Fault`` if the dry run itself failed and the job might run."""
     frames = list(_frames(error.__traceback__))
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     frame, line = next((f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, OURS)))
@@ -47,9 +49,9 @@ def failed(error: Exception, *, rank: int) -> str:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise Fault(f"rank {rank} cannot be rehearsed at {site}: {reason} ({Path(where.filename).name}:{where.lineno})")
     recorder, operation = _recorder_and_operation(frames)
-    at = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]
-    doing = ": ".join(filter(None, (operation, reason)))
-    return f"{', '.join(filter(None, at))}: {doing}; mend {site}"
+    context = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]
+    description = ": ".join(filter(None, (operation, reason)))
+    return f"{', '.join(filter(None, context))}: {description}; mend {site}"
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
@@ -62,8 +64,8 @@ def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[Record
     """Find, in the frames of the exception, the recorder (or None) and the torch operation that it ran (or "")."""
     name = "Recorder.__torch_dispatch__"
     operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code.co_qualname == name), "")
-    found = (f.f_locals.get("recorder") for f, _ in frames)
-    return next((each for each in found if isinstance(each, Recorder)), None), operation
+    candidates = (f.f_locals.get("recorder") for f, _ in frames)
+    return next((candidate for candidate in candidates if isinstance(candidate, Recorder)), None), operation
 
 
 def _scope(recorder: Recorder | None) -> str:
@@ -71,20 +73,20 @@ def _scope(recorder: Recorder | None) -> str:
     if recorder is None or recorder.silent:
         return "before the first step"
     return next(
-        (str(recorder.tape.scopes[place]) for kind, place, *_ in reversed(list(recorder.tape)) if kind == SCOPE), ""
+        (str(recorder.tape.scopes[index]) for kind, index, *_ in reversed(list(recorder.tape)) if kind == SCOPE), ""
     )
 
 
 def _module(frames: list[tuple[FrameType, int]], recorder: Recorder | None) -> str:
-    """Return the path of the innermost module that ran; in a backward, of the module that made the autograd node."""
+    """Return the path of the innermost module that ran; in a backward, of the module that created the autograd node."""
     paths: dict[int, str] = {}
-    inner = ""
+    innermost = ""
     for frame, _ in frames:
         owner: Any = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             if not paths:
                 paths = {id(part): path for path, part in owner.named_modules()}
-            inner = paths.get(id(owner), inner)
+            innermost = paths.get(id(owner), innermost)
         elif isinstance(owner, torch.autograd.function.BackwardCFunction) and recorder is not None:
-            inner = recorder.places.maker(owner) or inner
-    return inner
+            innermost = recorder.places.maker(owner) or innermost
+    return innermost

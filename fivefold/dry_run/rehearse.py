@@ -1,7 +1,7 @@
 """Runs one rank's training step on fake tensors, in a fake process group, and records it on tapes.
 
-It builds what ``train`` builds (modules, parallelisms, optimizer, schedule) and calls ``Engine.step`` twice: the first
-step, in which the optimizer creates its moments, and the steady step, which stands for every later one.
+It builds the same as ``train`` (modules, parallelisms, optimizer, schedule) and calls ``Engine.step`` twice: the first
+step, in which the optimizer creates its moments, and the steady step, which represents every later one.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ CATEGORIES = {
 }  # fmt: skip
 PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}
 
-# files whose lines are never reported as a site: their caller's line is
+# files whose lines are never reported as a site: the line of their caller is reported
 THROUGH = (str(Path(__file__).parents[1] / "trainer" / "parallel" / "collectives.py"),)
 
 
 class RankTapes(NamedTuple):
-    """The tapes of one rank: its first step, and the steady step that stands for every later one."""
+    """The tapes of one rank: its first step, and the steady step that represents every later one."""
 
     rank: int
     first: Tape
     steady: Tape
     parameters: float  # parameters of this rank; one that n ranks replicate counts 1/n on each
-    weights: Mapping[str, int] = {}  # parameters of each whole weight of which this rank holds a part
+    weights: Mapping[str, int] = {}  # parameters of each full weight of which this rank holds a part
 
 
 def rehearse_rank(
     *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
 ) -> RankTapes:
-    """Run two steps of ``rank`` under the simplifications of ``assumed``. ``streams``: messages overlap compute, as on
-    GPUs. ``replay``: run one block of each kind and replay its recording for the others.
+    """Run two steps of ``rank`` under the simplifications of ``assumed``. ``streams``: messages overlap with compute,
+    as on GPUs. ``replay``: run one block of each kind and replay its recording for the others.
     """
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
@@ -85,7 +85,7 @@ def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout,
 
 
 def assumed(model: Model, job: Job) -> tuple[str, ...]:
-    """Return, in words, where a rehearsal differs from the real run."""
+    """Describe the differences between a dry run and the real run."""
     remarks = []
     if job.stack.compiles:
         remarks.append("blocks are rehearsed uncompiled")

@@ -1,7 +1,7 @@
-"""Builds the step record of a rehearsal from its tapes: memory by pipeline rank, work, traffic, time, findings.
+"""Builds the step record of a dry run from its tapes: memory by pipeline rank, work, traffic, time, findings.
 
 tapes of the ranks → RankSummary of each → Step
-A rank that was not rehearsed counts as the first rank of its pipeline rank.
+A rank that was not run counts as the first rank of its pipeline rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fivefold.units import show_bytes
 
 
 class RankSummary(NamedTuple):
-    """Memory, FLOPs and parameters of one rank: what is kept of its tapes."""
+    """The summary of one rank's tapes: memory, FLOPs and parameters."""
 
     rank: int
     first: StageMemory
@@ -46,7 +46,7 @@ class RankSummary(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """The larger peak of the first and the steady step."""
+        """Return the larger peak of the first and the steady step."""
         return max(self.first.peak_bytes, self.steady.peak_bytes)
 
 
@@ -56,14 +56,14 @@ class Rehearsal(NamedTuple):
     step: Step | None
     findings: tuple[str, ...]
     rank_summaries: tuple[RankSummary, ...] = ()
-    tapes: Mapping[int, RankTapes] = {}  # by rank: one rank of each pipeline rank, and those that were asked for
+    tapes: Mapping[int, RankTapes] = {}  # by rank: one rank of each pipeline rank, and the requested ranks
     played: Played | None = None
     table: Table | None = None  # the pipeline schedule that was run
-    assumed: tuple[str, ...] = ()  # where the rehearsal differs from the real run
+    assumed: tuple[str, ...] = ()  # differences from the real run
 
     def __repr__(self) -> str:
-        wrong = f"; {'; '.join(self.findings)}" if self.findings else ""
-        return f"<Rehearsal {self.step.line() if self.step else 'without a step'}{wrong}>"
+        findings_text = f"; {'; '.join(self.findings)}" if self.findings else ""
+        return f"<Rehearsal {self.step.line() if self.step else 'without a step'}{findings_text}>"
 
     def _repr_html_(self) -> str:
         from fivefold.rendering import html
@@ -72,54 +72,55 @@ class Rehearsal(NamedTuple):
 
     @property
     def first(self) -> dict[int, Tape]:
-        """The tape of the first step, by rank."""
+        """Return the tape of the first step, by rank."""
         return {rank: tapes.first for rank, tapes in self.tapes.items()}
 
     @property
     def steady(self) -> dict[int, Tape]:
-        """The tape of the steady step, by rank."""
+        """Return the tape of the steady step, by rank."""
         return {rank: tapes.steady for rank, tapes in self.tapes.items()}
 
     @property
     def ranks(self) -> list[int]:
-        """The representative rank of each pipeline rank, in order of pipeline rank."""
-        stages = {each.steady.stage: each.rank for each in reversed(self.rank_summaries)}
+        """Return the representative rank of each pipeline rank, in order of pipeline rank."""
+        stages = {summary.steady.stage: summary.rank for summary in reversed(self.rank_summaries)}
         return [stages[stage] for stage in sorted(stages)]
 
     @property
     def fullest(self) -> RankSummary:
-        """The rank with the highest steady peak among those whose tapes are kept."""
+        """Return the rank with the highest steady peak among those whose tapes are kept."""
         return max(
-            (each for each in self.rank_summaries if each.rank in self.tapes), key=lambda each: each.steady.peak_bytes
+            (summary for summary in self.rank_summaries if summary.rank in self.tapes),
+            key=lambda summary: summary.steady.peak_bytes,
         )
 
 
 def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> RankSummary:
     """Reduce a rank's tapes to a ``RankSummary``, so that the tapes can be freed."""
     stage = pipeline_rank(tapes.rank, layout)
-    held, shortage = None, ""
+    reserved_bytes, shortage = None, ""
     if machine.backend == "nccl":
         both, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
-        found = reserved(both, expandable=expandable, capacity_bytes=room_bytes(machine, layout))
-        shortage = str(found.shortage or "")
-        held = (reserved(both, expandable=expandable) if shortage else found).reserved_bytes
-    flops = sum(tapes.steady.kernels[place].flops for kind, place, *_ in tapes.steady if kind == KERNEL)
+        replayed = reserved(both, expandable=expandable, capacity_bytes=room_bytes(machine, layout))
+        shortage = str(replayed.shortage or "")
+        reserved_bytes = (reserved(both, expandable=expandable) if shortage else replayed).reserved_bytes
+    flops = sum(tapes.steady.kernels[index].flops for kind, index, *_ in tapes.steady if kind == KERNEL)
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
-    return RankSummary(tapes.rank, first, steady, held, shortage, flops, tapes.weights)
+    return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights)
 
 
 def messages_only(tapes: RankTapes) -> RankTapes:
-    """Drop allocations and kernels from a rank's tapes: only messages, waits and scopes stay."""
+    """Drop allocations and kernels from a rank's tapes: only messages, waits and scopes remain."""
     return tapes._replace(first=_only_messages(tapes.first), steady=_only_messages(tapes.steady))
 
 
 def _only_messages(tape: Tape) -> Tape:
-    spoken = Tape(tape.rank)
-    spoken.sites, spoken.scopes, spoken.messages = tape.sites, tape.scopes, tape.messages
+    messages_tape = Tape(tape.rank)
+    messages_tape.sites, messages_tape.scopes, messages_tape.messages = tape.sites, tape.scopes, tape.messages
     for event in tape:
         if event[0] in (START, WAIT, SCOPE):
-            spoken.add(*event)
-    return spoken
+            messages_tape.add(*event)
+    return messages_tape
 
 
 def pipeline_rank(rank: int, layout: Layout) -> int:
@@ -139,7 +140,7 @@ def step(
 ) -> Step:
     """Build the step record. ``tape``: the steady tape of the first representative, whose traffic is reported."""
     stages = _stages(rank_summaries, layout)
-    held = [share.reserved_bytes for share in rank_summaries if share.reserved_bytes is not None]
+    reserved_bytes = [share.reserved_bytes for share in rank_summaries if share.reserved_bytes is not None]
     return build_step(
         "rehearsed",
         model=model,
@@ -148,7 +149,7 @@ def step(
         job=job,
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages),
-            reserved_bytes=max(held, default=None),
+            reserved_bytes=max(reserved_bytes, default=None),
             capacity_bytes=machine.chip.memory_bytes,
             risk=max(_risk(share, model=model, machine=machine, layout=layout, job=job) for share in rank_summaries),
             stages=stages,
@@ -162,42 +163,44 @@ def step(
 
 def traffic(tape: Tape) -> tuple[Traffic, ...]:
     """Return the messages and bytes that the rank of ``tape`` sends, by axis and collective."""
-    messages, sent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for kind, _, place, _ in tape:
-        if kind == START and not (message := tape.messages[place]).receives:
+    messages, bytes_sent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for kind, _, index, _ in tape:
+        if kind == START and not (message := tape.messages[index]).receives:
             key = message.axis, message.collective
             messages[key] += 1
-            sent[key] += sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
+            bytes_sent[key] += sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
     return tuple(
-        Traffic(axis=axis, collective=collective, messages=messages[axis, collective], bytes=sent[axis, collective])
+        Traffic(
+            axis=axis, collective=collective, messages=messages[axis, collective], bytes=bytes_sent[axis, collective]
+        )
         for axis, collective in sorted(messages)
     )
 
 
 def moment(tapes: RankTapes, *, rows: int = 16) -> Moment:
-    """Return what is live at the steady step's peak: bytes by category, and the ``rows`` largest groups of tensors."""
-    living = largest(tapes.steady, len(tapes.steady))
-    parts = Counter[str]()
-    alike: dict[tuple[str, str, str], list[LiveStorage]] = {}
-    for each in living:
-        parts[each.category] += each.bytes
-        module = ".".join("*" if word.isdigit() else word for word in each.site.module.split("."))
-        alike.setdefault((each.category, module, each.site.line), []).append(each)
-    held = [_holding(together, *key) for key, together in alike.items()]
-    held.sort(key=lambda each: -each.bytes)
-    return Moment(tapes.rank, dict(parts.most_common()), held[:rows])
+    """Return the live bytes at the steady step's peak by category, and the ``rows`` largest groups of tensors."""
+    storages = largest(tapes.steady, len(tapes.steady))
+    bytes_by_category = Counter[str]()
+    groups: dict[tuple[str, str, str], list[LiveStorage]] = {}
+    for storage in storages:
+        bytes_by_category[storage.category] += storage.bytes
+        module = ".".join("*" if part.isdigit() else part for part in storage.site.module.split("."))
+        groups.setdefault((storage.category, module, storage.site.line), []).append(storage)
+    holdings = [_holding(group, *key) for key, group in groups.items()]
+    holdings.sort(key=lambda holding: -holding.bytes)
+    return Moment(tapes.rank, dict(bytes_by_category.most_common()), holdings[:rows])
 
 
 def _holding(together: Sequence[LiveStorage], category: str, module: str, line: str) -> Holding:
-    sizes = [each.bytes for each in together]
-    scopes, phases = ({name(each.scope) for each in together} for name in (str, lambda scope: scope.phase))
+    sizes = [storage.bytes for storage in together]
+    scopes, phases = ({name(storage.scope) for storage in together} for name in (str, lambda scope: scope.phase))
     since = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
     since = "" if since == "start" else since  # live before the step
     return Holding(sum(sizes), len(sizes), max(sizes), category, since, module, line)
 
 
 def room_bytes(machine: Machine, layout: Layout) -> int:
-    """Return the bytes of a rank that PyTorch can reserve: its memory less what the driver takes."""
+    """Return the bytes of a rank that PyTorch can reserve: its memory less the driver's share."""
     return machine.chip.memory_bytes - driver_bytes(machine, layout)
 
 
@@ -207,14 +210,18 @@ def out_of_memory(share: RankSummary, machine: Machine, layout: Layout) -> bool:
 
 
 def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
-    """Return the probability that a rank runs out of memory in a real run, which errs as predictions of a peak do.
+    """Return the probability that a rank runs out of memory in a real run, given the error of predicted peaks.
 
-    The fragmentation is that of the replayed allocator, all of which is lost.
+    Fragmentation is that of the replayed allocator; all of it counts as lost.
     """
     if out_of_memory(share, machine, layout):
         return 1.0
-    peak, held = share.peak_bytes, share.reserved_bytes
-    totals = None if held is None else AllocatorTotals(held, held + driver_bytes(machine, layout))
+    peak, reserved_bytes = share.peak_bytes, share.reserved_bytes
+    totals = (
+        None
+        if reserved_bytes is None
+        else AllocatorTotals(reserved_bytes, reserved_bytes + driver_bytes(machine, layout))
+    )
     risk = MemoryRisk(model=model, machine=machine, job=job)
     return risk.probability(layout, peak_bytes=peak, totals=totals, lost=1.0)
 
@@ -222,26 +229,28 @@ def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout,
 def too_large(
     rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> tuple[str, ...]:
-    """Return one finding if any rank runs out of memory: the fullest rank, its peak and a layout to try."""
-    short = [share for share in rank_summaries if out_of_memory(share, machine, layout)]
-    if not short:
+    """Return one finding if any rank runs out of memory: the rank with the highest peak, its peak, a layout to try."""
+    failing = [share for share in rank_summaries if out_of_memory(share, machine, layout)]
+    if not failing:
         return ()
-    room, fullest = room_bytes(machine, layout), max(short, key=lambda share: share.peak_bytes)
-    if fullest.peak_bytes <= room:
+    available, fullest = room_bytes(machine, layout), max(failing, key=lambda share: share.peak_bytes)
+    if fullest.peak_bytes <= available:
         return (fullest.shortage,)
     stage = max(fullest.first, fullest.steady, key=lambda memory: memory.peak_bytes)
-    taken = machine.chip.memory_bytes - room
-    beside = f", of which the driver takes {show_bytes(taken)}" if taken else ""
-    more = f", and so do {len(short) - 1} more of the {len(rank_summaries)} ranks rehearsed" if len(short) > 1 else ""
+    driver = machine.chip.memory_bytes - available
+    driver_text = f", of which the driver takes {show_bytes(driver)}" if driver else ""
+    more_text = (
+        f", and so do {len(failing) - 1} more of the {len(rank_summaries)} ranks rehearsed" if len(failing) > 1 else ""
+    )
     advice = _advice(model=model, machine=machine, layout=layout, job=job)
     return (
         f"rank {fullest.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
-        f"has {show_bytes(machine.chip.memory_bytes)}{beside}{more}; {advice}",
+        f"has {show_bytes(machine.chip.memory_bytes)}{driver_text}{more_text}; {advice}",
     )
 
 
 def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
-    """Suggest the nearest layout that fits by the planner: more sharding, then recomputation, then mbs 1."""
+    """Suggest the nearest layout that fits according to the planner: more sharding, then recomputation, then mbs 1."""
     sharded = range(layout.zero + 1, 4) if layout.dp * layout.cp > 1 else ()
     changes: list[dict[str, object]] = [{"zero": stage} for stage in sharded if stage > 1]
     changes += [{"ac": "selective"}, {"ac": "full"}, {"mbs": 1}]
@@ -262,37 +271,41 @@ def _predicted_memory(layout: Layout, *, model: Model, machine: Machine, job: Jo
 
 
 def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[StageMemory, ...]:
-    """Return the memory of the fullest rehearsed rank of each pipeline rank."""
+    """Return, for each pipeline rank, the memory of the simulated rank with the highest peak."""
     fullest: dict[int, StageMemory] = {}
-    for each in rank_summaries:
-        stage = pipeline_rank(each.rank, layout)
-        if stage not in fullest or each.steady.peak_bytes > fullest[stage].peak_bytes:
-            fullest[stage] = each.steady
+    for summary in rank_summaries:
+        stage = pipeline_rank(summary.rank, layout)
+        if stage not in fullest or summary.steady.peak_bytes > fullest[stage].peak_bytes:
+            fullest[stage] = summary.steady
     return tuple(fullest[stage] for stage in sorted(fullest))
 
 
 def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
-    """Sum the hardware FLOPs of all ranks, and the parameters of all weights, of which ranks may hold uneven shards;
+    """Sum the hardware FLOPs of all ranks, and the parameters of all weights, whose shards may be uneven across ranks;
     model FLOPs and active parameters stay as ``counted``.
     """
-    times = stands_for([each.rank for each in rank_summaries], layout=layout)
-    weights = {name: size for each in rank_summaries for name, size in each.weights.items()}
-    flops = sum(times[each.rank] * each.flops for each in rank_summaries)
+    represented = stands_for([summary.rank for summary in rank_summaries], layout=layout)
+    weights = {name: size for summary in rank_summaries for name, size in summary.weights.items()}
+    flops = sum(represented[summary.rank] * summary.flops for summary in rank_summaries)
     return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
 
 
 def data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
-    """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
+    """Return the result as JSON: both steps, memory of the first one, the live bytes at the peak, and the findings."""
     if found.step is None:
         return {"findings": found.findings}
-    full = moment(found.tapes[found.fullest.rank])
+    peak_moment = moment(found.tapes[found.fullest.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
         "rehearsed": found.step.model_dump(mode="json"),
         "first_step": [
             share.first.model_dump(mode="json") for share in found.rank_summaries if share.rank in found.ranks
         ],
-        "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
+        "peak": {
+            "rank": peak_moment.rank,
+            "bytes": peak_moment.parts,
+            "largest": [holding._asdict() for holding in peak_moment.largest],
+        },
         "findings": found.findings,
         "assumed": found.assumed,
     }

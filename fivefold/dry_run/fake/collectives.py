@@ -19,14 +19,14 @@ c10d = torch.ops.c10d
 
 
 class Group(NamedTuple):
-    """What the tape says of a process group: its mesh axis, and its members as ranks of the world."""
+    """A process group as the tape records it: its mesh axis, and its members as ranks of the world."""
 
     axis: str
     members: tuple[int, ...]
 
 
 class Handle(Work):
-    """The handle of a fake message; the first ``wait`` calls ``waited``, which records a WAIT event."""
+    """A handle of a fake message; the first ``wait`` calls ``waited``, which records a WAIT event."""
 
     def __init__(self, waited: Callable[[], None]) -> None:
         super().__init__()
@@ -41,19 +41,19 @@ class Handle(Work):
 
 
 def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
-    """Describe a c10d call as a ``Message``; also return its full tensor (of a list, the first)."""
+    """Describe a c10d call as a ``Message``; also return its full tensor (for a list, the first tensor)."""
     group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
-    known = groups(group.group_name)
-    received = func is c10d.recv_.default
-    collective, full = COLLECTIVES[c10d.send.default if received else func]
-    whole = list(tensors(args[full]))
+    described = groups(group.group_name)
+    receives = func is c10d.recv_.default
+    collective, full = COLLECTIVES[c10d.send.default if receives else func]
+    full_tensors = list(tensors(args[full]))
     message = Message(
-        known.axis, group.group_name, known.members, collective, str(whole[0].dtype)[6:],
-        sum(tensor.numel() for tensor in whole), sum(tensor.nbytes for tensor in whole),
-        known.members[args[2]] if collective == "p2p" else -1, received, site,
-        collective == "p2p" and _continues_batch(whole[0]),
+        described.axis, group.group_name, described.members, collective, str(full_tensors[0].dtype)[6:],
+        sum(tensor.numel() for tensor in full_tensors), sum(tensor.nbytes for tensor in full_tensors),
+        described.members[args[2]] if collective == "p2p" else -1, receives, site,
+        collective == "p2p" and _continues_batch(full_tensors[0]),
     )  # fmt: skip
-    return message, whole[0]
+    return message, full_tensors[0]
 
 
 def _continues_batch(tensor: Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""A fake world for one rank: torch's "fake" process group of any size, and fake tensors without storage.
+"""Fake world for one rank: torch's "fake" process group of any size, and fake tensors without storage.
 
     with fake_rank(layout, rank=3): …build, Engine.step…      collectives return at once, tensors have only shapes
 
-What would depend on values is made even: each expert gets as many rows as every other.
+Results that would depend on values are even: all experts get the same number of rows.
 """
 
 from __future__ import annotations
@@ -47,34 +47,37 @@ def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
 
 
 def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
-    """Return the first rank of each pipeline rank: of the ranks with the same stages its shards are the largest.
+    """Return the first rank of each pipeline rank: among the ranks with the same stages its shards are the
+    largest.
 
-    ``by_cp``: of each pipeline and context rank, as ``differ_over_cp`` wants it.
+    ``by_cp``: return one for each pipeline and context rank, which is needed if ``differ_over_cp``.
     """
     pp, cp = group(layout, "pp"), group(layout, "cp")
-    places = range(cp.ranks if by_cp else 1)
-    return tuple(sorted(stage * pp.stride + place * cp.stride for stage in range(pp.ranks) for place in places))
+    cp_ranks = range(cp.ranks if by_cp else 1)
+    return tuple(sorted(stage * pp.stride + cp_rank * cp.stride for stage in range(pp.ranks) for cp_rank in cp_ranks))
 
 
 def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
-    """Return whether the ranks of a ring do unequal work: a window shows the first chunks less than the others."""
+    """Return whether the ranks of a ring do unequal work: under a window the first chunks see fewer keys."""
     windows = {window_of(model, job, layer=layer) for layer in range(model.layers)}
     return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
 
 
 def stands_for(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:
-    """Return for how many ranks each rehearsed one stands: itself, those of its pp and cp rank, or of its pp rank."""
+    """Count the ranks that each simulated rank represents: itself, those of its pp and cp rank, or of its pp rank."""
     pp, cp = group(layout, "pp"), group(layout, "cp")
     nearest: dict[tuple[int, ...], int] = {}
     for rank in rehearsed:
         for key in ((rank,), (-1, pp.place(rank), cp.place(rank)), (-1, pp.place(rank))):
             nearest.setdefault(key, rank)
-    places = ((rank, (-1, pp.place(rank), cp.place(rank))) for rank in range(layout.world))
-    return Counter(nearest[next(key for key in ((rank,), both, both[:2]) if key in nearest)] for rank, both in places)
+    ranks_and_keys = ((rank, (-1, pp.place(rank), cp.place(rank))) for rank in range(layout.world))
+    return Counter(
+        nearest[next(key for key in ((rank,), keys, keys[:2]) if key in nearest)] for rank, keys in ranks_and_keys
+    )
 
 
 def even_experts(module: nn.Module) -> None:
-    """Make every MoE layer of ``module`` route the same number of rows to each expert."""
+    """Modify every MoE layer of ``module`` to route the same number of rows to each expert."""
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
         layer.experts.ends = even_ends
         if isinstance(layer.dispatcher, AllToAllDispatcher):
@@ -86,7 +89,7 @@ def even_experts(module: nn.Module) -> None:
 
 def even_ends(offsets: Tensor, rows: int) -> list[int]:
     """Return the end row of each expert, without reading ``offsets``."""
-    return [rows * (place + 1) // len(offsets) for place in range(len(offsets))]
+    return [rows * (expert + 1) // len(offsets) for expert in range(len(offsets))]
 
 
 class EvenDispatcher(AllToAllDispatcher):
@@ -102,12 +105,12 @@ class EvenDispatchPlan(DispatchPlan):
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
         """Return the rows to send to each rank, then those to receive, without reading ``numbers``."""
-        shares = [copies // self.ep.size + (place < copies % self.ep.size) for place in range(self.ep.size)]
+        shares = [copies // self.ep.size + (peer < copies % self.ep.size) for peer in range(self.ep.size)]
         return [*shares, *[shares[self.ep.rank]] * (self.ep.size * self.etp.size)]
 
 
 def gpu_attention(module: nn.Module) -> None:
-    """Replace latent attention's flash core by the GPU's kernel, which needs no padding where v is narrower than k.
+    """Replace latent attention's flash core by the GPU's kernel, which needs no padding if v is narrower than k.
 
     Attention with sinks keeps its core, which needs the log-sum-exp of a kernel that pads, on GPUs too.
     """
@@ -117,18 +120,18 @@ def gpu_attention(module: nn.Module) -> None:
 
 
 class GpuFlash(Flash):
-    """Memory-efficient attention: what ``scaled_dot_product_attention`` takes on GPUs if dims of k and v differ."""
+    """Memory-efficient attention, which ``scaled_dot_product_attention`` uses on GPUs if dims of k and v differ."""
 
     def __call__(
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
         sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return [B, T, N, H of v]."""
+        """Return the attention output [B, T, N, H of v]."""
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        outputs = torch.ops.aten._scaled_dot_product_efficient_attention(
             *heads, None, True, 0.0, True, scale=self.rule.scale
         )
-        out_BNTH: Tensor = found[0]
+        out_BNTH: Tensor = outputs[0]
         return out_BNTH.transpose(1, 2)
 
 

@@ -1,6 +1,6 @@
-"""From a tape to memory: what lives when, and what PyTorch's CUDA allocator makes of it.
+"""Memory of a tape: live bytes over time, and the bytes that PyTorch's CUDA allocator reserves for them.
 
 breakdown · living  live bytes by category at every event, the peak and its cause; the largest groups at any moment
-caching_allocator   PyTorch's allocator, block by block          reserved   what it reserves for a rank's tapes
-snapshot            a file for PyTorch's memory viewer
+caching_allocator   PyTorch's allocator, block by block          reserved   the bytes it reserves for a rank's tapes
+snapshot            writes a file for PyTorch's memory viewer
 """

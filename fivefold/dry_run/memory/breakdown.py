@@ -1,4 +1,4 @@
-"""Memory over time from a tape: live bytes by category after every event, the peak and its cause.
+"""Breaks down memory over time from a tape: live bytes by category after every event, the peak and its cause.
 
     ALLOC, FREE → lifetimes (birth, death, bytes, category) → levels → peak
 
@@ -21,7 +21,7 @@ from fivefold.step import StageMemory
 
 Ints = NDArray[np.int64]
 
-# In the order of a Level's fields, where ``states`` stands for the first four. "fp8 scales" are those of gathers.
+# In the order of a Level's fields, whose ``states`` are the sum of the first four. "fp8 scales" are those of gathers.
 CATEGORIES = (
     "parameters",
     "optimizer",
@@ -50,7 +50,7 @@ class LiveStorage(NamedTuple):
 
 
 class Lifetimes(NamedTuple):
-    """All storages of a tape, one row each; a pipeline receive has two rows, before and after its arrival."""
+    """The lifetimes of a tape's storages, one row each; a pipeline receive has two rows, before and after arrival."""
 
     birth: Ints  # index of the ALLOC event
     death: Ints  # index of the FREE event; the number of events if it is never freed
@@ -65,42 +65,44 @@ def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = N
     ``seconds``: the time of each event; by default its index.
     """
     events, lives = events_of(tape), lifetimes(tape)
-    living = _live_bytes(lives, len(events))
-    total = living.sum(axis=0)
+    live_bytes = _live_bytes(lives, len(events))
+    total = live_bytes.sum(axis=0)
     changed = np.flatnonzero(np.diff(total, prepend=-1))
     changed = changed[changed >= _first_event(events)]
-    chosen = _thinned(changed, total)
-    at = chosen if seconds is None else np.asarray(seconds)[chosen]
-    states = living[:GRADIENTS].sum(axis=0)
-    rows = np.stack([states, *living[GRADIENTS:]])[:, chosen].T.tolist()
-    causes = _causes(tape, events, chosen)
-    return [Level._make((when, *row, cause)) for when, row, cause in zip(at.tolist(), rows, causes, strict=True)]
+    kept_events = _thinned(changed, total)
+    times = kept_events if seconds is None else np.asarray(seconds)[kept_events]
+    states = live_bytes[:GRADIENTS].sum(axis=0)
+    rows = np.stack([states, *live_bytes[GRADIENTS:]])[:, kept_events].T.tolist()
+    causes = _causes(tape, events, kept_events)
+    return [Level._make((time, *row, cause)) for time, row, cause in zip(times.tolist(), rows, causes, strict=True)]
 
 
 def stage_memory(tape: Tape, stage: int) -> StageMemory:
-    """Return the peak of a tape, as pipeline rank ``stage``. ``activations_bytes`` as the planner counts them: the most
-    that is live at once between two actions, of all micro-batches in flight.
+    """Return the peak of a tape, as pipeline rank ``stage``. ``activations_bytes`` as the planner counts them: the
+    maximum that is live between two actions, of all micro-batches in flight.
     """
     events, lives = events_of(tape), lifetimes(tape)
-    living = _live_bytes(lives, len(events))
-    total, begin = living.sum(axis=0), _first_event(events)
+    live_bytes = _live_bytes(lives, len(events))
+    total, begin = live_bytes.sum(axis=0), _first_event(events)
     peak = begin + int(np.argmax(total[begin:]))
     ends = np.append(_scope_events(events)[1:] - 1, len(events) - 1)
-    gradients = int(living[GRADIENTS, ends[_update_scope(tape, events) - 1]])
-    parameters, optimizer = int(living[PARAMETERS, begin]), int(living[OPTIMIZER, ends[-1]])
-    activations = int((living[ACTIVATIONS] + living[LOGITS])[np.append(ends, _within_pairs(tape, events))].max())
-    rest = int(total[peak]) - parameters - optimizer - gradients - activations
+    gradients = int(live_bytes[GRADIENTS, ends[_update_scope(tape, events) - 1]])
+    parameters, optimizer = int(live_bytes[PARAMETERS, begin]), int(live_bytes[OPTIMIZER, ends[-1]])
+    activations = int(
+        (live_bytes[ACTIVATIONS] + live_bytes[LOGITS])[np.append(ends, _within_pairs(tape, events))].max()
+    )
+    temporary = int(total[peak]) - parameters - optimizer - gradients - activations
     (cause,) = _causes(tape, events, np.array([peak]))
     return StageMemory(
         stage=stage, parameters_bytes=parameters, gradients_bytes=gradients, optimizer_bytes=optimizer,
-        activations_bytes=activations, temporary_bytes=max(0, rest), peak_bytes=int(total[peak]), peak_cause=cause,
+        activations_bytes=activations, temporary_bytes=max(0, temporary), peak_bytes=int(total[peak]), peak_cause=cause,
     )  # fmt: skip
 
 
 def initial_bytes(tape: Tape, category: int) -> int:
     """Return the bytes of one category that are live before the step.
 
-    INPUTS: tokens, position tables, buffers of modules; SCALES: what gathers in fp8 need of them.
+    INPUTS: tokens, position tables, buffers of modules; SCALES: the scales that fp8 gathers need.
     """
     lives, begin = lifetimes(tape), _first_event(events_of(tape))
     return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
@@ -111,8 +113,8 @@ def largest(tape: Tape, n: int) -> list[LiveStorage]:
     events, lives = events_of(tape), lifetimes(tape)
     begin = _first_event(events)
     peak = begin + int(np.argmax(_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
-    alive = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
-    chosen = alive[np.argsort(-lives.size[alive], kind="stable")[:n]]
+    live_rows = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
+    chosen = live_rows[np.argsort(-lives.size[live_rows], kind="stable")[:n]]
     scopes = events[_scope_events(events)[_scopes(events, lives.birth[chosen])], 1]
     return [
         LiveStorage(
@@ -125,8 +127,8 @@ def largest(tape: Tape, n: int) -> list[LiveStorage]:
 def birth_categories(tape: Tape) -> dict[int, str]:
     """Return the category of each storage that is not temporary, by the event that allocates it."""
     lives = lifetimes(tape)
-    named = zip(lives.birth.tolist(), lives.category.tolist(), strict=True)
-    return {birth: CATEGORIES[category] for birth, category in named if category != TEMPORARY}
+    births_and_categories = zip(lives.birth.tolist(), lives.category.tolist(), strict=True)
+    return {birth: CATEGORIES[category] for birth, category in births_and_categories if category != TEMPORARY}
 
 
 # Lifetimes
@@ -138,23 +140,25 @@ def events_of(tape: Tape) -> Ints:
 
 
 def lifetimes(tape: Tape) -> Lifetimes:
-    """Return when each storage is allocated and freed, where, and of which category it is."""
+    """Return the events, site and category of each storage's allocation and free."""
     events = events_of(tape)
-    found = _pair_frees(events)
-    category = _site_categories(tape)[found.site]
-    found = _split_received(tape, events, found._replace(category=category))
-    return found._replace(category=_classified(tape, events, found))
+    lives = _pair_frees(events)
+    category = _site_categories(tape)[lives.site]
+    lives = _split_received(tape, events, lives._replace(category=category))
+    return lives._replace(category=_classified(tape, events, lives))
 
 
 def _pair_frees(events: Ints) -> Lifetimes:
     """Pair every ALLOC with its FREE: the next event of the same storage."""
-    places = np.flatnonzero(events[:, 0] <= FREE)
-    places = places[np.lexsort((places, events[places, 1]))]
-    births = np.flatnonzero(events[places, 0] == ALLOC)
-    after = np.minimum(births + 1, len(places) - 1)
-    ends = (events[places[after], 0] == FREE) & (events[places[after], 1] == events[places[births], 1])
-    birth = places[births]
-    death = np.where(ends, places[after], len(events))
+    positions = np.flatnonzero(events[:, 0] <= FREE)
+    positions = positions[np.lexsort((positions, events[positions, 1]))]
+    births = np.flatnonzero(events[positions, 0] == ALLOC)
+    next_positions = np.minimum(births + 1, len(positions) - 1)
+    is_freed = (events[positions[next_positions], 0] == FREE) & (
+        events[positions[next_positions], 1] == events[positions[births], 1]
+    )
+    birth = positions[births]
+    death = np.where(is_freed, positions[next_positions], len(events))
     return Lifetimes(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
 
 
@@ -165,7 +169,7 @@ def _site_categories(tape: Tape) -> Ints:
 
 def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     """Make payloads of pp messages temporary; give a received one a second row, from its WAIT, without category."""
-    hops = np.array([each.collective == "p2p" and each.axis == "pp" for each in tape.messages] or [False])
+    hops = np.array([payload.collective == "p2p" and payload.axis == "pp" for payload in tape.messages] or [False])
     starts = np.flatnonzero(events[:, 0] == START)
     starts = starts[hops[events[starts, 2]] & (events[starts, 3] >= 0)]
     if not len(starts):
@@ -178,34 +182,44 @@ def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     receives = np.array([message.receives for message in tape.messages])[events[starts, 2]]
     handles = dict(zip(events[starts[receives], 1].tolist(), rows[receives].tolist(), strict=True))
     waits = np.flatnonzero(events[:, 0] == WAIT).tolist()
-    known = [(at, handles[handle]) for at, handle in zip(waits, events[waits, 1].tolist(), strict=True)
+    arrivals = [(event, handles[handle]) for event, handle in zip(waits, events[waits, 1].tolist(), strict=True)
              if handle in handles]  # fmt: skip
-    came, again = np.array(known, dtype=np.int64).reshape(-1, 2).T
-    death[again] = came
-    anew = (came, lives.death[again], lives.size[again], lives.site[again], np.full_like(again, BY_LIFE))
-    before = lives._replace(category=category, death=death)
-    return Lifetimes._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
+    arrival_events, arrived_rows = np.array(arrivals, dtype=np.int64).reshape(-1, 2).T
+    death[arrived_rows] = arrival_events
+    new_rows = (
+        arrival_events,
+        lives.death[arrived_rows],
+        lives.size[arrived_rows],
+        lives.site[arrived_rows],
+        np.full_like(arrived_rows, BY_LIFE),
+    )
+    old_rows = lives._replace(category=category, death=death)
+    return Lifetimes._make(
+        np.append(old_column, new_column) for old_column, new_column in zip(old_rows, new_rows, strict=True)
+    )
 
 
 def _classified(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
     """Fill in the categories that are ``BY_LIFE``, by the phases of ALLOC and FREE."""
     first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
     phase = np.array([scope.phase for scope in tape.scopes] or [""])
-    named = events[_scope_events(events), 1]
-    born, dies = phase[named[first]], phase[named[last]]
-    logits = np.array([_is_logits(site) for site in tape.sites] or [False])[lives.site]
-    passes = np.isin(born, PASSES) & (last > first) & (dies != "update") & (lives.death < len(events))
-    by_life = np.where(passes, np.where(logits, LOGITS, ACTIVATIONS), TEMPORARY)
-    by_life = np.where(logits & np.isin(born, ("forward", "pair")), LOGITS, by_life)
-    by_life = np.where(born == "start", INPUTS, by_life)
-    return np.where(lives.category == BY_LIFE, by_life, lives.category)
+    scope_of_number = events[_scope_events(events), 1]
+    birth_phase, death_phase = phase[scope_of_number[first]], phase[scope_of_number[last]]
+    is_logits = np.array([_is_logits(site) for site in tape.sites] or [False])[lives.site]
+    is_activation = (
+        np.isin(birth_phase, PASSES) & (last > first) & (death_phase != "update") & (lives.death < len(events))
+    )
+    by_lifetime = np.where(is_activation, np.where(is_logits, LOGITS, ACTIVATIONS), TEMPORARY)
+    by_lifetime = np.where(is_logits & np.isin(birth_phase, ("forward", "pair")), LOGITS, by_lifetime)
+    by_lifetime = np.where(birth_phase == "start", INPUTS, by_lifetime)
+    return np.where(lives.category == BY_LIFE, by_lifetime, lives.category)
 
 
 def _is_logits(site: Site) -> bool:
     """Return whether a site is the head's forward matmul with the vocabulary."""
-    product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
-    gradient = site.line.endswith(("backward", "LinearGemms.dgrad", "LinearGemms.wgrad"))
-    return product and site.module.startswith("head") and not gradient
+    is_product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
+    is_gradient = site.line.endswith(("backward", "LinearGemms.dgrad", "LinearGemms.wgrad"))
+    return is_product and site.module.startswith("head") and not is_gradient
 
 
 # Scopes and events
@@ -222,20 +236,20 @@ def _scopes(events: Ints, places: Ints) -> Ints:
 
 def _update_scope(tape: Tape, events: Ints) -> int:
     """Return the number of the scope in which the optimizer runs, or one after the last."""
-    named = events[_scope_events(events), 1].tolist()
-    return next((at for at, scope in enumerate(named) if tape.scopes[scope].phase == "update"), len(named))
+    scopes = events[_scope_events(events), 1].tolist()
+    return next((number for number, scope in enumerate(scopes) if tape.scopes[scope].phase == "update"), len(scopes))
 
 
 def _within_pairs(tape: Tape, events: Ints) -> Ints:
-    """Return the events within FB pairs: with two passes in one action the most is live between them, not after."""
+    """Return the events within FB pairs: with two passes in one action, the peak is between them, not after."""
     pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
     return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
 
 
 def _first_event(events: Ints) -> int:
-    """Return the last of the initial ALLOC events, which list what was live before the step."""
-    others = np.flatnonzero(events[1:, 0] != ALLOC)
-    return int(others[0]) if len(others) else len(events) - 1
+    """Return the last of the initial ALLOC events, which list the storages that were live before the step."""
+    other_events = np.flatnonzero(events[1:, 0] != ALLOC)
+    return int(other_events[0]) if len(other_events) else len(events) - 1
 
 
 def _live_bytes(lives: Lifetimes, count: int) -> Ints:
@@ -247,23 +261,25 @@ def _live_bytes(lives: Lifetimes, count: int) -> Ints:
 
 
 def _thinned(changed: Ints, total: Ints) -> Ints:
-    """Thin ``changed`` to ``MOST_LEVELS``: of equal stretches the events with most and least memory, first and last."""
+    """Thin ``changed`` to ``MOST_LEVELS``: in equal stretches the events with most and least memory, first and last."""
     if len(changed) <= MOST_LEVELS:
         return changed
     stretches = np.array_split(changed, MOST_LEVELS // 2)
-    ends = {int(pick(total[each])) + at for at, each in _offsets(stretches) for pick in (np.argmax, np.argmin)}
-    return changed[sorted(ends | {0, len(changed) - 1})]
+    extremes = {
+        int(pick(total[stretch])) + offset for offset, stretch in _offsets(stretches) for pick in (np.argmax, np.argmin)
+    }
+    return changed[sorted(extremes | {0, len(changed) - 1})]
 
 
 def _offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
-    starts = np.cumsum([0, *(len(each) for each in stretches[:-1])])
+    starts = np.cumsum([0, *(len(stretch) for stretch in stretches[:-1])])
     return list(zip(starts.tolist(), stretches, strict=True))
 
 
 def _causes(tape: Tape, events: Ints, places: Ints) -> list[str]:
     """Describe each event: "phase of micro-batch, module operation (file:line)"; a FREE by its phase alone."""
-    named = events[_scope_events(events), 1][_scopes(events, places)].tolist()
+    scope_numbers = events[_scope_events(events), 1][_scopes(events, places)].tolist()
     scopes = [str(scope) for scope in tape.scopes]
     sites = [str(site) for site in tape.sites]
-    births = zip(events[places, 0].tolist(), events[places, 3].tolist(), named, strict=True)
+    births = zip(events[places, 0].tolist(), events[places, 3].tolist(), scope_numbers, strict=True)
     return [f"{scopes[scope]}, {sites[site]}" if kind == ALLOC else scopes[scope] for kind, site, scope in births]

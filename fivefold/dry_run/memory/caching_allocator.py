@@ -1,10 +1,10 @@
-"""A model of PyTorch's CUDA caching allocator, block by block, without a GPU.
+"""Models PyTorch's CUDA caching allocator, block by block, without a GPU.
 
     best fit: the smallest free block, split            else a new segment of 2 MiB | 20 MiB | size in steps of 2 MiB
     expandable: else a segment grows by pages of 2 MiB (tensors of up to 1 MiB) | 20 MiB
 
 One stream: the engine allocates everything on the compute stream. Addresses here only rise; a driver's may not, which
-only decides between two equal blocks. Source: pytorch/pytorch@eb42ad6:c10/cuda/CUDACachingAllocator.cpp.
+only matters for the choice between two equal blocks. Source: pytorch/pytorch@eb42ad6:c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Block:
 
     def join(self) -> None:
         """Merge the next block into this one."""
-        gone = self.after
-        assert gone is not None
-        self.size += gone.size
-        self.after = gone.after
-        if gone.after is not None:
-            gone.after.before = self
+        merged = self.after
+        assert merged is not None
+        self.size += merged.size
+        self.after = merged.after
+        if merged.after is not None:
+            merged.after.before = self
 
 
 class Pool:
@@ -86,7 +86,7 @@ class Pool:
 
 
 class Allocator:
-    """The allocator. ``on_segment(action, address, bytes)``: action segment_alloc, segment_free, _map or _unmap."""
+    """The allocator. ``on_segment(action, address, bytes)``: action is segment_alloc, segment_free, _map or _unmap."""
 
     def __init__(
         self, *, expandable: bool, capacity_bytes: int | None = None, on_segment: OnSegment | None = None
@@ -99,7 +99,7 @@ class Allocator:
         self._next = FIRST_ADDRESS
 
     def allocate(self, size: int) -> Block | None:
-        """Return a block of at least ``size`` bytes; None if out of memory, after unused segments were released."""
+        """Allocate a block of at least ``size`` bytes; None if out of memory, after unused segments were released."""
         size = max(SMALLEST, ceil_div(size, SMALLEST) * SMALLEST)
         pool = self._pools[size <= SMALL]
         block = self._best_fit(pool, size) or self._grow(pool, size)
@@ -117,13 +117,13 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Make a block idle; it can be reused at once, as all kernels run in order on one stream."""
+        """Free a block; it can be reused at once, as all kernels run in order on one stream."""
         self.allocated_bytes -= block.size
         block.state = IDLE
         block.pool.settle(block)
 
     def release(self) -> None:
-        """Return wholly unused segments, or pages of expandable ones, to the driver (``empty_cache``)."""
+        """Return completely unused segments, or pages of expandable ones, to the driver (``empty_cache``)."""
         for pool in self._pools:
             for _, _, block in list(pool.idle):
                 if self.expandable:
@@ -151,13 +151,13 @@ class Allocator:
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         """Return the smallest idle block that fits; if expandable, prefer those that can grow least."""
         idle = pool.idle
-        place = bisect_left(idle, (size,))
-        if place == len(idle):
+        index = bisect_left(idle, (size,))
+        if index == len(idle):
             return None
         if self.expandable:
-            while place + 1 < len(idle) and _size_if_grown(idle[place + 1][2]) < _size_if_grown(idle[place][2]):
-                place += 1
-        return idle[place][2]
+            while index + 1 < len(idle) and _size_if_grown(idle[index + 1][2]) < _size_if_grown(idle[index][2]):
+                index += 1
+        return idle[index][2]
 
     def _grow(self, pool: Pool, size: int) -> Block | None:
         """Ask the driver for more; return an idle block of at least ``size`` bytes, or None."""
@@ -207,7 +207,7 @@ class Allocator:
         return pool.settle(gap)
 
     def _unmap(self, block: Block) -> None:
-        """Unmap the whole pages of an idle block."""
+        """Unmap the complete pages of an idle block."""
         pool = block.pool
         first = ceil_div(block.address - FIRST_ADDRESS, pool.page) * pool.page + FIRST_ADDRESS
         size = (block.address + block.size - first) // pool.page * pool.page
@@ -247,10 +247,10 @@ def _growth_start(gap: Block) -> Block:
 
 def _contiguous_bytes(start: Block, enough: int) -> int:
     """Return the bytes of contiguous unused blocks from ``start``; stops counting at ``enough``."""
-    room, block = 0, start
-    while room < enough and block.state != USED:
-        room += block.size
+    contiguous, block = 0, start
+    while contiguous < enough and block.state != USED:
+        contiguous += block.size
         if block.after is None:
             break
         block = block.after
-    return room
+    return contiguous

@@ -1,4 +1,4 @@
-"""What lives when: at chosen moments of a tape the largest groups of storages, by module and line, as at its peak."""
+"""Lists the largest groups of live storages at chosen moments of a tape, by module and line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fivefold.dry_run.record.tape import Tape
 
 
 class Living(NamedTuple):
-    """Storages that one line has allocated in modules of one kind (``blocks.*.mlp``), and that live at a moment."""
+    """A group of live storages that one line of code has allocated in modules of one kind (``blocks.*.mlp``)."""
 
-    bytes: int  # of all together
+    bytes: int  # sum over the group
     number: int
     category: str
     module: str
@@ -22,23 +22,23 @@ class Living(NamedTuple):
 
 
 def living(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[list[Living]]:
-    """Return the ``n`` largest groups that live after each of the events at ``places``."""
+    """Return the ``n`` largest groups that are live after each of the events at ``places``."""
     lives = lifetimes(tape)
-    names = [(".".join("*" if word.isdigit() else word for word in site.module.split(".")), site.line)
+    names = [(".".join("*" if part.isdigit() else part for part in site.module.split(".")), site.line)
              for site in tape.sites]  # fmt: skip
-    known: dict[tuple[int, str, str], int] = {}
+    group_numbers: dict[tuple[int, str, str], int] = {}
     keys = (
         (category, *names[site]) for category, site in zip(lives.category.tolist(), lives.site.tolist(), strict=True)
     )
-    group = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
-    groups = list(known)
-    found = []
+    group = np.array([group_numbers.setdefault(key, len(group_numbers)) for key in keys], dtype=np.int64)
+    groups = list(group_numbers)
+    groups_of_places = []
     for place in places:
-        alive = (lives.birth <= place) & (lives.death > place)
-        size = np.bincount(group[alive], weights=lives.size[alive], minlength=len(groups))
-        number = np.bincount(group[alive], minlength=len(groups))
-        largest = [at for at in np.argsort(-size, kind="stable")[:n].tolist() if size[at]]
-        found.append([
-            Living(int(size[at]), int(number[at]), CATEGORIES[groups[at][0]], *groups[at][1:]) for at in largest
+        is_live = (lives.birth <= place) & (lives.death > place)
+        sizes = np.bincount(group[is_live], weights=lives.size[is_live], minlength=len(groups))
+        counts = np.bincount(group[is_live], minlength=len(groups))
+        largest = [i for i in np.argsort(-sizes, kind="stable")[:n].tolist() if sizes[i]]
+        groups_of_places.append([
+            Living(int(sizes[i]), int(counts[i]), CATEGORIES[groups[i][0]], *groups[i][1:]) for i in largest
         ])  # fmt: skip
-    return found
+    return groups_of_places

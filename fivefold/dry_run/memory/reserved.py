@@ -15,7 +15,7 @@ from fivefold.units import show_bytes
 
 
 class Shortage(NamedTuple):
-    """An out-of-memory finding: the allocation that fails, and the allocator's state at that moment."""
+    """An out-of-memory finding: the failing allocation, and the allocator's state at that moment."""
 
     rank: int
     tape: int  # index of the tape; 0: the first step
@@ -29,9 +29,9 @@ class Shortage(NamedTuple):
 
     def __str__(self) -> str:
         free = self.capacity_bytes - self.live_bytes
-        where = str(self.site) or self.site.category
+        site = str(self.site) or self.site.category
         line = (
-            f"rank {self.rank} runs out of memory in step {self.tape + 1}: {where} asks for "
+            f"rank {self.rank} runs out of memory in step {self.tape + 1}: {site} asks for "
             f"{show_bytes(self.wanted_bytes)}, but {show_bytes(self.live_bytes)} of "
             f"{show_bytes(self.capacity_bytes)} are used"
         )
@@ -41,7 +41,7 @@ class Shortage(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Peaks over all tapes, as PyTorch counts them; with a ``shortage``, the peaks until it."""
+    """The peaks over all tapes, as PyTorch counts them; with a ``shortage``, the peaks until it."""
 
     requested_bytes: int  # by tensors, before rounding
     allocated_bytes: int  # in blocks: torch.cuda.max_memory_allocated
@@ -56,58 +56,61 @@ class Reserved(NamedTuple):
 def reserved(
     tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None, resident: Sequence[int] = ()
 ) -> Reserved:
-    """Replay the ``tapes`` of one rank in order.
+    """Replay the ``tapes`` of one rank in order, and return the peaks of the allocator.
 
     ``resident``: sizes in bytes of allocations that are live throughout, such as the workspaces of cuBLAS.
     """
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes)
-    requested = most_requested = sum(resident)
+    requested = peak_requested = sum(resident)
     for size in resident:
         allocator.allocate(size)
-    most_allocated, most_reserved = allocator.allocated_bytes, allocator.reserved_bytes
-    inactive, at, shortage = most_reserved - most_allocated, (0, 0, Site("", "", "")), None
+    peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
+    inactive, peak_event, shortage = peak_reserved - peak_allocated, (0, 0, Site("", "", "")), None
     blocks: dict[int, tuple[Block, int]] = {}
-    for place, event, storage, size, site in changes(tapes):
+    for tape_index, event, storage, size, site in changes(tapes):
         if not size:
-            block, freed = blocks.pop(storage)
+            block, freed_bytes = blocks.pop(storage)
             allocator.free(block)
-            requested -= freed
+            requested -= freed_bytes
             continue
-        made = allocator.allocate(size)
-        if made is None:
-            tape, live = tapes[place], allocator.allocated_bytes
-            shortage = Shortage(tape.rank, place, event, tape.sites[site], size, live, allocator.reserved_bytes,
+        new_block = allocator.allocate(size)
+        if new_block is None:
+            tape, live = tapes[tape_index], allocator.allocated_bytes
+            shortage = Shortage(tape.rank, tape_index, event, tape.sites[site], size, live, allocator.reserved_bytes,
                                 capacity_bytes or 0, expandable)  # fmt: skip
             break
-        blocks[storage] = made, size
+        blocks[storage] = new_block, size
         requested += size
-        most_requested = max(most_requested, requested)
-        most_allocated = max(most_allocated, allocator.allocated_bytes)
-        if allocator.reserved_bytes > most_reserved:
-            most_reserved = allocator.reserved_bytes
-            inactive, at = most_reserved - allocator.allocated_bytes, (place, event, tapes[place].sites[site])
-    return Reserved(most_requested, most_allocated, most_reserved, inactive, *at, shortage)
+        peak_requested = max(peak_requested, requested)
+        peak_allocated = max(peak_allocated, allocator.allocated_bytes)
+        if allocator.reserved_bytes > peak_reserved:
+            peak_reserved = allocator.reserved_bytes
+            inactive, peak_event = (
+                peak_reserved - allocator.allocated_bytes,
+                (tape_index, event, tapes[tape_index].sites[site]),
+            )
+    return Reserved(peak_requested, peak_allocated, peak_reserved, inactive, *peak_event, shortage)
 
 
 def changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield allocations and frees of one rank's ``tapes`` as (tape, event, storage, bytes or 0 for a free, site).
 
-    A tape begins with an ALLOC of all that is live: a storage of the tape before that is missing there was freed.
+    A tape begins with an ALLOC of every live storage: a storage of the previous tape that is missing there was freed.
     """
-    living: set[int] = set()
-    for place, tape in enumerate(tapes):
-        named = {storage for storage, _ in initial_allocations(tape)}
-        for storage in sorted(living - named):
-            yield place, 0, storage, 0, 0
-        living &= named
+    live: set[int] = set()
+    for tape_index, tape in enumerate(tapes):
+        initial = {storage for storage, _ in initial_allocations(tape)}
+        for storage in sorted(live - initial):
+            yield tape_index, 0, storage, 0, 0
+        live &= initial
         for number, (kind, storage, size, site) in enumerate(tape):
             if kind == ALLOC:
-                if size and storage not in living:
-                    living.add(storage)
-                    yield place, number, storage, size, site
-            elif kind == FREE and storage in living:
-                living.remove(storage)
-                yield place, number, storage, 0, 0
+                if size and storage not in live:
+                    live.add(storage)
+                    yield tape_index, number, storage, size, site
+            elif kind == FREE and storage in live:
+                live.remove(storage)
+                yield tape_index, number, storage, 0, 0
 
 
 def initial_allocations(tape: Tape) -> Iterator[tuple[int, int]]:

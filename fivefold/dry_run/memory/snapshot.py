@@ -22,18 +22,18 @@ from fivefold.dry_run.record.tape import Site, Tape
 from fivefold.record import Fault
 
 PROTOCOL = 4
-UNKNOWN = "unknown"  # the viewer's name for no category: of what is temporary
+UNKNOWN = "unknown"  # the viewer's name for no category, used for temporary storages
 Frames = list[dict[str, Any]]
 
 
 def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
     """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raises ``Fault`` if it cannot be written."""
-    found = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
+    contents = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            pickle.dump(found, file, protocol=PROTOCOL)
+            pickle.dump(contents, file, protocol=PROTOCOL)
         os.replace(unfinished, path)
     except OSError as error:
         raise Fault(
@@ -44,30 +44,37 @@ def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes:
 
 
 def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:
-    """Return what ``torch.cuda.memory._snapshot()`` would; beyond the capacity it ends with an "oom" entry."""
+    """Build the snapshot, in the format of ``torch.cuda.memory._snapshot()``; beyond capacity it ends with "oom"."""
     trace = _Trace()
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes, on_segment=trace.add)
     blocks: dict[int, tuple[Block, int, Site]] = {}
     frames: dict[Site, Frames] = {}
-    # a later tape may know the category of a storage: the optimizer's moments are made in the first step
-    named = {storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)}
-    by_life = [birth_categories(tape) for tape in tapes]
-    for place, event, storage, size, number in changes(tapes):
+    # a later tape may know the category of a storage: the optimizer's moments are created in the first step
+    category_of_storage = {
+        storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)
+    }
+    birth_categories_of_tapes = [birth_categories(tape) for tape in tapes]
+    for tape_index, event, storage, size, number in changes(tapes):
         if not size:
             block, size, site = blocks.pop(storage)
             for action in ("free_requested", "free_completed"):
                 trace.add(action, block.address, size, frames=frames[site])
             allocator.free(block)
             continue
-        site = tapes[place].sites[number]
+        site = tapes[tape_index].sites[number]
         trace.frames = frames.setdefault(site, _frames(site))  # also for the segments that the allocation needs
-        made = allocator.allocate(size)
-        if made is None:
+        new_block = allocator.allocate(size)
+        if new_block is None:
             trace.out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
             break
-        category = site.category or named.get(storage) or by_life[place].get(event) or UNKNOWN
-        trace.add("alloc", made.address, size, category=category)
-        blocks[storage] = made, size, site
+        category = (
+            site.category
+            or category_of_storage.get(storage)
+            or birth_categories_of_tapes[tape_index].get(event)
+            or UNKNOWN
+        )
+        trace.add("alloc", new_block.address, size, category=category)
+        blocks[storage] = new_block, size, site
     used = {block.address: (size, frames[site]) for block, size, site in blocks.values()}
     segments = [_segment(run, used, expandable=expandable) for run in allocator.segments()]
     return {
@@ -79,7 +86,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
 
 
 class _Trace:
-    """The viewer's list of trace entries, in order; ``time_us`` is an entry's number."""
+    """A list of the viewer's trace entries, in order; ``time_us`` is an entry's number."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -131,13 +138,13 @@ def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandabl
 
 def _frames(site: Site) -> Frames:
     """Return the stack frames of a site, innermost first: operation, line, module."""
-    found: Frames = []
+    frames: Frames = []
     if site.operation:
-        found.append({"filename": "torch", "line": 0, "name": site.operation})
+        frames.append({"filename": "torch", "line": 0, "name": site.operation})
     if site.line:
         place, _, function = site.line.partition(" ")
         file, _, line = place.rpartition(":")
-        found.append({"filename": file, "line": int(line), "name": function})
-    if site.module or not found:
-        found.append({"filename": "module", "line": 0, "name": site.module or site.category or UNKNOWN})
-    return found
+        frames.append({"filename": file, "line": int(line), "name": function})
+    if site.module or not frames:
+        frames.append({"filename": "module", "line": 0, "name": site.module or site.category or UNKNOWN})
+    return frames

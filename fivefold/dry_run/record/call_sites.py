@@ -1,7 +1,7 @@
 """Finds the site of an operation: the model's module, and file and line of the code.
 
-In a forward, module hooks say which module runs. In a backward, it is the module whose forward made the running
-autograd node: autograd numbers nodes in the order in which they are made.
+In a forward, module hooks tell which module runs. In a backward, it is the module whose forward created the running
+autograd node: autograd numbers nodes in the order of their creation.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from torch import nn
 
 from fivefold.dry_run.record.tape import Site
 
-LEAF = 2**62  # AccumulateGrad nodes, which no module made, have numbers above; they belong to the node that ran before
+LEAF = (
+    2**62
+)  # AccumulateGrad nodes, which no module created, have higher numbers; they belong to the node that ran before
 TORCH, OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 LIBRARY = (TORCH, OWN)  # folders whose frames are never a site: torch, and the dry run itself
 ROOT = str(Path(__file__).parents[3]) + "/"
 
 
 class CallSites:
-    """Tracks the running module and names sites. ``categories``: memory category of the storages that a function
-    allocates, by its qualified name. ``through``: files that are skipped, so that their caller is the site.
+    """A tracker of the running module, which names sites. ``categories``: memory category of the storages that a
+    function allocates, by its qualified name. ``through``: files that are skipped, so that their caller is the site.
     """
 
     def __init__(self, *, categories: Mapping[str, str], through: tuple[str, ...]) -> None:
@@ -65,7 +67,7 @@ class CallSites:
         return leave
 
     def enter(self, path: str = "") -> None:
-        """Make ``path`` the running module, from the next autograd node on."""
+        """Set ``path`` as the running module, from the next autograd node on."""
         self.module = path
         numbers, paths = self._module_starts
         number = torch._C._autograd._get_sequence_nr()
@@ -76,7 +78,7 @@ class CallSites:
             paths.append(path)
 
     def enter_again(self) -> None:
-        """Enter the running module anew, after nodes of other modules were made in between."""
+        """Enter the running module again, after nodes of other modules were created in between."""
         self.enter(self.module)
 
     @contextmanager
@@ -89,7 +91,7 @@ class CallSites:
             self.module = former
 
     def frame(self) -> FrameType:
-        """Return the innermost frame that is not of torch, of the dry run or of a ``through`` file."""
+        """Return the innermost frame outside of torch, the dry run and ``through`` files."""
         frame = sys._getframe(3)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(self._skipped):
             frame = frame.f_back
@@ -107,13 +109,13 @@ class CallSites:
     def where(self) -> str:
         """Return the path of the running module, in forward or backward; "" if none."""
         node = torch._C._current_autograd_node()
-        if node is None or self.module:  # what is recomputed runs through modules again
+        if node is None or self.module:  # recomputation runs through modules again
             return self.module
         self._last_backward_module = self.maker(node)
         return self._last_backward_module
 
     def maker(self, node: Any) -> str:
-        """Return the module whose forward made an autograd node; for a leaf's node, that of the node before."""
+        """Return the module whose forward created an autograd node; for a leaf's node, that of the previous node."""
         number: int = node._sequence_nr()
         numbers, paths = self._module_starts
         return paths[bisect_right(numbers, number) - 1] if number < LEAF else self._last_backward_module

@@ -34,7 +34,7 @@ FILLS = frozenset({"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"
 
 
 def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
-    """Return kind and shape of an operation's kernel, as in ``tape.Kernel``; grouped matmuls take the mean group."""
+    """Return kind and shape of an operation's kernel, as in ``tape.Kernel``; for grouped matmuls, of the mean group."""
     if func in MATMULS:
         inner = int(args[MATMULS[func]].shape[-1])
         *batch, rows, columns = out.shape
@@ -59,13 +59,13 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         window = window_of(func, args)
         kind = "attention" if window is None else "attention_window"
         keys = k.shape[2] if window is None else min(window.keys, k.shape[2])
-        back = "_backward" if func in ATTENTION_BACKWARD else ""
-        return kind + back, (q.shape[0] * q.shape[1], q.shape[2], keys, q.shape[3])
+        suffix = "_backward" if func in ATTENTION_BACKWARD else ""
+        return kind + suffix, (q.shape[0] * q.shape[1], q.shape[2], keys, q.shape[3])
     return "moving", ()
 
 
 class Fused:
-    """One fused kernel: the elementwise operations of one function call, or of one iteration of its loop.
+    """A fused kernel: the elementwise operations of one function call, or of one iteration of its loop.
 
     It keeps the code object, not the frame: a frame would keep the call's tensors alive.
     """
@@ -102,8 +102,8 @@ class Fused:
         """Return bytes read of older storages plus bytes written to ``living`` ones, at most its size for each."""
 
         def total(parts: dict[int, dict[Part, int]], kept: bool) -> int:
-            sizes = [(sum(found.values()), living.get(key)) for key, found in parts.items()]
-            return sum(min(size, known[0]) if known else 0 if kept else size for size, known in sizes)
+            sizes = [(sum(bytes_of_part.values()), living.get(key)) for key, bytes_of_part in parts.items()]
+            return sum(min(size, storage[0]) if storage else 0 if kept else size for size, storage in sizes)
 
         return total(self._read, False) + total(self._wrote, True)
 
@@ -123,6 +123,6 @@ def _written(func: Any, args: Any) -> Iterator[Tensor]:
 
 
 def by_group(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    """Return an empty result of a grouped matmul, in any dtype: torch's own fake form takes bf16 only."""
+    """Return an empty result of a grouped matmul, in any dtype: torch's fake implementation takes bf16 only."""
     groups = () if right.dim() == 3 else (ends.shape[0],)
     return left.new_empty(*groups, left.shape[0], right.shape[-1])

@@ -30,9 +30,9 @@ NOWHERE = Site("", "", "")
 
 
 class Recorder(TorchDispatchMode):
-    """Writes ``tape`` while it is entered, on top of a ``FakeTensorMode`` or of real tensors without process groups.
+    """A recorder that writes ``tape`` while it is entered.
 
-    ``groups``: ``Group`` of a process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages
+    It runs on top of a ``FakeTensorMode``, or on real tensors without process groups. ``groups``: ``Group`` of a process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages
     are not sent: each collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``,
     storages are tracked but no event is written.
     """
@@ -60,12 +60,12 @@ class Recorder(TorchDispatchMode):
     def cut(self) -> Tape:
         """Return the tape so far and begin a new one, with an ALLOC of every live storage."""
         self._flush()
-        done, self.tape = self.tape, Tape(self.rank)
+        finished, self.tape = self.tape, Tape(self.rank)
         self._works.clear()
         self.tape.add(SCOPE, self.tape.scope(Scope("start")))
         for storage, (size, site) in self._live.items():
             self.tape.add(ALLOC, storage, size, self.tape.site(site))
-        return done
+        return finished
 
     def name(self, living: Iterable[Tensor], category: str) -> None:
         """Set the category of the storages of ``living``, from the next tape on; record unknown ones as allocated."""
@@ -80,13 +80,13 @@ class Recorder(TorchDispatchMode):
             self._live[key] = size, site._replace(category=category)
 
     def enter_scope(self, scope: Scope) -> None:
-        """Write a SCOPE event: what follows belongs to ``scope``."""
+        """Write a SCOPE event: later events belong to ``scope``."""
         self._flush()
         self.tape.add(SCOPE, self.tape.scope(scope))
 
     @property
     def phase(self) -> str:
-        """Set by the engine, as on its meter. Only "optimizer" has an effect; the schedule tells the other phases."""
+        """Return an empty phase: the engine sets it, but only "optimizer" has an effect, as actions set the others."""
         return ""
 
     @phase.setter
@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def aside(self) -> Iterator[Tape]:
-        """Write the events within to a tape of their own, which is yielded."""
+        """Write the events within to a separate tape, which is yielded."""
         self._flush()
         (outer, live), self.tape = (self.tape, self.live_bytes), Tape(self.rank)
         try:
@@ -150,11 +150,11 @@ class Recorder(TorchDispatchMode):
         """Create a tensor and record its storage at site number ``site`` of the tape."""
         self._flush()
         with self.hiding():
-            made = tensor()
-        storage = made.untyped_storage()
+            created = tensor()
+        storage = created.untyped_storage()
         self._ids[storage._cdata] = key = self.reserve_ids(1)
         self._register(key, storage.nbytes(), self.tape.sites[site])
-        return made
+        return created
 
     def free_early(self, tensor: Tensor) -> None:
         """Record a FREE of the tensor's storage now, though Python still holds it."""
@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):
     # Operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, or fake it (collectives, scalars, resizes), and record what it does."""
+        """Run the operation, or fake it (collectives, scalars, resizes), and record its storages, kernel or message."""
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
@@ -189,13 +189,13 @@ class Recorder(TorchDispatchMode):
         frame = self.places.frame()
         if self._fused is not None and not func.is_view and not self._fused.goes_on(frame):
             self._flush()
-        made = list(tensors(out))
-        for tensor in made:
+        outputs = list(tensors(out))
+        for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids and storage.nbytes():
                 self._created(storage, self.places.site(func, frame))
         if not func.is_view and func._opname not in NO_WORK:
-            self._kernel(func, args, out, made, frame)
+            self._kernel(func, args, out, outputs, frame)
         return out
 
     def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
@@ -228,8 +228,8 @@ class Recorder(TorchDispatchMode):
         site = self.tape.site(self.places.site(func, self.places.frame()))
         message, tensor = message_of(func, args, self.groups, site=site)
         handle = self.reserve_handles(1)
-        carried = self._ids.get(tensor.untyped_storage()._cdata, -1)
-        self.tape.add(START, handle, self.tape.message(message), carried)
+        storage = self._ids.get(tensor.untyped_storage()._cdata, -1)
+        self.tape.add(START, handle, self.tape.message(message), storage)
         work = Handle(lambda: self._record_wait(handle))
         boxed: torch.ScriptObject = work.boxed()
         self._works.append((work, boxed))
@@ -268,10 +268,10 @@ class Recorder(TorchDispatchMode):
         address = storage._cdata
         if address in self._ids:
             self._freed(address)
-            known = True
+            is_tracked = True
         else:
-            known = storage.nbytes() == 0
+            is_tracked = storage.nbytes() == 0
         storage.resize_(size)
-        if size and known:
+        if size and is_tracked:
             self._ids[address] = key = self.reserve_ids(1)
             self._register(key, size, self.places.site(RESIZE, self.places.frame()))

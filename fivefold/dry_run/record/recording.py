@@ -1,8 +1,8 @@
-"""The recording of one block's forward and backward, and its translation to the ids and sites of another block.
+"""Recordings of one block's forward and backward, and their translation to the ids and sites of another block.
 
     recorded    ALLOC 1 · KERNEL 0 · FREE 1        replayed    ALLOC 5001 · KERNEL 17 · FREE 5001, of layer 12
 
-Between chunks of events lie steps that replay executes: deliver a gradient, defer a weight gradient, make a tensor.
+Between chunks of events are steps that replay executes: deliver a gradient, defer a weight gradient, make a tensor.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, WAIT, Tape
 
 Events = NDArray[np.int64]  # [n, 4]
-DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # further kinds: weight gradient made, or deferred; dropped
-X, G = 0, 1  # ids of the forward's input and of the output's gradient; storages made inside are numbered from 2
+DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # further kinds: weight gradient computed, or deferred; event dropped
+X, G = 0, 1  # ids of the forward's input and of the output's gradient; storages allocated inside are numbered from 2
 
 
 class NotReplayable(Exception):
-    """The block frees or waits for something older than itself, or leaves storages behind: it cannot be replayed."""
+    """An error: the block frees or waits for something older than itself, or leaves storages behind."""
 
 
 class Shape(NamedTuple):
-    """Size, stride (in elements) and dtype of a tensor that replay makes."""
+    """The size, stride (in elements) and dtype of a tensor that replay creates."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -47,13 +47,13 @@ Made = tuple[int, Shape]  # storage id and shape of a tensor that leaves the blo
 
 
 class Recording(NamedTuple):
-    """One forward and backward of a block. Storage ids count from ``G`` + 1; sites etc. index the lists of ``tape``."""
+    """One block's forward and backward. Storage ids count from ``G`` + 1; sites etc. index the lists of ``tape``."""
 
     tape: Tape
     forward: Events
     backward: Events
     works: tuple[Events, ...]  # deferred weight gradients, each the events of one W
-    end: Events  # what happens when the autograd graph is freed
+    end: Events  # events when the autograd graph is freed
     ids: int
     handles: int
     y: Made
@@ -69,7 +69,7 @@ def recording_of(
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
     parts = [events[start:stop].copy() for start, stop in spans]
-    ours = set(events[events[:, 0] == ALLOC, 1].tolist())  # storages allocated during the recording
+    allocated = set(events[events[:, 0] == ALLOC, 1].tolist())  # storages allocated during the recording
     freed = set[int]()
     for part in parts:
         for event in part:
@@ -80,7 +80,7 @@ def recording_of(
                 event[1] = ids[int(event[1])]
                 freed.add(int(event[1]))
             elif kind == FREE:
-                if int(event[1]) not in ours:
+                if int(event[1]) not in allocated:
                     raise NotReplayable
                 event[0] = NOTHING
             elif kind == START:
@@ -98,7 +98,7 @@ def recording_of(
 
 
 class Chunk:
-    """Consecutive events with sites, kernels and messages of the target tape; ids and handles are the recording's."""
+    """A chunk of consecutive events, translated to the target tape except for ids and handles."""
 
     def __init__(self, events: Events) -> None:
         kinds = events[:, 0]
@@ -122,44 +122,46 @@ class Chunk:
 
 def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
     """Yield ``Chunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
-    lists, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
-    special = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
+    indices, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
+    special_storage = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
     chunk: list[list[int]] = []
     live = 0
 
     def done() -> Iterator[Chunk]:
         nonlocal live
         if chunk:
-            found = Chunk(np.array(chunk, dtype=np.int64))
-            found.live_bytes, live = live, 0
+            finished = Chunk(np.array(chunk, dtype=np.int64))
+            finished.live_bytes, live = live, 0
             chunk.clear()
-            yield found
+            yield finished
 
     for kind, first, second, third in events.tolist():
-        apart = kind in (DELIVER, PUT_OFF) or (kind == ALLOC and first == special) or (kind == FREE and first <= G)
-        if apart:
+        is_step = (
+            kind in (DELIVER, PUT_OFF) or (kind == ALLOC and first == special_storage) or (kind == FREE and first <= G)
+        )
+        if is_step:
             yield from done()
-            path = tape.sites[lists.sites[second]].module if kind == DELIVER else ""
-            yield kind, lists.sites[third] if kind == ALLOC else first, path
+            path = tape.sites[indices.sites[second]].module if kind == DELIVER else ""
+            yield kind, indices.sites[third] if kind == ALLOC else first, path
         elif kind == FREE and first in (recording.y[0], recording.dx[0]):
             continue  # a real tensor in replay: its finalizer records the FREE
         elif kind == ALLOC:
-            chunk.append([kind, first, second, lists.sites[third]])
+            chunk.append([kind, first, second, indices.sites[third]])
             live += second
         elif kind == FREE:
             chunk.append([kind, first, 0, 0])
             live -= sizes[first]
         elif kind == KERNEL:
-            chunk.append([kind, lists.kernels[first], 0, 0])
+            chunk.append([kind, indices.kernels[first], 0, 0])
         elif kind == START:
-            chunk.append([kind, first, lists.messages[second], third])
+            chunk.append([kind, first, indices.messages[second], third])
         else:
             chunk.append([kind, first, second, third])
     yield from done()
 
 
 class _TranslatedLists(NamedTuple):
-    """Indices on another tape of a recording's sites, kernels and messages."""
+    """The indices of a recording's sites, kernels and messages on another tape."""
 
     sites: list[int]
     kernels: list[int]

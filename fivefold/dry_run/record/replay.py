@@ -1,10 +1,10 @@
-"""Runs one block of each kind and records it; the others replay the recording, which saves the dry run's time.
+"""Runs one block of each kind and records it; the others replay the recording, which speeds up the dry run.
 
     forward    events … make y                           backward   events · deliver a weight's gradient · … make dx
-    W          events of one deferred weight gradient    end        frees of what lives as long as the autograd graph
+    W          events of one deferred weight gradient    end        frees of storages that the autograd graph holds
 
-Only the inside of a block is replayed: gathering weights, collecting gradients and pipeline messages run as in
-training. A block's inputs and outputs are tensors.
+Only the inside of a block is replayed: weight gathers, gradient collection and pipeline messages run as in training.
+A block's inputs and outputs are tensors.
 """
 
 from __future__ import annotations
@@ -45,28 +45,40 @@ from fivefold.trainer.parallel.pipeline import exit_of, run_backward
 
 
 def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
-    """Make each block of this rank replay the recording of its kind, which is made when the first of the kind runs.
+    """Make each block of this rank replay the recording of its kind, which is created when the first of the kind runs.
 
-    The head replays its own recording of the first micro-batch, unless it predicts several tokens.
+    The head replays a recording of its first micro-batch, unless it predicts several tokens.
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
-    known: dict[Hashable, dict[bool, Recording] | None] = {}
-    again = recomputed_layers(model.layers, layout)
+    known_recordings: dict[Hashable, dict[bool, Recording] | None] = {}
+    is_recomputed = recomputed_layers(model.layers, layout)
     for layer, block in enumerate(built.module.blocks):
-        kind = kind_of(model, layer), again[layer]
+        kind = kind_of(model, layer), is_recomputed[layer]
         block.forward = Player(
-            block, layer=layer, kind=kind, known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
+            block,
+            layer=layer,
+            kind=kind,
+            known=known_recordings,
+            split=split,
+            wgrad_store=built.wgrad_store,
+            recorder=recorder,
         ).forward
     head = built.module.head
-    if model.mtp is not None:  # has blocks of its own, and more inputs
+    if model.mtp is not None:  # the head then contains blocks, and has more inputs
         return
     head.forward = Player(  # type: ignore[method-assign,assignment]
-        head, layer=-1, kind="head", known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
+        head,
+        layer=-1,
+        kind="head",
+        known=known_recordings,
+        split=split,
+        wgrad_store=built.wgrad_store,
+        recorder=recorder,
     ).forward
 
 
 class Player:
-    """Replaces the forward of one block: records the first of its kind (``known``, by kind), else replays."""
+    """A replacement of one block's forward: records the first block of its kind (``known``, by kind), else replays."""
 
     def __init__(
         self, block: nn.Module, *, layer: int, kind: Hashable, known: dict[Hashable, dict[bool, Recording] | None],
@@ -86,8 +98,10 @@ class Player:
         """Record the block if its kind is new; then replay it, or run it if it is not replayable."""
         if self.kind not in self.known:
             try:
-                ways = {way: self._record(x, rest, split=way) for way in ((False, True) if self.split else (False,))}
-                self.known[self.kind] = ways
+                recordings_of_kind = {
+                    way: self._record(x, rest, split=way) for way in ((False, True) if self.split else (False,))
+                }
+                self.known[self.kind] = recordings_of_kind
             except NotReplayable:
                 self.known[self.kind] = None
         recordings = self.known[self.kind]
@@ -100,7 +114,7 @@ class Player:
     # Recording
 
     def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> Recording:
-        """Run forward and backward of this block on a tape aside; ``split``: with deferred weight gradients."""
+        """Run forward and backward of this block on a separate tape; ``split``: with deferred weight gradients."""
         with self.recorder.aside() as tape, torch.enable_grad(), self._intercepted_gradients(tape) as gradients:
             spans, ids, y, dx = self._run_once(like, rest, split=split)
         return recording_of(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
@@ -109,13 +123,13 @@ class Player:
         self, like: Tensor, rest: Sequence[Any], *, split: bool
     ) -> tuple[list[tuple[int, int]], dict[int, int], Made, Made]:
         """Run once; return the tape ranges (forward, backward, end, each W), the ids of x and dy, y, and dx."""
-        recorder, spans, found = self.recorder, list[tuple[int, int]](), dict[str, Any]()
+        recorder, spans, noted = self.recorder, list[tuple[int, int]](), dict[str, Any]()
         leaf = torch.empty_like(like).requires_grad_()
-        x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, found, recorder))  # type: ignore[no-untyped-call]
+        x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, noted, recorder))  # type: ignore[no-untyped-call]
         x_id, start = recorder.id_of(x), recorder.place()
         y = self.inner(x, *rest)
         spans.append((start, recorder.place()))
-        made = recorder.id_of(y), Shape.of(y)
+        output = recorder.id_of(y), Shape.of(y)
         inbox = [torch.empty_like(y)]
         g_id = recorder.id_of(inbox[0])
         end = exit_of(y, inbox)
@@ -125,7 +139,7 @@ class Player:
         with recorder.places.inside(""):
             run_backward(end, seed)
         self.wgrad_store.deferring = False
-        spans.append((start, found["place"]))
+        spans.append((start, noted["place"]))
         start = recorder.place()
         del end
         spans.append((start, recorder.place()))
@@ -135,7 +149,7 @@ class Player:
             with recorder.places.inside(""):
                 works.pop()()
             spans.append((start, recorder.place()))
-        return spans, {x_id: X, g_id: G}, made, found["dx"]
+        return spans, {x_id: X, g_id: G}, output, noted["dx"]
 
     @contextmanager
     def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, tuple[Shape, ...]]]]:
@@ -150,7 +164,7 @@ class Player:
             parts = gradient[:2] if isinstance(gradient, Cast) else (gradient,)
             gradients.append((name, tuple(Shape.of(part) for part in parts)))
             if self.wgrad_store.deferring and self.weights[name].waits:  # type: ignore[attr-defined]
-                do(partial(_let_go, gradient))  # it lives until W
+                do(partial(_let_go, gradient))  # it stays allocated until W
 
         def do(work: Work) -> None:
             if self.wgrad_store.deferring:
@@ -197,48 +211,51 @@ class Player:
     def _dummy(self, name: str, shapes: tuple[Shape, ...]) -> Tensor | Cast:
         if name not in self._dummies:
             with self.recorder.hiding():
-                made = [shape.empty() for shape in shapes]
-                self._dummies[name] = made[0] if len(made) == 1 else Cast(*made)
+                dummies = [shape.empty() for shape in shapes]
+                self._dummies[name] = dummies[0] if len(dummies) == 1 else Cast(*dummies)
         return self._dummies[name]
 
     def _steps(self, recording: Recording, part: int) -> list[Any]:
         """Return the chunks and steps of a part for the current tape; cached, as all micro-batches share them."""
         tape, key = self.recorder.tape, (id(recording), part)
-        laid = self._cached_steps.get(key)
-        if laid is None or laid[0] is not tape:
+        cached = self._cached_steps.get(key)
+        if cached is None or cached[0] is not tape:
             events = (recording.forward, recording.backward, recording.end, *recording.works)[part]
-            laid = self._cached_steps[key] = tape, list(steps_of(events, recording, part, tape=tape, layer=self.layer))
-        return laid[1]
+            cached = self._cached_steps[key] = (
+                tape,
+                list(steps_of(events, recording, part, tape=tape, layer=self.layer)),
+            )
+        return cached[1]
 
 
 def _let_go(_gradient: Tensor | Cast) -> None:
-    """The work of a gradient that only waits: it is freed with this call."""
+    """Do nothing: this is the work of a gradient that only waits for W, and is freed after this call."""
 
 
 class Played:
-    """State of one micro-batch in a replayed block: its tensors, its first storage id and its first handle.
+    """The state of one micro-batch in a replayed block: its tensors, its first storage id and its first handle.
 
     It starts with the recording without deferral; the backward picks the right one (their forwards are equal).
     """
 
     def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
         self.recording = recordings[False]
-        # detached, or the deferred dW would hold the graph of the blocks before, and what those keep until its end
+        # detached, or the deferred dW would keep the graph of earlier blocks and their saved tensors alive
         self.x: Tensor | None = x.detach()
         self.g: Tensor | None = None
         self.made: Tensor | None = None
-        self.first_id = recorder.reserve_ids(max(each.ids for each in recordings.values()))
-        self.first_handle = recorder.reserve_handles(max(each.handles for each in recordings.values()))
+        self.first_id = recorder.reserve_ids(max(recording.ids for recording in recordings.values()))
+        self.first_handle = recorder.reserve_handles(max(recording.handles for recording in recordings.values()))
 
     def take(self) -> Tensor:
-        """Return the tensor that was made last (y or dx), and drop it here."""
-        made, self.made = self.made, None
-        assert made is not None
-        return made
+        """Return the tensor that was created last (y or dx), and drop it here."""
+        tensor, self.made = self.made, None
+        assert tensor is not None
+        return tensor
 
 
 class _GraphEnd:
-    """Held by the autograd graph: replays the end part when the graph is freed."""
+    """An object held by the autograd graph: replays the end part when the graph is freed."""
 
     def __init__(self, player: Player, played: Played) -> None:
         self.player, self.played = player, played
@@ -271,7 +288,7 @@ class _ReplayBlock(torch.autograd.Function):
 
 
 class _InputGradient(torch.autograd.Function):
-    """The input boundary of a recording: forward copies x; backward passes dx to ``arrived`` and stops."""
+    """An input boundary of a recording: forward copies x; backward passes dx to ``arrived`` and stops."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:

@@ -1,9 +1,9 @@
-"""The tape: the events of one rank's step in order (storages, kernels, messages and waits).
+"""Tapes: the events of one rank's step in order (storages, kernels, messages and waits).
 
     ALLOC 7 4096 3 · KERNEL 12 · FREE 7 · START 1 5 · KERNEL 13 · WAIT 1 · …        four integers each
 
 Written by ``recorder.py``; read by memory/ (levels, allocator), time/ (streams, traces) and match.py (deadlocks).
-Sites, scopes, kernels and messages are stored once in lists, and named by their index.
+Sites, scopes, kernels and messages are stored once in lists, and referred to by their index.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Site(NamedTuple):
     category: str = ""  # parameters, gradients, optimizer, gathers, inputs; "": classified by lifetime
 
     def __str__(self) -> str:
-        return " ".join(word for word in (self.module, self.operation.partition("::")[2], f"({self.line})") if word)
+        return " ".join(part for part in (self.module, self.operation.partition("::")[2], f"({self.line})") if part)
 
 
 class Scope(NamedTuple):
@@ -44,12 +44,12 @@ class Scope(NamedTuple):
     micro_batch: int = -1
 
     def __str__(self) -> str:
-        at = f" of micro-batch {self.micro_batch}" if self.micro_batch >= 0 else ""
-        return self.phase + at + (f", stage {self.stage}" if self.stage > 0 else "")
+        micro_batch = f" of micro-batch {self.micro_batch}" if self.micro_batch >= 0 else ""
+        return self.phase + micro_batch + (f", stage {self.stage}" if self.stage > 0 else "")
 
 
 class Kernel(NamedTuple):
-    """One kernel on the device, as it is priced. ``shape`` of a matmul: rows, columns, inner dim, batch; of attention:
+    """A kernel on the device, as it is priced. ``shape`` of a matmul: rows, columns, inner dim, batch; of attention:
     sequences · heads, queries, keys, head dim.
     """
 
@@ -58,13 +58,13 @@ class Kernel(NamedTuple):
     dtype: str
     flops: int  # attention counts the full square
     moved_bytes: int  # read and written
-    launches: int  # torch operations that it stands for: more than 1 if elementwise operations were fused
+    launches: int  # torch operations that it represents: more than 1 if elementwise operations were fused
     site: int
     passed_bytes: int = 0  # read and written by those operations one after another
 
 
 class Message(NamedTuple):
-    """One message of this rank. ``members``: the ranks of the world that take part, in group order."""
+    """A message of this rank. ``members``: the ranks of the world that take part, in group order."""
 
     axis: str  # mesh axis
     group: str  # name of the communicator
@@ -121,8 +121,8 @@ class Tape:
 
     def _index(self, known: list[T], value: T) -> int:
         key = id(known), value
-        place = self._indices.get(key)
-        if place is None:
-            place = self._indices[key] = len(known)
+        index = self._indices.get(key)
+        if index is None:
+            index = self._indices[key] = len(known)
             known.append(value)
-        return place
+        return index

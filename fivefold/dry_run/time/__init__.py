@@ -1,5 +1,5 @@
-"""From tapes to seconds: tapes priced and played on streams.
+"""Simulates the time of a dry run: prices tapes and plays them on streams.
 
 prices     seconds of kernels and messages          streams    compute and communication streams of several ranks
-play       where the seconds of each rank go        pictures   spans and levels for charts        trace   Perfetto
+play       breaks down the seconds of each rank     pictures   spans and levels for charts        trace   Perfetto
 """

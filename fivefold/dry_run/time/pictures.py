@@ -1,4 +1,4 @@
-"""Converts a played rehearsal into what ``show`` draws: the spans of a rank's actions, and its memory over time.
+"""Converts a simulated dry run into charts' data: the spans of a rank's actions, and its memory over time.
 
 scopes and waits → Span        allocations and frees at their seconds → Level
 """
@@ -14,7 +14,7 @@ from fivefold.dry_run.time.play import Played, TimedSpan
 from fivefold.layout.schedule.columns import Row
 from fivefold.results.spans import Level, Span
 
-LEVELS = 1200  # equal time intervals; of each the levels with most and with least memory are kept
+LEVELS = 1200  # equal time intervals; the levels of highest and lowest memory of each are kept
 MOMENT = 1e-9  # seconds: tolerance for two events at the same time
 
 
@@ -22,21 +22,21 @@ def levels(played: Played, tape: Tape) -> list[Level]:
     """Return live bytes over time on the tape's rank, thinned to about 2 · ``LEVELS``. Causes omit the line of code,
     for which a chart has no room.
     """
-    whole = all_levels(tape, played.seconds_at(tape.rank))
-    each = played.step_seconds / LEVELS or 1.0
-    found: list[Level] = []
-    for _, stretch in groupby(whole, key=lambda level: int(level.seconds / each)):
-        together = list(stretch)
-        ends = {id(pick(together, key=lambda level: level.live_bytes)) for pick in (max, min)}
-        if found and together[0].seconds - found[-1].seconds > each:  # hold the last level: no slope
-            found.append(found[-1]._replace(seconds=together[0].seconds, cause=""))
-        found += [level._replace(cause=level.cause.partition(" (")[0]) for level in together if id(level) in ends]
-    return [*found, found[-1]._replace(seconds=played.step_seconds, cause="")]
+    all_of_rank = all_levels(tape, played.seconds_at(tape.rank))
+    interval = played.step_seconds / LEVELS or 1.0
+    kept: list[Level] = []
+    for _, group in groupby(all_of_rank, key=lambda level: int(level.seconds / interval)):
+        in_interval = list(group)
+        extremes = {id(pick(in_interval, key=lambda level: level.live_bytes)) for pick in (max, min)}
+        if kept and in_interval[0].seconds - kept[-1].seconds > interval:  # hold the last level: no slope
+            kept.append(kept[-1]._replace(seconds=in_interval[0].seconds, cause=""))
+        kept += [level._replace(cause=level.cause.partition(" (")[0]) for level in in_interval if id(level) in extremes]
+    return [*kept, kept[-1]._replace(seconds=played.step_seconds, cause="")]
 
 
 def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
     """Return the spans of a rank: each action of its ``row`` with its exposed messages, then the update."""
-    found: list[Span] = []
+    action_spans: list[Span] = []
     waits: list[TimedSpan] = []
     actions = iter(row)
     for span in played.spans(tape.rank):
@@ -44,21 +44,21 @@ def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
             waits.append(span)
         elif span.kind == SCOPE:
             phase = tape.scopes[span.place].phase
-            if phase == "update":  # drawn from its last wait on: for the gradient norm
+            if phase == "update":  # drawn from the end of its last wait, for the gradient norm
                 start = max((wait.end for wait in waits), default=span.start)
-                found.append(Span("update", "update", start, span.end))
+                action_spans.append(Span("update", "update", start, span.end))
             elif phase != "start":
                 action = next(actions)
-                found.append(Span(action.kind, str(action), *_without_hops(span, waits, tape), *action[1:]))
+                action_spans.append(Span(action.kind, str(action), *_without_hops(span, waits, tape), *action[1:]))
             waits = []
-    return tuple(found)
+    return tuple(action_spans)
 
 
 def _without_hops(
     span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape
 ) -> tuple[float, float, float, tuple[str, ...]]:
-    """Return start and end of a scope without the pp waits at its two ends, the seconds of the waits within, and the
-    axes of those waits.
+    """Return start and end of a scope without the pp waits at its two ends, the seconds of the waits in between, and
+    the axes of those waits.
     """
     start, end, seconds, axes = span.start, span.end, 0.0, dict[str, None]()
     hops = [wait for wait in waits if tape.messages[wait.place].axis == "pp"]

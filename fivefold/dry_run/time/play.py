@@ -1,9 +1,9 @@
-"""Simulates a rehearsed step in time: plays priced tapes on streams, and splits each rank's seconds by cause.
+"""Simulates the time of a dry run: plays priced tapes on streams, and breaks down each rank's seconds by cause.
 
     step = compute + update + exposed messages by axis + bubble          on every rank
 
 Bubble: seconds in which a rank waits until other ranks issue a message, or (pipeline) until its rows arrive, and
-the seconds from its own end to the end of the step.
+the seconds from the end of its tape to the end of the step.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Seconds = NDArray[np.float64]
 
 
 class RankTime(NamedTuple):
-    """Seconds of one rank by cause; they add up to the step."""
+    """The seconds of one rank by cause; they add up to the step."""
 
     rank: int
     compute: float  # includes waits for the host's kernel launches
     bubble: float
-    exposed: dict[str, float]  # messages not hidden by compute, by axis
+    exposed: dict[str, float]  # messages not overlapped with compute, by axis
     update: float
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
+        """Return the seconds of the full step."""
         return self.compute + self.bubble + sum(self.exposed.values()) + self.update
 
 
@@ -51,7 +51,7 @@ class TimedSpan(NamedTuple):
 
 
 class Played:
-    """Tapes with a time for every event; ``ranks``: the split of each rank's seconds, in the order of ``tapes``."""
+    """The tapes with a time for every event; ``ranks``: the time breakdown of each rank, in the order of ``tapes``."""
 
     def __init__(self, streams: Streams) -> None:
         self.tapes = tuple(streams.tapes)
@@ -60,7 +60,7 @@ class Played:
         self.ranks = tuple(self._rank_time(place) for place in range(len(self.tapes)))
 
     def time(self) -> Time:
-        """Return the step's time; its parts are those of the rank with the smallest bubble."""
+        """Return the step's time; its breakdown is that of the rank with the smallest bubble."""
         busiest = min(self.ranks, key=lambda rank: rank.bubble)
         parts = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
         parts |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
@@ -72,63 +72,63 @@ class Played:
 
     def seconds_at(self, rank: int) -> Seconds:
         """Return the second at which each event of a rank has ended; for a START, when it was issued to the device."""
-        place = self._streams.places[rank]
-        issued = np.frombuffer(self.tapes[place].events, dtype=np.int64)[::4] == START
-        return np.maximum.accumulate(np.where(issued, 0.0, self._streams.ends[place]))
+        index = self._streams.places[rank]
+        is_start = np.frombuffer(self.tapes[index].events, dtype=np.int64)[::4] == START
+        return np.maximum.accumulate(np.where(is_start, 0.0, self._streams.ends[index]))
 
     def spans(self, rank: int) -> Iterator[TimedSpan]:
         """Yield the spans of a rank's device, in order of issue; a scope lasts until the next one begins."""
-        place = self._streams.places[rank]
-        begins, ends = self._streams.begins[place], self._streams.ends[place]
+        index = self._streams.places[rank]
+        begins, ends = self._streams.begins[index], self._streams.ends[index]
         messages: dict[int, int] = {}
         scope: tuple[int, float] | None = None
-        for at, (kind, first, second, _) in enumerate(self.tapes[place]):
+        for event, (kind, first, second, _) in enumerate(self.tapes[index]):
             if kind == KERNEL:
-                yield TimedSpan(kind, first, begins[at], ends[at])
+                yield TimedSpan(kind, first, begins[event], ends[event])
             elif kind == START:
                 messages[first] = second
-                yield TimedSpan(kind, second, begins[at], ends[at])
+                yield TimedSpan(kind, second, begins[event], ends[event])
             elif kind == WAIT and first in messages:
-                if ends[at] > begins[at]:
-                    yield TimedSpan(kind, messages.pop(first), begins[at], ends[at])
+                if ends[event] > begins[event]:
+                    yield TimedSpan(kind, messages.pop(first), begins[event], ends[event])
             elif kind == SCOPE:
                 if scope is not None:
-                    yield TimedSpan(SCOPE, scope[0], scope[1], begins[at])
-                scope = first, begins[at]
+                    yield TimedSpan(SCOPE, scope[0], scope[1], begins[event])
+                scope = first, begins[event]
         if scope is not None:
-            yield TimedSpan(SCOPE, scope[0], scope[1], self._streams.clocks[place])
+            yield TimedSpan(SCOPE, scope[0], scope[1], self._streams.clocks[index])
 
     def _rank_time(self, place: int) -> RankTime:
-        """Split a rank's seconds: add up bubble, exposed messages and update; the rest is compute."""
+        """Break down a rank's seconds: add up bubble, exposed messages and update; the rest is compute."""
         tape, streams = self.tapes[place], self._streams
         begins, ends = streams.begins[place], streams.ends[place]
         rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
         starts = dict(zip(rows[rows[:, 0] == START, 1].tolist(), streams.issued[place], strict=True))
         messages = dict(rows[rows[:, 0] == START, 1:3].tolist())
-        updates = [at for at in np.flatnonzero(rows[:, 0] == SCOPE).tolist() if _is_update(tape, at)]
-        begin = updates[0] if updates else len(tape)
-        waited = {"": 0.0}
-        late = 0.0
-        for at in np.flatnonzero(rows[:, 0] == WAIT).tolist():
-            handle = tape.events[4 * at + 1]
-            seconds = ends[at] - begins[at]
+        updates = [event for event in np.flatnonzero(rows[:, 0] == SCOPE).tolist() if _is_update(tape, event)]
+        update_begin = updates[0] if updates else len(tape)
+        wait_seconds = {"": 0.0}
+        update_waits = 0.0
+        for event in np.flatnonzero(rows[:, 0] == WAIT).tolist():
+            handle = tape.events[4 * event + 1]
+            seconds = ends[event] - begins[event]
             if handle not in starts or seconds <= 0:
                 continue
             message = tape.messages[messages[handle]]
-            posted = max(each.posted for exchange in starts[handle].exchanges for each in exchange.endpoints)
-            idle = min(seconds, max(0.0, posted - begins[at]))
+            posted = max(endpoint.posted for exchange in starts[handle].exchanges for endpoint in exchange.endpoints)
+            idle = min(seconds, max(0.0, posted - begins[event]))
             if streams.streams and (message.axis, message.collective) == ("pp", "p2p"):
                 idle = seconds
-            waited[""] += idle
+            wait_seconds[""] += idle
             if seconds > idle:
-                waited[message.axis] = waited.get(message.axis, 0.0) + seconds - idle
-            if at >= begin:
-                late += seconds
+                wait_seconds[message.axis] = wait_seconds.get(message.axis, 0.0) + seconds - idle
+            if event >= update_begin:
+                update_waits += seconds
         end = streams.clocks[place]
-        update = end - begins[begin] - late if updates else 0.0
-        bubble = waited.pop("")
-        compute = end - update - bubble - sum(waited.values())
-        return RankTime(tape.rank, compute, bubble + self.step_seconds - end, waited, update)
+        update = end - begins[update_begin] - update_waits if updates else 0.0
+        bubble = wait_seconds.pop("")
+        compute = end - update - bubble - sum(wait_seconds.values())
+        return RankTime(tape.rank, compute, bubble + self.step_seconds - end, wait_seconds, update)
 
 
 def _is_update(tape: Tape, at: int) -> bool:
@@ -136,10 +136,10 @@ def _is_update(tape: Tape, at: int) -> bool:
 
 
 def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
-    """Play one step of some ranks of ``world``, usually one per pipeline rank; raises ``Mistake`` on a deadlock."""
+    """Simulate one step of some ranks of ``world``, usually one per pipeline rank; raises ``Mistake`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
     streams = Streams(tapes, streams=machine.overlaps, costs=[pricer.costs(tape) for tape in tapes])
-    found = deadlocks(streams)
-    if found:
-        raise Mistake(found[0])
+    lines = deadlocks(streams)
+    if lines:
+        raise Mistake(lines[0])
     return Played(streams)

@@ -1,6 +1,6 @@
 """Prices the kernels and messages of a tape in seconds, with the planner's cost models.
 
-matmul (rows, columns, inner, batch)   →  planner/time/compute.py      attention: half of the square where it is causal
+matmul (rows, columns, inner, batch)   →  planner/time/compute.py      attention: half of the square if causal
 moving: bytes ÷ bandwidth              →  the same                   message: planner/time/network.py, by its ranks
 launch: the host's seconds per kernel and message, as in planner/time/unit_time.py
 """
@@ -37,7 +37,7 @@ INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, 
 
 
 class Pricer:
-    """Prices kernels and messages of ``job`` on ``machine`` while ``world`` ranks run side by side."""
+    """A price model of kernels and messages of ``job`` on ``machine`` while ``world`` ranks run concurrently."""
 
     def __init__(self, *, machine: Machine, job: Job, world: int, constants: Constants = PUBLISHED) -> None:
         self.machine, self.job, self.constants = machine, job, constants
@@ -52,13 +52,13 @@ class Pricer:
 
     def costs(self, tape: Tape) -> Costs:
         """Return the seconds of every kernel and message in the tape's lists."""
-        drags = self.nccl and not self.job.stack.blocking
+        can_slow = self.nccl and not self.job.stack.blocking
         return Costs(
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             launches=[self.host * (kernel.launches if self.apart else 1) for kernel in tape.kernels],
             messages=[self.message(message, rank=tape.rank) for message in tape.messages],
             drag=[
-                self.constants.hidden_message_slowdown * (drags and _slows_compute(message))
+                self.constants.hidden_message_slowdown * (can_slow and _slows_compute(message))
                 for message in tape.messages
             ],
             reads=[message.dtype in INTEGERS for message in tape.messages],
@@ -69,13 +69,13 @@ class Pricer:
     def kernel(self, kernel: Kernel, *, line: str = "") -> float:
         """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
         if kernel.kind == "matmul":
-            rows, columns, inner, number = kernel.shape
-            return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=number)
+            rows, columns, inner, batch = kernel.shape
+            return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=batch)
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
         if self.prices.eager:
-            small = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
-            return self.prices.moving(max(kernel.moved_bytes, kernel.passed_bytes)) + small
+            extra_seconds = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
+            return self.prices.moving(max(kernel.moved_bytes, kernel.passed_bytes)) + extra_seconds
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
         return self.prices.moving(kernel.moved_bytes, kernel=curve)
 
@@ -85,18 +85,18 @@ class Pricer:
         return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
 
     def _attention(self, kernel: Kernel) -> float:
-        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full; of
-        a window only what is seen is counted.
+        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full;
+        under a window only the visible pairs are counted.
         """
         sequences, queries, keys, dim = kernel.shape
-        back, causal = kernel.kind.endswith("backward"), queries == keys and "window" not in kernel.kind
-        seen = kernel.flops // (2 if back else 1) // (2 if causal else 1)
+        is_backward, is_causal = kernel.kind.endswith("backward"), queries == keys and "window" not in kernel.kind
+        flops = kernel.flops // (2 if is_backward else 1) // (2 if is_causal else 1)
         measured = self.prices.measured
         if measured is not None and measured.attentions[0]:
-            return measured.attention(seen, shape=(sequences, queries, dim), heads=1)[back]
+            return measured.attention(flops, shape=(sequences, queries, dim), heads=1)[is_backward]
         return roofline.attention(
-            self.machine.chip, flops=seen, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
-            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention, backward=back,
+            self.machine.chip, flops=flops, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
+            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention, backward=is_backward,
             constants=self.constants,
         )  # fmt: skip
 
@@ -105,16 +105,16 @@ class Pricer:
         members = message.members
         if len(members) == 1:
             return 0.0
-        place = Group(len(members), members[1] - members[0])
+        group = Group(len(members), members[1] - members[0])
         if message.collective == "p2p" and not self.machine.calibration:
             span = self.machine.links[0].span
-            apart, near = abs(message.peer - rank), message.peer // span == rank // span
-            place = Group(2, apart if near else max(apart, span))
-        return self.network.seconds(message.collective, message.payload, place)
+            distance, same_node = abs(message.peer - rank), message.peer // span == rank // span
+            group = Group(2, distance if same_node else max(distance, span))
+        return self.network.seconds(message.collective, message.payload, group)
 
 
 def _slows_compute(message: Message) -> bool:
-    """Return whether a message slows the compute beside it, as in the planner: pp messages do not; of the send and
+    """Return whether a message slows concurrent compute, as in the planner: pp messages do not; of the send and the
     receive of a p2p exchange only the receive counts.
     """
     return message.axis != "pp" and (message.collective != "p2p" or message.receives)

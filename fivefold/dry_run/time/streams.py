@@ -1,11 +1,11 @@
 """Discrete-event simulation of several ranks' tapes: compute streams, host launches, one stream per communicator.
 
-    compute   kernel kernel START ······ kernel WAIT kernel          host   launches ahead of it
+    compute   kernel kernel START ······ kernel WAIT kernel          host   launches kernels ahead
     stream              (others, queue) ░░ message ░░                one per communicator, in order of issue
 
 A message begins when all its members have issued it: the k-th collective of a communicator matches the k-th of its
-other ranks, the k-th send the k-th receive. Members without a tape are in lockstep with one that has. Without
-``streams`` (gloo) messages of a communicator do not queue, and cost the rank that waits for them.
+other ranks, the k-th send the k-th receive. Members without a tape act as one that has a tape. Without
+``streams`` (gloo) messages of a communicator do not queue, and their time is spent by the rank that waits for them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fivefold.dry_run.record.tape import KERNEL, START, WAIT, Message, Tape
 
 
 class Costs(NamedTuple):
-    """Seconds of a tape's kernels and messages, by their index in its lists."""
+    """The seconds of a tape's kernels and messages, by their index in its lists."""
 
     kernels: Sequence[float]
     launches: Sequence[float]  # host seconds before each kernel can begin
     messages: Sequence[float]
-    drag: Sequence[float]  # share of a message's hidden seconds that the compute beside it loses
+    drag: Sequence[float]  # share of a message's overlapped seconds by which it slows concurrent compute
     reads: Sequence[bool]  # whether the host waits for the message too, because it reads the values
     launch: float = 0.0  # host seconds per message
     blocking: bool = False  # the host waits for every kernel to end
@@ -39,7 +39,7 @@ class Costs(NamedTuple):
 
 
 class Endpoint:
-    """One rank's part in a message, or in several that are issued as one (``batch_isend_irecv``)."""
+    """The part of one rank in a message, or in several that are issued as one (``batch_isend_irecv``)."""
 
     __slots__ = ("after", "at", "before", "end", "exchanges", "missing", "open", "posted", "rank", "start", "waiter")
 
@@ -48,7 +48,7 @@ class Endpoint:
         self.exchanges: list[Exchange] = []
         self.before: Endpoint | None = None  # the previous endpoint on the same stream
         self.after: Endpoint | None = None  # the next one
-        self.missing = 1  # what it still needs to begin: to be issued, and the end of ``before`` if there is one
+        self.missing = 1  # conditions missing to begin: its issue, and the end of ``before`` if there is one
         self.open = 0  # exchanges that have not ended
         self.posted = -1.0  # second of issue; -1: not issued yet
         self.start = self.end = 0.0
@@ -56,7 +56,7 @@ class Endpoint:
 
 
 class Exchange:
-    """One message, with the endpoints of all its members that have a tape."""
+    """A message, with the endpoints of all its members that have a tape."""
 
     __slots__ = ("end", "endpoints", "key", "missing", "number", "parts", "seconds", "start")
 
@@ -75,7 +75,7 @@ class BlockedRank(NamedTuple):
 
 
 class Streams:
-    """Plays ``tapes``, at most one per rank of the world. ``begins`` and ``ends``: seconds of every event of each tape.
+    """A simulation of ``tapes``, at most one per rank. ``begins`` and ``ends``: seconds of every event of each tape.
 
     A START begins and ends with its message; a WAIT ends with it. ``clocks``: the end of each tape. After ``run``,
     ``blocked`` holds the deadlocked ranks, by index of the tape.
@@ -106,10 +106,10 @@ class Streams:
         endpoints: list[Endpoint] = []
         keys = [_order_key(message, rank=tape.rank) for message in tape.messages]
         seconds = self.costs[place].messages
-        at = np.flatnonzero(events[:, 0] == START)
-        chosen = events[at, 2].tolist()
-        joins = [self.streams and tape.messages[index].joins for index in chosen] + [False]
-        for i, (event, index) in enumerate(zip(at.tolist(), chosen, strict=True)):
+        starts = np.flatnonzero(events[:, 0] == START)
+        message_indices = events[starts, 2].tolist()
+        joins = [self.streams and tape.messages[index].joins for index in message_indices] + [False]
+        for i, (event, index) in enumerate(zip(starts.tolist(), message_indices, strict=True)):
             message, key = tape.messages[index], keys[index]
             number = numbers[key, message.receives]
             numbers[key, message.receives] += 1
@@ -128,7 +128,7 @@ class Streams:
         return endpoints
 
     def _parts_expected(self, message: Message) -> int:
-        """Return how many members of a message have a tape."""
+        """Count the members of a message that have a tape."""
         if message.collective == "p2p":
             return 1 + (message.peer in self.places)
         return sum(member in self.places for member in message.members)
@@ -153,35 +153,35 @@ class Streams:
     # Time
 
     def run(self) -> bool:
-        """Play all tapes; return whether every rank came to its end (else see ``blocked``)."""
-        walks = [self._run_rank(place) for place in range(len(self.tapes))]
-        self._runnable.extend(range(len(walks)))
+        """Simulate all tapes; return whether every rank reached its end (else see ``blocked``)."""
+        simulations = [self._run_rank(index) for index in range(len(self.tapes))]
+        self._runnable.extend(range(len(simulations)))
         while self._runnable:
-            place = self._runnable.popleft()
-            self.blocked.pop(place, None)
-            blocked = next(walks[place], None)
+            index = self._runnable.popleft()
+            self.blocked.pop(index, None)
+            blocked = next(simulations[index], None)
             if blocked is not None:
                 blocked.endpoint.waiter = True
-                self.blocked[place] = blocked
+                self.blocked[index] = blocked
         for exchange in self.exchanges.values():
-            for place, at, _ in exchange.parts:
-                self.begins[place][at], self.ends[place][at] = exchange.start, exchange.end
+            for index, at, _ in exchange.parts:
+                self.begins[index][at], self.ends[index][at] = exchange.start, exchange.end
         return not self.blocked
 
     def _run_rank(self, place: int) -> Iterator[BlockedRank]:
-        """Play one rank; yields whenever it must wait for a message that has not ended."""
+        """Simulate one rank; yields whenever it must wait for a message that has not ended."""
         costs, begins, ends = self.costs[place], self.begins[place], self.ends[place]
         kernels, launches, messages, drag, reads, launch, blocking = costs
         tape, streams = self.tapes[place], self.streams
         issued, handles = iter(self.issued[place]), dict[int, tuple[Endpoint, int]]()
         clock = host = 0.0
         last: Endpoint | None = None
-        for at, (kind, first, second, _) in enumerate(tape):
-            begins[at] = clock
+        for event, (kind, first, second, _) in enumerate(tape):
+            begins[event] = clock
             if kind == KERNEL:
                 host += launches[first]
                 if host > clock:
-                    begins[at] = clock = host
+                    begins[event] = clock = host
                 clock += kernels[first]
                 if blocking:
                     host = clock
@@ -198,24 +198,24 @@ class Streams:
                     last = None
                 endpoint, index = handles.pop(first)
                 if endpoint.open:
-                    yield BlockedRank(endpoint, at)
-                came = endpoint.end if streams else max(clock, endpoint.end) + messages[index]
-                ends[at] = max(clock, came)
-                hidden = max(0.0, messages[index] - max(0.0, came - clock))
-                clock = ends[at] + drag[index] * hidden
+                    yield BlockedRank(endpoint, event)
+                arrival = endpoint.end if streams else max(clock, endpoint.end) + messages[index]
+                ends[event] = max(clock, arrival)
+                overlapped = max(0.0, messages[index] - max(0.0, arrival - clock))
+                clock = ends[event] + drag[index] * overlapped
                 if reads[index]:
                     host = max(host, clock)
                 continue
-            ends[at] = clock
+            ends[event] = clock
         if last is not None:
             self._try_begin(last)
         self.clocks[place] = clock
 
     def _try_begin(self, endpoint: Endpoint) -> None:
-        """An endpoint was issued, or its stream became free: begin it if nothing is missing, and end what can end."""
-        came = [endpoint]
-        while came:
-            endpoint = came.pop()
+        """Handle an endpoint that was issued or whose stream became free: begin it, and end exchanges, if possible."""
+        pending = [endpoint]
+        while pending:
+            endpoint = pending.pop()
             endpoint.missing -= 1
             if endpoint.missing:
                 continue
@@ -225,7 +225,7 @@ class Streams:
                 exchange.start = max(exchange.start, start)
                 if not exchange.missing:
                     exchange.end = exchange.start + (exchange.seconds if self.streams else 0.0)
-                    came.extend(self._end_exchange(exchange))
+                    pending.extend(self._end_exchange(exchange))
 
     def _end_exchange(self, exchange: Exchange) -> Iterator[Endpoint]:
         """End an exchange: make its waiters runnable, and yield the endpoints queued behind it."""

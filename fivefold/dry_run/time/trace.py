@@ -1,10 +1,10 @@
-"""Writes a played rehearsal as a Perfetto trace: per rank its scopes, modules, kernels, messages and live bytes.
+"""Writes a simulated dry run as a Perfetto trace: per rank its scopes, modules, kernels, messages and live bytes.
 
     scopes     |forward of micro-batch 0      |backward of micro-batch 0
     modules    |blocks.0.attention  |blocks.0.mlp
     compute    |mm |mm |softmax …                                  dp | reduce_scatter …      live bytes ▁▃▅▇▅▃
 
-One line per communicator, named by its axis. If there are too many kernels the shortest are left out; small changes
+One line per communicator, named by its axis. If there are too many kernels, the shortest are left out; small changes
 of memory are left out too.
 """
 
@@ -21,12 +21,12 @@ from fivefold.dry_run.time.play import Played, TimedSpan
 from fivefold.rendering import trace
 
 MOST_SPANS = 50_000  # kernels, and messages, per rank: some 15 MB
-STEPS = 2000  # resolution of memory: the counter is written when it has moved by peak ÷ STEPS
+STEPS = 2000  # resolution of memory: the counter is written when it has changed by peak ÷ STEPS
 SCOPES, MODULES, COMPUTE = range(3)  # line numbers; communicators follow
 
 
 def save(played: Played, path: Path, *, ranks: Sequence[int], about: dict[str, str]) -> None:
-    """Write the trace of ``ranks``, which must be among those that were played, with ``about`` as its metadata."""
+    """Write the trace of ``ranks``, which must be among the simulated ones, with ``about`` as its metadata."""
     trace.write((event for rank in ranks for event in _events(played, rank)), path, about=about)
 
 
@@ -45,17 +45,19 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
     for span in kernels:
         kernel = tape.kernels[span.place]
         site = tape.sites[kernel.site]
-        known = {"at": str(site), "shape": kernel.shape, "dtype": kernel.dtype, "flops": kernel.flops,
+        arguments = {"at": str(site), "shape": kernel.shape, "dtype": kernel.dtype, "flops": kernel.flops,
                  "moved_bytes": kernel.moved_bytes}  # fmt: skip
         name = site.operation.partition("::")[2] or kernel.kind
-        yield trace.event(name, kernel.kind, rank, COMPUTE, start=span.start, end=span.end, known=known)
+        yield trace.event(name, kernel.kind, rank, COMPUTE, start=span.start, end=span.end, known=arguments)
     lines = {group: COMPUTE + 1 + line for line, group in enumerate(groups)}
     for span in _longest([span for span in spans if span.kind == START]):
         message = tape.messages[span.place]
-        known = {"at": str(tape.sites[message.site]), "payload_bytes": message.payload, "dtype": message.dtype,
+        arguments = {"at": str(tape.sites[message.site]), "payload_bytes": message.payload, "dtype": message.dtype,
                  "ranks": message.members[:16] if message.peer < 0 else (rank, message.peer)}  # fmt: skip
         name = ("receive" if message.receives else "send") if message.collective == "p2p" else message.collective
-        yield trace.event(name, message.axis, rank, lines[message.group], start=span.start, end=span.end, known=known)
+        yield trace.event(
+            name, message.axis, rank, lines[message.group], start=span.start, end=span.end, known=arguments
+        )
     yield from _memory(tape, played)
 
 
@@ -63,20 +65,20 @@ def _longest(spans: list[TimedSpan]) -> list[TimedSpan]:
     """Return the ``MOST_SPANS`` longest spans, in their order."""
     if len(spans) <= MOST_SPANS:
         return spans
-    least = sorted((span.end - span.start for span in spans), reverse=True)[MOST_SPANS - 1]
-    return [span for span in spans if span.end - span.start >= least][:MOST_SPANS]
+    min_seconds = sorted((span.end - span.start for span in spans), reverse=True)[MOST_SPANS - 1]
+    return [span for span in spans if span.end - span.start >= min_seconds][:MOST_SPANS]
 
 
 def _groups(tape: Tape) -> dict[str, str]:
     """Return the name of each communicator of a rank: its axis, numbered if the axis has several."""
     axes = dict.fromkeys((message.axis, message.group) for message in tape.messages)
-    alike = [axis for axis, _ in axes]
-    seen: dict[str, int] = {}
-    found = {}
+    axis_names = [axis for axis, _ in axes]
+    counts: dict[str, int] = {}
+    names = {}
     for axis, group in sorted(axes):
-        seen[axis] = seen.get(axis, 0) + 1
-        found[group] = f"{axis} {seen[axis]}" if alike.count(axis) > 1 else axis
-    return found
+        counts[axis] = counts.get(axis, 0) + 1
+        names[group] = f"{axis} {counts[axis]}" if axis_names.count(axis) > 1 else axis
+    return names
 
 
 def _modules(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
@@ -84,17 +86,17 @@ def _modules(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
     begun: TimedSpan | None = None
     module, end = "", 0.0
     for span in [*kernels, None]:
-        here = tape.sites[tape.kernels[span.place].site].module if span else None
-        if begun is not None and here != module:
+        span_module = tape.sites[tape.kernels[span.place].site].module if span else None
+        if begun is not None and span_module != module:
             if module:
                 yield trace.event(module, "module", tape.rank, MODULES, start=begun.start, end=end, known={})
             begun = None
         if span is not None:
-            begun, module, end = begun or span, here or "", span.end
+            begun, module, end = begun or span, span_module or "", span.end
 
 
 def _memory(tape: Tape, played: Played) -> Iterator[dict[str, Any]]:
-    """Yield live bytes as a counter: at its peak, and whenever it has moved by more than a step since the last one."""
+    """Yield live bytes as a counter: at its peak, and whenever it has changed by more than a step."""
     rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
     sizes = dict(rows[rows[:, 0] == ALLOC, 1:3].tolist())
     chosen = np.flatnonzero((rows[:, 0] == ALLOC) | (rows[:, 0] == FREE))
@@ -104,8 +106,14 @@ def _memory(tape: Tape, played: Played) -> Iterator[dict[str, Any]]:
         return
     step = int(live.max()) // STEPS
     seconds = played.seconds_at(tape.rank)[chosen]
-    told, peak = -step - 1, int(live.argmax())
-    for i, (at, now) in enumerate(zip(seconds.tolist(), live.tolist(), strict=True)):
-        if abs(now - told) > step or i == peak:
-            told = now
-            yield {"name": "live", "ph": "C", "pid": tape.rank, "ts": round(at * 1e6, 3), "args": {"bytes": now}}
+    last_written, peak = -step - 1, int(live.argmax())
+    for i, (second, live_bytes) in enumerate(zip(seconds.tolist(), live.tolist(), strict=True)):
+        if abs(live_bytes - last_written) > step or i == peak:
+            last_written = live_bytes
+            yield {
+                "name": "live",
+                "ph": "C",
+                "pid": tape.rank,
+                "ts": round(second * 1e6, 3),
+                "args": {"bytes": live_bytes},
+            }

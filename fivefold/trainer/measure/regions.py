@@ -275,7 +275,7 @@ class GroupedGemms(Gemms):
 
     def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
         super().__init__(recorder, inner, names)
-        self.order = cycle([next(weight for weight in names.values() if weight.endswith(f".{name}")) for name in GROUPED])
+        self.order = cycle([next(path for path in names.values() if path.endswith(f".{name}")) for name in GROUPED])
 
     def wgrad(self, *inputs: Any) -> Tensor:
         """Call and record the inner ``wgrad``."""
