@@ -32,9 +32,10 @@ NOWHERE = Site("", "", "")
 class Recorder(TorchDispatchMode):
     """A recorder that writes ``tape`` while it is entered.
 
-    It runs on top of a ``FakeTensorMode``, or on real tensors without process groups. ``groups``: ``Group`` of a process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages
-    are not sent: each collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``,
-    storages are tracked but no event is written.
+    It runs on top of a ``FakeTensorMode``, or on real tensors without process groups. ``groups``: ``Group`` of a
+    process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages are not sent: each
+    collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``, storages are tracked
+    but no event is written.
     """
 
     def __init__(

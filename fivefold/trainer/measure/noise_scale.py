@@ -101,9 +101,9 @@ class NoiseScale:
         if not summed:
             return None
         batches = self.replicas * self.units[0].times
-        parts, full = (each.item() / scale**2 for each in summed)
+        parts, full = (square.item() / scale**2 for square in summed)
         square, variance = noise(small=parts * batches, whole=full, batches=batches, sequences=sequences)
         self._means = (DECAY * self._means[0] + square, DECAY * self._means[1] + variance)
         self._weight = DECAY * self._weight + 1
-        mean_square, mean_variance = (each / self._weight for each in self._means)
+        mean_square, mean_variance = (mean / self._weight for mean in self._means)
         return Noise(square, variance, mean_variance / mean_square if mean_square > 0 else None)
