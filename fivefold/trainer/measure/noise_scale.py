@@ -101,7 +101,7 @@ class NoiseScale:
         if not summed:
             return None
         batches = self.replicas * self.units[0].times
-        parts, full = (square.item() / scale**2 for square in summed)
+        parts, full = (part.item() / scale**2 for part in summed)
         square, variance = noise(small=parts * batches, whole=full, batches=batches, sequences=sequences)
         self._means = (DECAY * self._means[0] + square, DECAY * self._means[1] + variance)
         self._weight = DECAY * self._weight + 1
