@@ -42,7 +42,7 @@ DATA = [
           ("windows share two tokens", "int(window) * self", "int(window) * (self.sequence - 1) or self")),
     *each(ALONE, "loop:Loop._step",
           ("samples are read twice", "take(self.samples,", "take(max(0, self.samples - 4),")),
-    *each(ALONE, "engine:Engine._stage", ("a token is its own target", "in range(2 + ahead)", "in [0] * (2 + ahead)")),
+    *each(ALONE, "engine:Engine._stage", ("a token is its own target", "in range(2 + n_further)", "in [0] * (2 + n_further)")),
     *each(PACKED, "engine:Engine._stage",
           ("an end opens the next document", " - (inputs == self.end).long()", ""),
           ("documents are joined", "None if self.end is None else", "None if True else")),
@@ -97,8 +97,8 @@ UPDATE = [
 ]  # fmt: skip
 RESUME = [
     *each(ALONE, "loop:Loop._resume",
-          ("samples are passed over", "self.saver.newest, self.samples = found, progress.samples",
-           "self.saver.newest, self.samples = found, progress.samples + 4")),
+          ("samples are passed over", "self.saver.newest, self.samples = newest, progress.samples",
+           "self.saver.newest, self.samples = newest, progress.samples + 4")),
     *each(ALONE, "checkpoint.checkpoint:load",
           ("moments begin anew", "load_tensors({**_tensors(built)",
            "load_tensors({**{name: kept for name, kept in _tensors(built).items() if name[0] == 'w'}")),
