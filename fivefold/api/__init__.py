@@ -1,10 +1,10 @@
-"""The verbs as functions, with the words and defaults of the command line: what ``import fivefold as ff`` offers.
+"""The Python API: the commands as functions, with the arguments and defaults of the command line (``import fivefold``).
 
 verbs                  predict, search, compare, ask, sweep, dryrun, train, trace
-job_fields · job_words a job from keyword arguments; their types, written from the records
-documentation          help texts of the request schemas in docstrings
-watch                  a loop of one's own, measured as a step
-training               train, in processes of its own
+job_fields · job_words a job from keyword arguments; the types of these, generated from the records
+documentation          adds help texts of the request schemas to docstrings
+watch                  measures a step of any training loop
+training               train, in separate processes
 configs                configs of other software: read_config
-load                   what an earlier command has written: a run's folder, a step, a search, a sweep
+load                   reads what an earlier command has written: a run's folder, a step, a search, a sweep
 """

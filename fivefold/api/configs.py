@@ -1,4 +1,4 @@
-"""Configs of other software from Python: ``read_config``."""
+"""Reads configs of other software from Python: ``read_config``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ def read_config(
 ) -> LoadedConfig:
     """Read a config of Megatron, torchtitan, DeepSpeed, … into its model, layout and job.
 
-    ``words``: a file, with ``NAME=VALUE`` for what it leaves open, or a launch line; ``gpus``, ``model`` and ``vocab``:
-    what the config does not say. A ``Mistake`` names each key that may change memory, FLOPs, messages or time and is
-    not modelled, unless ``ignore`` holds it; ``notes`` of the result says what was ignored, approximated or harmless.
+    ``words``: a file, with ``NAME=VALUE`` for what it leaves open, or a launch command; ``gpus``, ``model`` and
+    ``vocab``:
+    what the config does not state. Raises ``Mistake`` for keys that may change memory, FLOPs, messages or time and are
+    not
+    modelled, unless ``ignore`` lists them; ``notes`` of the result lists keys that were ignored, approximated or have
+    no
+    effect.
 
     ``config = read_config("train.toml", gpus="h100:8")``, then
     ``predict(config.model, "h100:8", config.layout, job=config.job)``.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def job_of(words: Mapping[str, Any]) -> Job:
-    """The job that keyword arguments say; a ``Mistake`` for an unknown field, or for one that is said twice."""
+    """Build the job of keyword arguments; raises ``Mistake`` for an unknown field, or a field that is given twice."""
     from pathlib import Path
 
     from fivefold.job import Job

@@ -1,4 +1,4 @@
-"""``load``: what an earlier command has written, as the record it was: a run's folder, a step, a search, a sweep."""
+"""``load`` reads what an earlier command has written as a record: a run's folder, a step, a search, a sweep."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ROWS = (".jsonl", ".csv", ".parquet")
 
 
 def load(path: str | PathLike[str]) -> Loaded:
-    """The folder of a run (``"runs/demo"``); rows of a sweep; what ``--json`` printed of predict,
-    dryrun, compare, search or plan.
+    """Load the folder of a run (``"runs/demo"``), the rows of a sweep, or JSON that a command printed.
 
-    A ``Mistake`` says what a file is not.
+    JSON comes from ``--json`` of predict, dryrun, compare, search or plan. Raises ``Mistake`` if the file is none of
+    these.
     """
     from fivefold.display import Rows
     from fivefold.results.run_folder import read
@@ -57,26 +57,26 @@ def _of_json(path: Path) -> Answer:
     from fivefold.step import Step
 
     try:
-        found = json.loads(read_text(path, kind="JSON"))
+        data = json.loads(read_text(path, kind="JSON"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, Mistake):
             raise
         raise Mistake(f"{path}: not valid JSON: {error}") from None
-    if isinstance(found, list) and all(isinstance(each, dict) and "status" in each for each in found):
-        return Rows(Row.read(each, origin=str(path)) for each in found)
-    if isinstance(found, dict):
-        found.pop("config", None)  # of --from: which keys of a config were not counted
-        for field, kind in (("run_file", Playbook), ("offers", Offers), ("path", Walk)):
-            if field in found:
-                return kind.read(found, origin=str(path))
-        if "variants" in found:
-            return Comparison.read(found, origin=str(path))
-        if "tried" in found:
-            return SearchResult.read(found, origin=str(path))
-        if isinstance(found.get("rehearsed"), dict):
-            return Step.read(found["rehearsed"], origin=f"{path}: rehearsed")
-        if "kind" in found:
-            return Step.read(found, origin=str(path))
+    if isinstance(data, list) and all(isinstance(row, dict) and "status" in row for row in data):
+        return Rows(Row.read(row, origin=str(path)) for row in data)
+    if isinstance(data, dict):
+        data.pop("config", None)  # notes of --from on the keys of a config
+        for field, record_type in (("run_file", Playbook), ("offers", Offers), ("path", Walk)):
+            if field in data:
+                return record_type.read(data, origin=str(path))
+        if "variants" in data:
+            return Comparison.read(data, origin=str(path))
+        if "tried" in data:
+            return SearchResult.read(data, origin=str(path))
+        if isinstance(data.get("rehearsed"), dict):
+            return Step.read(data["rehearsed"], origin=f"{path}: rehearsed")
+        if "kind" in data:
+            return Step.read(data, origin=str(path))
     raise Mistake(
         f"{path}: is no step, comparison, search, plan or sweep; load what --json printed, rows of a sweep, or a run's "
         "folder"

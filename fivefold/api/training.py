@@ -1,4 +1,4 @@
-"""``train`` from Python: the command in processes of its own, what it says passed on as it comes."""
+"""``train`` from Python: runs the command in separate processes and forwards its messages as they come."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def train(
     run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, machine: str | None = None,
     force: bool = False, trace: int | None = None,
 ) -> RunFolder:  # fmt: skip
-    """Train as ``fivefold train`` does, in processes of their own (extra ``train``); what came of it, as ``load``.
+    """Train as ``fivefold train`` does, in separate processes (extra ``train``); return the run's folder.
 
-    ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``.
+    ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``. The result is
+    that of ``load``.
     """
     import sys
 
@@ -34,29 +35,29 @@ def train(
 
     settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
     file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
-    words = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
-    words += ["--machine", machine] if machine is not None else []
-    words += ["--trace", str(trace)] if trace is not None else []
-    code, said = _heard([sys.executable, "-m", "fivefold", "train", fspath(file), *words])
+    options = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
+    options += ["--machine", machine] if machine is not None else []
+    options += ["--trace", str(trace)] if trace is not None else []
+    code, stderr_lines = _heard([sys.executable, "-m", "fivefold", "train", fspath(file), *options])
     if code:
-        told = [line.removeprefix("fivefold: ") for line in said if line.startswith("fivefold: ")]
-        line = told[-1] if told else f"{file}: ended with code {code}; its log is in {settings.folder}"
+        messages = [line.removeprefix("fivefold: ") for line in stderr_lines if line.startswith("fivefold: ")]
+        line = messages[-1] if messages else f"{file}: ended with code {code}; its log is in {settings.folder}"
         raise (Mistake if code == 2 else Fault)(line)
     return read(settings.folder)
 
 
 def _heard(command: Sequence[str]) -> tuple[int, list[str]]:
-    """Run a command whose stderr is passed on as it comes; its exit code and the last lines that it said there."""
+    """Run a command, forward its stderr as it comes, and return its exit code and the last lines of its stderr."""
     import subprocess
     import sys
     from collections import deque
 
-    said: deque[str] = deque(maxlen=100)
+    last_lines: deque[str] = deque(maxlen=100)
     with subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         for line in process.stderr or ():
             sys.stderr.write(line)
-            said.append(line.rstrip())
-    return process.returncode, list(said)
+            last_lines.append(line.rstrip())
+    return process.returncode, list(last_lines)
 
 
 def _written(run: Mapping[str, Any], folder: Path) -> Path:
@@ -65,6 +66,6 @@ def _written(run: Mapping[str, Any], folder: Path) -> Path:
     from fivefold.trainer.run_lock import hold
 
     path = folder / "run.json"
-    with hold(folder):  # a run that trains there reads its file again when it is started again
+    with hold(folder):  # a run that trains there reads its file again when it restarts
         path.write_text(json.dumps(dict(run), indent=2, default=str) + "\n", encoding="utf-8")
     return path

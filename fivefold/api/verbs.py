@@ -1,7 +1,7 @@
-"""The verbs of the command line as functions, with its words and defaults; each answers with records.
+"""The commands as functions, with the arguments and defaults of the command line; each returns records.
 
-Models, machines and layouts are given by the words that a command takes, or as records. A ``Mistake`` (a
-``ValueError``) is the line that the command would print.
+Models, machines and layouts are given by name, as on the command line, or as records. A ``Mistake`` (a ``ValueError``)
+carries the line that the command would print.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Where = str | PathLike[str]
 
 @documented(PredictRequest)
 def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]) -> Step:
-    """Memory, work, traffic and time of one training step, without a GPU.
+    """Estimate memory, FLOPs, communication and time of one training step, without a GPU.
 
     ``predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=8192, gbs=64).time.step_seconds``
     """
@@ -73,9 +73,9 @@ def search(
     where: str = "", memory: str | None = None, within: float | None = None, exact: bool = False, front: int = 1,
     measure: int = 0, two: bool = False, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> SearchResult:  # fmt: skip
-    """The best of all legal layouts that fit, and why the others lost. Its ``proposal`` is the simplest of the best.
+    """Find the best of all legal layouts that fit, and why the others lost. ``proposal`` is the simplest of the best.
 
-    ``search --keep`` is ``walk``, and a search of several machines ``across``.
+    ``search --keep`` is ``walk``, and a search over several machines is ``across``.
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.commands import ALIKE
@@ -97,15 +97,17 @@ def playbook(
     model: str | Model, machine: str | Machine, *, tokens: float = 1e12, batch: Batch = "advised", where: str = "",
     price: Sequence[str] = (), assume: Sequence[str] = (), risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Playbook:  # fmt: skip
-    """The playbook's procedure, step by step; its ``run_file`` is the TOML that ``train`` takes."""
+    """Plan a run step by step, from tokens to a layout; ``run_file`` of the result is the TOML that ``train`` takes."""
     from fivefold.requests.across import priced
     from fivefold.requests.playbook import playbook as run
 
-    (ranks,) = priced([_machine(machine)], price)
-    return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk)
+    (priced_one,) = priced([_machine(machine)], price)
+    return run(
+        _model(model), priced_one, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk
+    )
 
 
-plan = playbook  # the name of the command
+plan = playbook  # the command's name
 
 
 @documented(SearchRequest)
@@ -114,7 +116,7 @@ def across(
     price: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
     where: str = "", within: float | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Offers:  # fmt: skip
-    """One run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
+    """Compare one run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
 
     ``across("llama3-70b", ["h100:512", "b200:256"], tokens=2e12, by="cost", price=["h100=2.2/h", "b200=4/h"])``
     """
@@ -123,7 +125,7 @@ def across(
     from fivefold.requests.commands import ALIKE
 
     return offers(
-        _model(model), [_machine(each) for each in machines], job_of(job), by=by, where=Constraint.parse(where),
+        _model(model), [_machine(name) for name in machines], job_of(job), by=by, where=Constraint.parse(where),
         within=ALIKE if within is None else within, tokens=tokens, prices=price, deadline=deadline, ranks=ranks,
         assume=assume, risk=risk,
     )  # fmt: skip
@@ -134,7 +136,7 @@ def walk(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, by: By = "time", where: str = "",
     memory: str | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Walk:  # fmt: skip
-    """One change at a time from ``layout``: ``search --keep``."""
+    """Try one change at a time from ``layout``: ``search --keep``."""
     from fivefold.layout.where import Where as Constraint
     from fivefold.planner.predict import planner
     from fivefold.planner.search.neighbours import walk as run
@@ -152,8 +154,9 @@ def ask(
     tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), noise: str | None = None,
     risk: float = FITS_RISK, **job: Unpack[JobWords],
 ) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:  # fmt: skip
-    """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
-    ``"changes"``. Without a layout, of the fastest.
+    """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run" or "changes".
+
+    Without a layout, the answer is for the fastest layout that fits.
     """
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
@@ -162,13 +165,13 @@ def ask(
     from fivefold.requests.answers import answers, noise_of
 
     chosen = None if layout is None else _layout(layout)
-    (ranks,) = priced([_machine(machine)], price)
-    found = answers(
-        question, _model(model), ranks, chosen, job=job_of(job), tokens=tokens, site=assumed(assume),
+    (priced_machine,) = priced([_machine(machine)], price)
+    replies = answers(
+        question, _model(model), priced_machine, chosen, job=job_of(job), tokens=tokens, site=assumed(assume),
         noise=noise_of(noise), risk=risk, counted=not isinstance(machine, str) or is_counted(machine),
     )  # fmt: skip
-    _warn(found[0].remarks if found else ())
-    return Rows(found)
+    _warn(replies[0].remarks if replies else ())
+    return Rows(replies)
 
 
 @documented(CompareOptions)
@@ -176,20 +179,20 @@ def compare(
     *what: str, stacks: str | Sequence[str] = (), precisions: str | Sequence[str] = (), risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Comparison:  # fmt: skip
-    """Predicted steps side by side: a model, machines and layouts, every layout on every machine; or run files.
+    """Compare predicted steps side by side: a model with every layout on every machine, or run files.
 
     ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
     """
     from fivefold.planner.compare import compare as run
     from fivefold.requests.cases import cases
 
-    chosen = cases(
+    selected_cases = cases(
         what, job_of(job), stacks=_names(stacks, option="stacks="), precisions=_names(precisions, option="precisions="),
         machine=_machine, risk=risk,
     )  # fmt: skip
-    found = run(chosen, risk=risk)
-    _warn([line for each in found.variants if each.step is not None for line in each.step.remarks])
-    return found
+    comparison = run(selected_cases, risk=risk)
+    _warn([line for variant in comparison.variants if variant.step is not None for line in variant.step.remarks])
+    return comparison
 
 
 @documented(DryrunOptions)
@@ -198,9 +201,9 @@ def dryrun(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, schedule: Where | None = None,
     every_rank: bool = False, every_layer: bool = False, ranks: Sequence[int] = (), **job: Unpack[JobWords],
 ) -> Rehearsal:  # fmt: skip
-    """Rehearse a step: the real training code, for any number of ranks, on one CPU (extra ``train``).
+    """Dry-run a step: execute the real training code, for any number of ranks, on one CPU (extra ``train``).
 
-    Its ``step`` is None where the job would raise or hang, and its ``findings`` say all that would go wrong.
+    ``step`` of the result is None if the job would raise or hang; ``findings`` lists everything that would go wrong.
     """
     from fivefold.layout.legal import describe_idle, refuse
     from fivefold.trainer.run import Run
@@ -210,12 +213,12 @@ def dryrun(
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
     from fivefold.dry_run import dryrun as run
 
-    found = run(
+    rehearsal = run(
         model=spec, machine=chips, layout=chosen, job=wanted, table=table, every_rank=every_rank,
         replay=not every_layer, ranks=tuple(ranks),
     )  # fmt: skip
     _warn(describe_idle(chosen, chips))
-    return found
+    return rehearsal
 
 
 @documented(SweepOptions)
@@ -224,10 +227,10 @@ def sweep(
     what: Where | Mapping[str, Any], *, out: Where | None = None, measure: bool = False, steps: int = 8,
     timeout: float = 300.0, risk: float = FITS_RISK,
 ) -> Rows[Row]:  # fmt: skip
-    """Every combination of models, machines, ranks, layouts and jobs: a row each, predicted and with ``measure`` run.
+    """Predict every combination of models, machines, ranks, layouts and jobs, one row each.
 
-    ``what``: a sweep file, or its tables as a mapping. Rows go to ``out`` (.parquet, .csv, .jsonl); of a file, without
-    it, to ``runs/sweeps/NAME.jsonl``.
+    ``what``: a sweep file, or its tables as a mapping. ``measure`` also runs each row that fits. Rows are written to
+    ``out`` (.parquet, .csv, .jsonl); for a file the default is ``runs/sweeps/NAME.jsonl``.
     """
     from fivefold.display import Rows
     from fivefold.requests.machines import local_file
@@ -252,7 +255,7 @@ def sweep(
 
 @contextmanager
 def _journal(path: Path | None) -> Iterator[Journal]:
-    """The journal beside the rows; without a file of rows, one that is not kept."""
+    """Open the journal next to the file of rows; without such a file, a temporary one."""
     from tempfile import TemporaryDirectory
 
     from fivefold.sweeps.journal import opened
@@ -271,9 +274,9 @@ def trace(
     files: Where | Sequence[Where], *, step: int | None = None, top: int = 10, machine: str | Machine | None = None,
     against: tuple[str, str, str] | None = None, **job: Unpack[JobWords],
 ) -> Traced:  # fmt: skip
-    """Where the time of a real run went: PyTorch profiler traces of one or many ranks, of any trainer.
+    """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer.
 
-    ``against``: model, machine and layout whose predicted step is laid beside it; takes a job.
+    ``against``: model, machine and layout; their predicted step is compared with the traces. Takes a job.
     """
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.against import against as beside
@@ -289,13 +292,13 @@ def trace(
     elif job:
         raise Mistake("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)
-    found = read([Path(each) for each in names], step=step, top=top, machine=links, axes=axes)
-    rows = beside(predicted, found.report, messages=found.lowest) if predicted else []
-    return Traced(**dict(found.report), against=tuple(rows), predicted=predicted)
+    result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
+    rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
+    return Traced(**dict(result.report), against=tuple(rows), predicted=predicted)
 
 
 def _warn(remarks: Sequence[str]) -> None:
-    """Warn of what is legal, but perhaps not intended, a warning a line; the caller is the line of the user's code."""
+    """Warn about what is legal but perhaps not intended, one warning per line, at the line of the caller's code."""
     import warnings
 
     for line in dict.fromkeys(remarks):

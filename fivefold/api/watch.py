@@ -1,4 +1,4 @@
-"""``watch``: a training loop of one's own, measured as a ``Step``."""
+"""``watch``: measures any training loop as a ``Step``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ def watch(
     model: Any, optimizer: Any, /, *, tokens: int = 0, mesh: Any = None, stage: int = 0, called: str = "",
     against: tuple[str | Model, str | Machine, str | Layout] | None = None, **job: Unpack[JobWords],
 ) -> Watched:  # fmt: skip
-    """Watch the loop within: memory, FLOPs, messages and seconds of a step, as ``watched.step`` when it ends.
+    """Measure memory, FLOPs, messages and seconds of a step in the enclosed loop; the result is ``watched.step``.
 
-    ``model``, ``optimizer``: a module, as it is trained (wrapped by DistributedDataParallel, sharded, …), and its
-    optimizer, or a tuple of them. ``tokens``: of a step, over all ranks. ``mesh``: a DeviceMesh, whose dimensions name
-    the axes of messages. ``stage``: of this rank in a pipeline. ``called``: a name for the layout. ``against``: model,
-    machine and layout whose predicted step ``watched.save(FOLDER)`` writes beside it, for ``show``; takes a job.
+    ``model``, ``optimizer``: a module as it is trained (wrapped by DistributedDataParallel, sharded, …) and its
+    optimizer,
+    or a tuple of optimizers. ``tokens``: per step, over all ranks. ``mesh``: a DeviceMesh, whose dimensions name the
+    axes
+    of messages. ``stage``: this rank's pipeline stage. ``called``: a name for the layout. ``against``: model, machine
+    and
+    layout; ``watched.save(FOLDER)`` writes their predicted step next to the measured one, for ``show``; takes a job.
     """
     from fivefold.api import verbs
     from fivefold.profiling.watch_loop import watch as run

@@ -1,11 +1,11 @@
 """Records that commands return, and that the terminal, the web page and Python show.
 
-objectives · search_result                 what a search minimises; layouts of a search
-comparison · difference                    layouts compared; parts of a difference
-playbook · whole_run                      a plan from tokens to a run file; days, cost and energy of a run
-spans · trace_file · trace_report         a step over time; traces as files; where the time of a trace went
-explanation · diagnosis · numerics        why a run failed; memory and FLOPs of a module; precision error
-step_comparison · run_folder · traced     predicted next to measured; a run; a trace and its prediction
-sweep_row                                 one layout of a sweep
-balance · reading                         FLOPs per byte of each axis; a third-party config as model, layout and job
+objectives · search_result                 what a search minimizes; the layouts that it found
+comparison · difference                    layouts compared; a difference broken down by cause
+playbook · whole_run                       a plan from tokens to a run file; days, cost and energy of a run
+spans · trace_file · trace_report          a step over time; traces as files; a trace's time broken down
+explanation · diagnosis · numerics         why a run failed; memory and FLOPs of a module; precision error
+step_comparison · run_folder · traced      predicted next to measured; a run; a trace and its prediction
+sweep_row                                  one layout of a sweep
+balance · reading                          FLOPs per byte of each axis; a third-party config as model, layout and job
 """

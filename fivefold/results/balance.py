@@ -1,10 +1,10 @@
-"""Arithmetic intensity of a layer's messages at each degree of each axis, against the balance of the links; records.
+"""Records of the arithmetic intensity of a layer's messages, for each degree of each axis, and the balance of the
+links.
 
     intensity = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
 
-``planner/ratios/__init__.py`` computes them, ``rendering/ratios.py`` prints them,
-docs/explanation/how-a-step-costs/ratios.md
-explains them.
+``planner/ratios/__init__.py`` computes them, ``rendering/ratios.py`` prints them, and
+docs/explanation/how-a-step-costs/ratios.md explains them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fivefold.record import Record
 
 
 class Degree(Record):
-    """One degree of an axis: FLOPs per byte of the layer, and the balance of the farthest link that it uses."""
+    """One degree of an axis: FLOPs per byte of the layer, and the balance of the slowest link that it uses."""
 
     degree: PositiveInt
     token: str  # as in a layout: tp8, tp4x2
@@ -26,7 +26,7 @@ class Degree(Record):
 
 
 class Axis(Record):
-    """One message of one axis. ``largest``: the highest degree up to which compute hides it."""
+    """One message of one axis. ``largest``: the highest degree at which compute can overlap it fully."""
 
     axis: str
     sends: str
@@ -38,10 +38,11 @@ class Axis(Record):
 
 
 class Sizing(Record):
-    """How an MoE layer must be shaped so that compute hides its two all_to_alls over ``link``.
+    """The MoE layer shape at which compute overlaps its two all-to-alls over ``link``.
 
-    ``ffn_alone``: smallest expert ffn that hides them behind the experts; ``ffn_layer``: behind the whole layer;
-    ``topk_layer``: largest top-k at the present ffn, behind the whole layer (None: any).
+    ``ffn_alone``: smallest expert ffn at which the experts alone overlap them; ``ffn_layer``: at which the full layer
+    does;
+    ``topk_layer``: largest top-k at the present ffn at which the full layer does (None: any).
     """
 
     link: str
@@ -53,7 +54,7 @@ class Sizing(Record):
 
 
 class Ratios(Record):
-    """All axes of one model on one machine, each varied alone; ``balances``: FLOPs per byte, by link."""
+    """All axes of one model on one machine, each varied by itself; ``balances``: FLOPs per byte, by link."""
 
     model: str
     machine: str

@@ -18,12 +18,12 @@ CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "acti
 
 
 def like(path: str) -> str:
-    """The pattern that repeated modules share: ``layers.3.mlp`` → ``layers.*.mlp``."""
+    """Return the pattern that repeated modules share: ``layers.3.mlp`` → ``layers.*.mlp``."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 class Holding(Record):
-    """Tensors live at the peak, of one size, from one source line, in repeated modules (``layers.*.mlp``)."""
+    """Tensors live at the peak that share size, source line and repeated module (``layers.*.mlp``)."""
 
     bytes: PositiveInt  # of each
     number: PositiveInt
@@ -34,7 +34,7 @@ class Holding(Record):
 
     @property
     def all_bytes(self) -> int:
-        """Bytes of all these tensors."""
+        """Return the bytes of all these tensors together."""
         return self.bytes * self.number
 
 
@@ -56,7 +56,7 @@ class Fullest(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """Sum of all categories."""
+        """Return the sum of all categories, in bytes."""
         return sum(getattr(self, f"{category}_bytes") for category in CATEGORIES)
 
 
@@ -87,7 +87,7 @@ class Advice(Record):
 
 
 class Cost(Record):
-    """What one rank holds, computes and sends in a step of the module as ``what`` says."""
+    """What one rank holds, computes and sends in a step of the module, in the variant that ``what`` names."""
 
     what: str
     ranks: PositiveInt
@@ -95,13 +95,13 @@ class Cost(Record):
     parameters_bytes: NonNegativeInt
     gradients_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt
-    kept_bytes: NonNegativeInt  # at the begin of a backward, beyond the states
+    kept_bytes: NonNegativeInt  # at the start of a backward pass, beyond the states
     flops: NonNegativeInt
     traffic: tuple[Traffic, ...]
 
     @property
     def states_bytes(self) -> int:
-        """Parameters, gradients and moments."""
+        """Return the bytes of parameters, gradients and optimizer moments."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
@@ -124,9 +124,9 @@ class Diagnosis(Record):
     parts: tuple[Part, ...]
     remarks: tuple[str, ...]
     advice: Advice | None = None
-    costs: tuple[Cost, ...] = ()  # sharded, or recomputed; the first as it is
+    costs: tuple[Cost, ...] = ()  # sharded or recomputed variants; the first is the unchanged module
 
     @property
     def peak_bytes(self) -> int:
-        """The higher peak of the two steps."""
+        """Return the higher peak of the two steps, in bytes."""
         return max(self.first.peak_bytes, self.steady.peak_bytes)

@@ -1,6 +1,7 @@
-"""The explanation of a failed run, made by ``diagnosis/explain`` and printed by ``rendering/explanation.py``.
+"""The explanation of a failed run: ``diagnosis/explain`` builds it, ``rendering/explanation.py`` prints it.
 
-A verdict in one line, further findings, and by kind the memory that was held, the ranks that hung, or the losses.
+It has a verdict in one line, further findings, and depending on the kind the memory held, the ranks that hung, or the
+losses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Kind = Literal["out of memory", "memory snapshot", "flight recorder", "stacks", 
 
 
 class HeldLine(Record):
-    """Memory that one line of code has allocated and that is still held, of one category."""
+    """Memory of one category that one line of code allocated and that is still held."""
 
     category: str
     bytes: NonNegativeInt
@@ -27,7 +28,7 @@ class HeldLine(Record):
 
 
 class HeldMemory(Record):
-    """Memory of a GPU at its peak, or when it ran out; None is what the file does not say."""
+    """Memory of a GPU at its peak, or when it ran out; None where the file does not state a value."""
 
     device: str  # such as GPU 0
     parts: dict[str, NonNegativeInt]  # bytes by category, or by owner where only a message is known
@@ -35,17 +36,17 @@ class HeldMemory(Record):
     held_bytes: NonNegativeInt  # in tensors
     reserved_bytes: NonNegativeInt | None = None
     capacity_bytes: NonNegativeInt | None = None
-    free_bytes: NonNegativeInt | None = None  # of the device, as its driver says
-    wanted_bytes: NonNegativeInt | None = None  # what was asked for and not found
+    free_bytes: NonNegativeInt | None = None  # free on the device, as reported by its driver
+    wanted_bytes: NonNegativeInt | None = None  # the allocation that failed
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of tensors, with what was asked for."""
+        """Return the bytes of tensors plus the allocation that failed."""
         return self.held_bytes + (self.wanted_bytes or 0)
 
 
 class RankAt(Record):
-    """Where a rank is, or what became of a collective on it."""
+    """The place in the code where a rank is, or the state of a collective on it."""
 
     rank: str
     state: str
@@ -53,7 +54,7 @@ class RankAt(Record):
 
 
 class LossEvent(Record):
-    """Something that happened to the loss, from ``step`` to ``last``."""
+    """An event in the loss curve, from ``step`` to ``last``."""
 
     kind: Literal["not a number", "spike", "divergence", "plateau"]
     step: NonNegativeInt
@@ -62,7 +63,7 @@ class LossEvent(Record):
 
 
 class Explanation(Record):
-    """One thing that was found in ``files``."""
+    """One finding of the analysis, with the ``files`` it came from."""
 
     kind: Kind
     files: tuple[str, ...]
@@ -74,7 +75,7 @@ class Explanation(Record):
 
 
 class Beside(Record):
-    """A category of memory, as found and as predicted; None where one of them does not tell it apart."""
+    """A category of memory, as found and as predicted; None where one of them does not distinguish it."""
 
     part: str
     found_bytes: NonNegativeInt | None
@@ -82,13 +83,13 @@ class Beside(Record):
 
 
 class AgainstPrediction(Record):
-    """The prediction beside what was found, and the least change that fits."""
+    """The prediction compared with what was found, and the smallest change that fits."""
 
     predicted: Step
     rows: tuple[Beside, ...]
     findings: tuple[str, ...]
-    excess_bytes: int  # more than predicted; added to the memory of each change before it is said to fit
+    excess_bytes: int  # found minus predicted; added to the memory of each change before deciding whether it fits
     room_bytes: NonNegativeInt
     change: Change | None = None  # the fastest single change that fits
-    layout: str = ""  # where no single change fits: the layout that is proposed
-    slower: NonNegativeFloat | None = None  # step time after the change over that before
+    layout: str = ""  # the proposed layout, if no single change fits
+    slower: NonNegativeFloat | None = None  # ratio of step times, after the change over before

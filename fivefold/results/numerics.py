@@ -1,6 +1,6 @@
-"""Errors of a low-precision recipe against fp32, tensor by tensor, as a record.
+"""Records of the errors of a low-precision recipe against fp32, tensor by tensor.
 
-``diagnosis/numerics.py`` fills it, ``rendering/numerics.py`` prints it; docs/how-to/numerics.md explains it.
+``diagnosis/numerics.py`` fills them, ``rendering/numerics.py`` prints them; docs/how-to/numerics.md explains them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from fivefold.record import Record
 
-# operand: an 8-bit matmul input against the tensor it was cast from; all others against the same tensor in fp32
+# operand: compares an 8-bit matmul input with the tensor it was cast from; the others compare with fp32
 Kind = Literal["activation", "gradient", "weight", "operand"]
 KINDS: dict[Kind, str] = {
     "activation": "results of operations",
@@ -23,7 +23,7 @@ Share = Field(ge=0, le=1)
 
 
 class Compared(Record):
-    """Errors of the tensors called ``name`` in one layer; ``layer`` None: outside the blocks."""
+    """Errors of the tensors called ``name`` in one layer; ``layer`` is None outside the blocks."""
 
     kind: Kind
     layer: NonNegativeInt | None

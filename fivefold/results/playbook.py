@@ -1,4 +1,4 @@
-"""A plan told step by step, as a record: make it fit, reach the batch, make it fast; each with numbers and reasons.
+"""A plan in steps, as records: make it fit, reach the batch size, make it fast; each step with numbers and reasons.
 
 Plain records, so that ``show`` can print them without importing the planner.
 """
@@ -16,18 +16,18 @@ from fivefold.step import Step
 
 
 class Tried(Record):
-    """A layout that was considered; ``why``: what came of it, in a few words."""
+    """A layout that was considered; ``why``: the outcome in a few words."""
 
     layout: str
     why: str
     fits: bool
     chosen: bool = False
-    peak_bytes: NonNegativeInt | None = None  # None: it is not legal
+    peak_bytes: NonNegativeInt | None = None  # None: the layout is not valid
     step_seconds: NonNegativeFloat | None = None
 
 
 class Stage(Record):
-    """One step of the procedure: what it asks, what was tried, what was taken and why."""
+    """One step of the procedure: its question, the layouts tried, and the one chosen with the reason."""
 
     title: str
     question: str
@@ -36,7 +36,7 @@ class Stage(Record):
 
 
 class Playbook(Shown):
-    """The procedure for one run, its last layout, and the run; ``typed``: what to type, by software."""
+    """The procedure for one run with its final layout and the run; ``typed``: the commands to type, by software."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:playbook"
 
@@ -51,9 +51,9 @@ class Playbook(Shown):
     typed: dict[str, tuple[str, ...]]
 
     def line(self) -> str:
-        """In a few words."""
+        """Return the plan in a few words."""
         return f"for {self.model} on {self.ranks:,} × {self.machine}: {self.step.layout}"
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each stage."""
-        return [flat(each.model_dump(mode="json")) for each in self.stages]
+        """Return one row per stage."""
+        return [flat(stage.model_dump(mode="json")) for stage in self.stages]

@@ -1,4 +1,4 @@
-"""What the config of another software says, in our nouns: the model, the layout and the job, as far as it says them.
+"""A config of other software as our model, layout and job, as far as it states them.
 
 Each key of the config is in one list: understood, approximated (read as the nearest setting that is counted), not
 understood (it may change memory, FLOPs, messages or time, and nothing counts it), or harmless (it changes none of
@@ -14,7 +14,7 @@ from fivefold.record import Record
 
 
 class Said(Record):
-    """A key of a config, its value, and what it means; of one that is not understood, why."""
+    """A key of a config, its value and its meaning; for a key that is not understood, the reason."""
 
     key: str
     value: str
@@ -22,7 +22,7 @@ class Said(Record):
 
 
 class Reading(Record):
-    """A config of ``software`` in our nouns; ``missing``: what it does not say, one line each."""
+    """A config of ``software`` as records; ``missing``: what it does not state, one line each."""
 
     software: str
     version: str  # whose keys and defaults these are
@@ -41,12 +41,14 @@ class Reading(Record):
 
 
 class ConfigNotes(Record):
-    """What an answer about a third-party config must say of it: which of its keys were ignored or approximated."""
+    """Keys of a third-party config that an answer must mention: those ignored, approximated, harmless or left at
+    defaults.
+    """
 
     origin: str
     software: str
     version: str
-    ignored: tuple[Said, ...] = ()  # keys that may have an effect, ignored because the user says so
+    ignored: tuple[Said, ...] = ()  # keys that may have an effect, ignored at the user's request
     approximated: tuple[Said, ...] = ()
     harmless: tuple[Said, ...] = ()
-    defaulted: tuple[Said, ...] = ()  # sequence and batch that the software has by default
+    defaulted: tuple[Said, ...] = ()  # sequence and batch left at the software's defaults

@@ -1,4 +1,4 @@
-"""The folder of a run as a record: its steps (predicted, rehearsed, measured) and its log."""
+"""The folder of a run as a record: its steps (predicted, dry run, measured) and its log."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fivefold.results.spans import Span
 from fivefold.results.step_comparison import Row, compare, read_pair
 from fivefold.step import Step
 
-PREDICTED = "predicted.json"  # what `train` writes as it begins
-SHOWN = 8  # most measured ranks in a picture of lanes
+PREDICTED = "predicted.json"  # `train` writes it at the start
+SHOWN = 8  # largest number of measured ranks in a timeline
 
 
 class RunFolder(Shown):
-    """What ``train`` has written; ``rehearsed`` is None unless the run was traced."""
+    """The results that ``train`` has written; ``rehearsed`` (a dry run) is None unless the run was traced."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:run"
 
@@ -28,50 +28,50 @@ class RunFolder(Shown):
     rehearsed: Step | None = None
 
     def line(self) -> str:
-        """The folder, and the measured time beside the predicted one."""
+        """Return the folder and the measured time next to the predicted one, as one line."""
         error = self.predicted.time.step_seconds / self.measured.time.step_seconds - 1
         return f"{self.folder}: {self.measured.line()}, predicted {error:+.1%}"
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Predicted, rehearsed if it was, measured."""
+        """Return the predicted step, the dry-run step if there is one, and the measured step."""
         return (self.predicted, *((self.rehearsed,) if self.rehearsed else ()), self.measured)
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of its log: step, loss, held-out loss, events."""
+        """Read the lines of the run's log: step, loss, held-out loss, events."""
         return read_lines(self.folder / "log.jsonl")
 
     @property
     def compared(self) -> Rows[Row]:
-        """Predicted beside measured, quantity by quantity."""
+        """Compare predicted and measured, quantity by quantity."""
         return Rows(compare(self.predicted, self.measured))
 
     def table(self) -> list[dict[str, Any]]:
-        """The lines of its log."""
+        """Return the lines of the run's log."""
         return self.log
 
 
 def read(folder: Path) -> RunFolder:
-    """The run in ``folder``; a ``Mistake`` if it holds none that was measured."""
+    """Read the run in ``folder``; raises ``Mistake`` if it holds no measured run."""
     path = folder / "step.json"
     if not path.exists():
         raise Mistake(f"{folder}: holds no step.json; a run of 5 or more steps writes it at its end")
     predicted, measured = read_pair(path)
     rehearsed = read_file(path).get("rehearsed")
-    found = Step.read(rehearsed, origin=f"{path}: rehearsed") if rehearsed else None
-    return RunFolder(folder=folder, predicted=predicted, measured=measured, rehearsed=found)
+    rehearsed_step = Step.read(rehearsed, origin=f"{path}: rehearsed") if rehearsed else None
+    return RunFolder(folder=folder, predicted=predicted, measured=measured, rehearsed=rehearsed_step)
 
 
 def promised(folder: Path) -> Step | None:
-    """What was predicted of the run when it began; None if its folder does not say."""
+    """Return the prediction made when the run began; None if its folder has none."""
     path = folder / PREDICTED
-    found = read_file(path).get("predicted") if path.exists() else None
-    return Step.read(found, origin=f"{path}: predicted") if found else None
+    predicted = read_file(path).get("predicted") if path.exists() else None
+    return Step.read(predicted, origin=f"{path}: predicted") if predicted else None
 
 
 def lanes(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:
-    """Spans of the predicted, the rehearsed and the last traced step, by rank; none if the run was not traced."""
+    """Return spans of the predicted, the dry-run and the last traced step, by rank; empty if the run was not traced."""
     planned = trace_file.read_planned(folder)
     if not planned:
         return {}

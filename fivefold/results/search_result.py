@@ -48,7 +48,7 @@ class Reason(Record):
 
 
 class NearMiss(Record):
-    """A layout that almost fits in memory, and changes that would make it fit."""
+    """A layout that almost fits in memory, and the changes that would make it fit."""
 
     layout: str
     needs_bytes: NonNegativeInt  # at the peak
@@ -59,9 +59,9 @@ class NearMiss(Record):
 
 
 class TightLayout(Record):
-    """The best layout that runs out of memory with a probability above the limit, but less likely than not.
+    """The best layout whose risk of running out of memory is above the limit but below one half.
 
-    ``faster``: score of the best that fits over its own, less 1; None where nothing fits.
+    ``faster``: score of the best layout that fits over its own, minus 1; None where nothing fits.
     """
 
     layout: str
@@ -73,18 +73,18 @@ class TightLayout(Record):
     faster: float | None = None
 
     def line(self) -> str:
-        """What it would gain."""
+        """Return its gain as one line."""
         gain = "would fit" if self.faster is None else f"would be {self.faster:.1%} faster"
         return f"a tight layout {gain}: {self.layout} (risk {show_risk(self.risk)}; --risk {self.option})"
 
     @property
     def option(self) -> str:
-        """The limit of risk with which it is proposed."""
+        """Return the risk limit at which it would be proposed."""
         return f"{ceil(self.risk * 100) / 100:g}"
 
 
 class Finalist(Record):
-    """One of the best layouts, trained for a few steps; ``why``: in one line, why it could not be."""
+    """One of the best layouts, trained for a few steps; ``why``: one line that says why it could not run."""
 
     layout: str
     predicted_seconds: NonNegativeFloat
@@ -93,8 +93,10 @@ class Finalist(Record):
 
 
 class Alternative(Record):
-    """Another layout beside the proposed one; ``slower``: its step time over the proposal's, less 1; ``because``: the
-    part of its time that makes most of that, with the seconds.
+    """Another layout, compared with the proposed one.
+
+    ``slower``: its step time over the proposal's, minus 1; ``because``: the part of the time that contributes most to
+    that, with the seconds.
     """
 
     layout: str
@@ -106,7 +108,7 @@ class Alternative(Record):
 
 
 class Why(Record):
-    """A choice of the proposed layout, such as tp8, and what its nearest alternatives would cost."""
+    """A choice of the proposed layout, such as tp8, and the cost of its nearest alternatives."""
 
     choice: str
     line: str
@@ -116,12 +118,12 @@ class Proposal(Record):
     """The simplest layout whose score is ``within`` a share of the best, which a prediction cannot tell from it.
 
     ``simpler``: the fastest of the simpler layouts; ``faster``: the fastest of all, unless it is the proposal;
-    ``remark``: what of the question stands in the way of better ones.
+    ``remark``: the constraint of the question that rules out better layouts.
     """
 
     layout: str
     within: NonNegativeFloat
-    alike: NonNegativeInt  # evaluated layouts that are within it
+    alike: NonNegativeInt  # number of evaluated layouts within this share
     choice: Ranked
     simpler: Alternative | None
     faster: Alternative | None
@@ -130,19 +132,20 @@ class Proposal(Record):
 
 
 class Told(Record):
-    """A scenario, how the run differs from what is predicted: its best layout, and what the chosen one loses to it."""
+    """A scenario, in which the run differs from the prediction: its best layout, and the regret of the chosen one."""
 
     name: str
-    source: str  # of the range; "" as predicted
+    source: str  # source of the range; "" for the prediction itself
     best: str
     best_seconds: NonNegativeFloat
     regret: NonNegativeFloat | None
 
 
 class Regret(Record):
-    """What a layout loses to the best layout of a scenario: step time over that one's, less 1.
+    """The loss of a layout against the best layout of a scenario: step time over that one's, minus 1.
 
-    ``expected``: the mean over all scenarios; ``worst``: the most of them, in ``worst_in``. None: does not fit there.
+    ``expected``: the mean over all scenarios; ``worst``: the maximum, reached in ``worst_in``. None: does not fit
+    there.
     """
 
     layout: str
@@ -155,44 +158,46 @@ class Regret(Record):
 
 
 class Robustness(Record):
-    """Layouts by what they lose at worst if the run is otherwise than predicted, the least first."""
+    """Layouts by their worst-case loss if the run differs from the prediction, smallest loss first."""
 
     scenarios: tuple[Told, ...]
     rows: tuple[Regret, ...]
 
 
 class SearchResult(Shown):
-    """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds. ``stopped``: by Ctrl-C, so
-    that others may be better.
+    """The result of ``planner.search``.
+
+    ``tried`` = ``evaluated`` + layouts excluded by bounds. ``stopped``: interrupted by Ctrl-C, so that others may be
+    better.
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:search"
 
     by: Aim
-    proposal: Proposal | None = None  # of a search by time or cost that was asked for one
-    robust: Robustness | None = None  # of a search by robust
+    proposal: Proposal | None = None  # for a search by time or cost that was asked for one
+    robust: Robustness | None = None  # for a search by robust
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]
     risk: float = FITS_RISK  # probability of running out of memory up to which layouts were proposed
-    tight: TightLayout | None = None  # beyond it, if it beats all that were
+    tight: TightLayout | None = None  # above that risk, if it is better than all that were proposed
     misses: tuple[NearMiss, ...] = ()  # filled if no layout fits
-    tightest: str = ""  # if none does, of constraints the one that has to give way, and what then fits
+    tightest: str = ""  # filled if no layout fits: the constraint to relax, and a layout that then fits
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
-    finalists: tuple[Finalist, ...] = ()  # of ``search --measure``, the fastest first
+    finalists: tuple[Finalist, ...] = ()  # for ``search --measure``, fastest first
     stopped: bool = False
 
     def line(self) -> str:
-        """What it proposes, or the best, of how many."""
+        """Return the proposal, or the best layout, and the number of layouts tried."""
         best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
-        found = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else "none fits"
-        return f"of {self.tried:,} layouts: {found}"
+        outcome = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else "none fits"
+        return f"of {self.tried:,} layouts: {outcome}"
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each of the best."""
-        return [flat(each.model_dump(mode="json")) for each in self.best]
+        """Return one row per layout of the ranking."""
+        return [flat(ranked.model_dump(mode="json")) for ranked in self.best]
 
 
 class Answer(Record):
@@ -204,11 +209,11 @@ class Answer(Record):
     layout: str | None = None
     memory_bytes: NonNegativeInt | None = None
     step_seconds: NonNegativeFloat | None = None
-    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
 
 
 class Change(Record):
-    """One change of a job or layout, and its effect on memory and time of a step."""
+    """One change of a job or layout, and its effect on memory and step time."""
 
     change: str
     layout: str
@@ -217,19 +222,22 @@ class Change(Record):
     step_seconds: NonNegativeFloat
     faster: float  # speedup: old over new step time
     saved_bytes: int
-    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
     risk: float | None = None  # probability of running out of memory
 
     @property
     def answer(self) -> str:
-        """Whether it fits: yes, tight or no."""
+        """Tell whether it fits: yes, tight or no."""
         tight = self.risk is not None and judge(self.risk) == "tight"
         return "yes" if self.fits else "tight" if tight else "no"
 
 
 class Walk(Shown):
-    """One change at a time from a layout. ``changes``: all of it, the best first; ``path``: the best one, then the best
-    change of what that made, and so on while it gains; each beside the layout before it.
+    """One change at a time from a layout.
+
+    ``changes``: all single changes, best first; ``path``: the best change, then the best change of the result, and so
+    on
+    while it gains; each compared with the layout before it.
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:walk"
@@ -239,18 +247,18 @@ class Walk(Shown):
     path: tuple[Change, ...]
 
     def line(self) -> str:
-        """In a few words."""
+        """Return the starting layout and the best change, as one line."""
         best = self.changes[0] if self.changes else None
         gain = f"; best: {best.change}, {best.faster - 1:+.1%}" if best else ""
         return f"from {self.start.layout}{gain}"
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each change."""
-        return [flat(each.model_dump(mode="json")) for each in self.changes]
+        """Return one row per change."""
+        return [flat(change.model_dump(mode="json")) for change in self.changes]
 
 
 class LengthPoint(Record):
-    """A step with sequences of ``tokens``, of about as many tokens in all."""
+    """A step with sequences of ``tokens`` tokens; the total number of tokens per step stays about the same."""
 
     tokens: PositiveInt
     fits: bool
@@ -260,7 +268,9 @@ class LengthPoint(Record):
 
 
 class LengthCurve(Record):
-    """A layout with other recomputation and cp, over the length of sequences; ``longest``: that fits, 0 if none."""
+    """A layout with other recomputation and cp, over the sequence length; ``longest``: the longest that fits, 0 if
+    none.
+    """
 
     cp: PositiveInt
     ac: str
@@ -270,15 +280,17 @@ class LengthCurve(Record):
 
 
 class Lengths(Record):
-    """What ``ask sequence`` finds: the longest of the layout as it is, curves, and how to get to ``target`` tokens."""
+    """The result of ``ask sequence``: the longest sequence of the layout itself, curves, and how to reach ``target``
+    tokens.
+    """
 
     model: str
     machine: str
     answer: Answer
     curves: tuple[LengthCurve, ...]
     target: PositiveInt
-    changes: tuple[str, ...]  # what must change for it, a line each
-    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    changes: tuple[str, ...]  # what must change to reach it, a line each
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
 
 
 class Batch(Record):
@@ -288,5 +300,5 @@ class Batch(Record):
     tokens: PositiveInt
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
     steps: PositiveInt  # for the whole token budget
-    who: tuple[str, ...] = ()  # laws, teams and measurements whose batch is nearest to this one
-    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    who: tuple[str, ...] = ()  # scaling laws, teams and measurements whose batch is nearest to this one
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each

@@ -33,7 +33,7 @@ class Row(Record):
 
     @property
     def wrong(self) -> bool:
-        """Whether this is a count and the two values differ."""
+        """Tell whether this is a count and the two values differ."""
         return self.exact and self.predicted != self.measured
 
 
@@ -63,31 +63,31 @@ def compare(predicted: Step, measured: Step) -> list[Row]:
 
 
 def assumed(predicted: Step) -> str:
-    """Return, in words, what a prediction assumes of rows of experts that are cut over ranks; else nothing."""
-    work, most = predicted.work, predicted.job.get("imbalance", 1.0)
+    """State, as one line, the prediction's assumption on routing for experts sharded over ranks; "" without any."""
+    work, imbalance = predicted.work, predicted.job.get("imbalance", 1.0)
     if Layout.parse(predicted.layout).ep == 1 or work.active_parameters == work.parameters:
         return ""
     rows = "every rank's experts get as many rows as any other's"
-    if most != 1:
-        rows = f"the fullest rank's experts get {most:g} times the even share of rows"
+    if imbalance != 1:
+        rows = f"the fullest rank's experts get {imbalance:g} times the even share of rows"
     return f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)"
 
 
 def so_far(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return what a run that still trains has logged, beside its prediction: the first rank's peak, the usual step.
+    """Compare what a run in progress has logged with its prediction: the first rank's peak, the typical step.
 
-    ``log``: its lines. Steps before the one in which memory was measured, and this one, take longer than the others.
+    ``log``: its lines. The step in which memory was measured and the steps before it take longer than the others.
     """
     batch, stages = predicted.job.get("global_batch"), predicted.memory.stages
     steps = [line for line in log if _is_positive(line.get("seconds")) and line.get("batch", batch) == batch]
-    metered = [place for place, line in enumerate(steps) if _is_positive(line.get("peak_bytes"))]
+    metered_steps = [index for index, line in enumerate(steps) if _is_positive(line.get("peak_bytes"))]
     rows = []
-    if metered and stages:
-        peak = steps[metered[-1]]["peak_bytes"]
+    if metered_steps and stages:
+        peak = steps[metered_steps[-1]]["peak_bytes"]
         rows.append(_row("peak memory of the first rank", "bytes", stages[0].peak_bytes, peak))
-    usual = steps[metered[-1] + 1 :] if metered else []
+    typical_steps = steps[metered_steps[-1] + 1 :] if metered_steps else []
     if steps:
-        seconds = median(line["seconds"] for line in usual or steps)
+        seconds = median(line["seconds"] for line in typical_steps or steps)
         tokens = predicted.tokens_per_second_per_gpu * predicted.time.step_seconds
         rows.append(_row("step time", "seconds", predicted.time.step_seconds, seconds))
         rows.append(_row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, tokens / seconds))
@@ -128,7 +128,7 @@ def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
     for axis, collective in {**left, **right}:
         messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
         yield _row(f"{axis} {collective}, messages", "messages", *messages, exact=True)
-        # over etp, rows are padded to the fullest rank of a layer, which depends on routing
+        # over etp, rows are padded to the busiest rank of a layer, which depends on routing
         yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
 
 

@@ -1,6 +1,6 @@
-"""A row of a sweep: one layout of one model, machine and job, predicted and perhaps measured. Flat, as tables are.
+"""A row of a sweep: one layout of one model, machine and job, predicted and perhaps measured. Flat, like a table.
 
-Memory is that of the fullest stage, in bytes; ``why`` and ``measured_why`` say in one line what is not as one hoped.
+Memory is that of the fullest stage, in bytes; ``why`` and ``measured_why`` explain in one line what went wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Measured = Literal["", "measured", "refused", "memory", "timeout", "failed", "wa
 
 
 class Row(Record):
-    """``status``: fits, does not fit in memory, or cannot be. ``measured``: how the trial ended, if there was one."""
+    """A row of a sweep. ``status``: fits, runs out of memory, or is invalid. ``measured``: how the trial ended, if any."""
 
     model: str
     machine: str
@@ -48,7 +48,7 @@ class Row(Record):
     bubble_seconds: float | None = None
     exposed_seconds: float | None = None
     optimizer_seconds: float | None = None
-    time_error: float | None = None  # expected, relative
+    time_error: float | None = None  # expected relative error
     bound_by: str | None = None
     capacity_bytes: int | None = None
     peak_bytes: int | None = None
@@ -67,14 +67,14 @@ class Row(Record):
 
     @property
     def name(self) -> tuple[str, str, int, str, str, int, int, str, str]:
-        """What tells this row from all others of a sweep."""
+        """Return the columns that identify this row among all rows of a sweep."""
         return (
             self.model, self.machine, self.ranks, self.layout, self.recomputation, self.sequence, self.batch,
             self.precision, self.stack,
         )  # fmt: skip
 
     def with_measured(self, step: Step) -> Row:
-        """The row with what was measured of it."""
+        """Return the row with its measured values."""
         return self.replace(
             measured="measured",
             measured_step_seconds=step.time.step_seconds,
@@ -85,13 +85,13 @@ class Row(Record):
 
 
 def of_layout(layout: Layout) -> dict[str, Any]:
-    """The columns that a layout fills."""
+    """Return the columns that a layout fills."""
     names = ("dp", "tp", "cp", "pp", "ep", "v", "zero", "mbs", "schedule")
     return {name: getattr(layout, name) for name in names} | {"layout": str(layout), "recomputation": layout.ac}
 
 
 def of_step(step: Step) -> dict[str, Any]:
-    """The columns that a predicted step fills."""
+    """Return the columns that a predicted step fills."""
     time, mfu, memory = step.time, step.mfu, step.memory
     fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)
     parts = ("parameters", "gradients", "optimizer", "activations", "temporary", "peak")

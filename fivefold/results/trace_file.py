@@ -1,4 +1,4 @@
-"""The traces of a run as files: ``trace/rank0.json`` … in its folder, each written by its own rank, spans as rows.
+"""The traces of a run as files: ``trace/rank0.json`` … in its folder, each written by its own rank, with spans as rows.
 
 {"rank": 0, "world": 2, …, "steps": [{"step": 6, "begin": 0.0, "spans": [["F", "F0.0", …], …], "messages": […]}]}
 """
@@ -19,7 +19,9 @@ AGAIN = "train again with --trace"
 
 
 def write(trace: RankTrace, folder: Path) -> Path:
-    """Write one rank's trace into the ``folder`` of its run, over that of an earlier run; ``Fault`` if it cannot be."""
+    """Write one rank's trace into the ``folder`` of its run, replacing that of an earlier run; raises ``Fault`` on
+    failure.
+    """
     path = folder / FOLDER / f"rank{trace.rank}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +32,7 @@ def write(trace: RankTrace, folder: Path) -> Path:
 
 
 def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) -> None:
-    """Write the spans of the predicted and the rehearsed step by pipeline rank, for pictures beside the traces."""
+    """Write the spans of the predicted and the dry-run step by pipeline rank, for pictures next to the traces."""
     path = folder / FOLDER / PLANNED
     try:
         path.write_text(json.dumps(rows))
@@ -39,34 +41,36 @@ def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) ->
 
 
 def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
-    """Read what ``write_planned`` has written; nothing if there is none."""
+    """Read what ``write_planned`` has written; empty if there is no such file."""
     path = folder / FOLDER / PLANNED
     try:
-        found = json.loads(_read_text(path)) if path.exists() else {}
-        return {kind: [_spans(row) for row in rows] for kind, rows in found.items()}
+        rows_by_kind = json.loads(_read_text(path)) if path.exists() else {}
+        return {kind: [_spans(row) for row in rows] for kind, rows in rows_by_kind.items()}
     except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
         raise Mistake(f"{path}: is damaged; {AGAIN}") from None
 
 
 def read(folder: Path) -> list[RankTrace]:
-    """Read the traces of all ranks of the run in ``folder``; ``Mistake`` if one is missing, damaged, of another run."""
+    """Read the traces of all ranks of the run in ``folder``; raises ``Mistake`` if one is missing, damaged or from
+    another run.
+    """
     first = folder / FOLDER / "rank0.json"
     if not first.exists():
         raise Mistake(f"{first.parent}: there is no trace; {AGAIN}")
-    found = [_read(first)]
-    paths = [folder / FOLDER / f"rank{rank}.json" for rank in range(1, found[0].world)]
+    traces = [_read(first)]
+    paths = [folder / FOLDER / f"rank{rank}.json" for rank in range(1, traces[0].world)]
     missing = [path.stem[4:] for path in paths if not path.exists()]
     if missing:
-        some = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
+        missing_ranks = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
         raise Mistake(
-            f"{first.parent}: of {found[0].world} ranks {len(missing)} have no file here ({some}); copy them from "
+            f"{first.parent}: of {traces[0].world} ranks {len(missing)} have no file here ({missing_ranks}); copy them from "
             f"their hosts, or {AGAIN}"
         )
-    found += map(_read, paths)
-    for path, trace in zip(paths, found[1:], strict=True):
-        if [step.step for step in trace.steps] != [step.step for step in found[0].steps]:
+    traces += map(_read, paths)
+    for path, trace in zip(paths, traces[1:], strict=True):
+        if [step.step for step in trace.steps] != [step.step for step in traces[0].steps]:
             raise Mistake(f"{path}: has other steps than rank 0, so it is of another run; {AGAIN}")
-    return found
+    return traces
 
 
 def _read(path: Path) -> RankTrace:

@@ -1,8 +1,8 @@
-"""What the traces of a real run say of it, as data: made by ``profiling/traces``, printed and drawn by ``show``.
+"""The analysis of a real run's traces, as data: ``profiling/traces`` builds it, ``show`` prints and draws it.
 
-window = compute + exposed communication + copies alone + idle; all in seconds, of one rank and one step
+window = compute + exposed communication + memcpy alone + idle; all in seconds, for one rank and one step
 
-Communication that compute runs beside is overlapped, the rest exposed. Copies alone: nothing runs beside them.
+Communication concurrent with compute is overlapped, the rest is exposed. Memcpy alone: nothing runs concurrently.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Does = Literal["compute", "communication", "memcpy", "host", "waiting"]
 class Breakdown(Record):
     """Seconds of a rank's window. Several streams or threads at once count once.
 
-    ``idle_host_seconds``: nothing had been launched; ``idle_waiting_seconds``: work was queued behind something. What
-    of ``idle_seconds`` is neither has no launch in the trace. ``waiting_seconds``: exposed communication before the
-    last rank had arrived, None where the traces of the others are missing.
+    ``idle_host_seconds``: nothing had been launched; ``idle_waiting_seconds``: work was queued behind something. The
+    rest
+    of ``idle_seconds`` has no launch in the trace. ``waiting_seconds``: exposed communication before the last rank had
+    arrived, None where the traces of the others are missing.
     """
 
     rank: NonNegativeInt
-    step: str  # "ProfilerStep#3", or "whole" for all that the trace holds
+    step: str  # "ProfilerStep#3", or "whole" for the full trace
     start_seconds: float  # from the first event of all ranks
     window_seconds: NonNegativeFloat
     compute_seconds: NonNegativeFloat
@@ -37,22 +38,22 @@ class Breakdown(Record):
     idle_seconds: NonNegativeFloat
     idle_host_seconds: NonNegativeFloat
     idle_waiting_seconds: NonNegativeFloat
-    optimizer_seconds: NonNegativeFloat  # of the compute
+    optimizer_seconds: NonNegativeFloat  # part of the compute
     waiting_seconds: NonNegativeFloat | None = None
 
     @property
     def overlapped_seconds(self) -> float:
-        """Communication that compute runs beside."""
+        """Return the seconds of communication that run concurrently with compute."""
         return self.communication_seconds - self.exposed_seconds
 
     @property
     def overlap(self) -> float | None:
-        """Overlapped share of the communication; None without communication."""
+        """Return the overlapped share of the communication; None without communication."""
         return self.overlapped_seconds / self.communication_seconds if self.communication_seconds else None
 
 
 class KernelLine(Record):
-    """A kernel (on CPU: an outermost operator), or all of a category; mean of a rank and step."""
+    """A kernel (on CPU: an outermost operator), or a full category; mean over ranks and steps."""
 
     category: Category
     name: str = ""
@@ -62,19 +63,19 @@ class KernelLine(Record):
 
 
 class MessageLine(Record):
-    """A collective over one group, or groups of one description: mean of a rank and step.
+    """A collective over one group, or over groups of one description; mean over ranks and steps.
 
     Bytes are those of the full tensor, bandwidths as in nccl-tests, from the last arrival on if that is known.
     """
 
     group: str
-    axis: str = ""  # of the layout, where one is given
-    ranks: PositiveInt | None = None  # of the group; None if the trace does not say
+    axis: str = ""  # axis of the layout, where one is given
+    ranks: PositiveInt | None = None  # size of the group; None if the trace does not state it
     collective: str
     messages: NonNegativeFloat
     bytes: NonNegativeFloat | None = None  # of all messages together
     seconds: NonNegativeFloat
-    waiting_seconds: NonNegativeFloat | None = None  # of them, before the last rank had arrived
+    waiting_seconds: NonNegativeFloat | None = None  # part of them, before the last rank had arrived
     algorithm_bandwidth: NonNegativeFloat | None = None  # bytes/s
     bus_bandwidth: NonNegativeFloat | None = None
     link: str = ""
@@ -82,7 +83,7 @@ class MessageLine(Record):
 
 
 class PathPart(Record):
-    """What one rank contributes to the critical path of a step; mean over steps."""
+    """The contribution of one rank to the critical path of a step; mean over steps."""
 
     rank: NonNegativeInt
     does: Does
@@ -91,7 +92,7 @@ class PathPart(Record):
 
 
 class Arrivals(Record):
-    """Collectives in which a rank was the last to arrive, and how long the others' kernels waited for it in all."""
+    """Collectives in which a rank was the last to arrive, and the total time that the others' kernels waited for it."""
 
     rank: NonNegativeInt
     last: NonNegativeInt
@@ -100,14 +101,14 @@ class Arrivals(Record):
 
 
 class TraceReport(Record):
-    """All that is read from the traces of a job."""
+    """All results that are read from the traces of a job."""
 
     device: Literal["GPU", "CPU"]
     world: PositiveInt
     ranks: tuple[NonNegativeInt, ...]
     files: tuple[str, ...]
     steps: tuple[str, ...]
-    whole: tuple[Breakdown, ...]  # by rank: first to last kernel
+    whole: tuple[Breakdown, ...]  # by rank: from first to last kernel
     breakdown: tuple[Breakdown, ...]  # by rank and step
     categories: tuple[KernelLine, ...]
     kernels: tuple[KernelLine, ...]
@@ -120,8 +121,8 @@ class TraceReport(Record):
 
     @property
     def step_seconds(self) -> float:
-        """Mean over the steps of the longest window of any rank."""
+        """Return the mean over the steps of the longest window of any rank, in seconds."""
         longest: dict[str, float] = {}
-        for each in self.breakdown:
-            longest[each.step] = max(longest.get(each.step, 0.0), each.window_seconds)
+        for window in self.breakdown:
+            longest[window.step] = max(longest.get(window.step, 0.0), window.window_seconds)
         return sum(longest.values()) / len(longest) if longest else 0.0

@@ -1,4 +1,4 @@
-"""What ``ff.trace`` answers: the report of the traces, and the predicted step that was laid beside it."""
+"""The result of ``fivefold.trace``: the report of the traces, and the predicted step to compare with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fivefold.step import Step
 
 
 class Traced(TraceReport, Shown):
-    """A report of traces; ``against``: each quantity of ``predicted`` beside what was traced."""
+    """A report of traces; ``against``: each quantity of ``predicted`` compared with the traces."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:traced"
 
@@ -19,9 +19,9 @@ class Traced(TraceReport, Shown):
     predicted: Step | None = None
 
     def line(self) -> str:
-        """Ranks and steps."""
+        """Return the number of ranks and steps, as one line."""
         return f"of {len(self.ranks)} of {self.world} ranks, {len(self.steps)} steps, {self.device}"
 
     def table(self) -> list[dict[str, object]]:
-        """A row for each rank and step."""
-        return [each.model_dump(mode="json") for each in self.breakdown]
+        """Return one row per rank and step."""
+        return [breakdown.model_dump(mode="json") for breakdown in self.breakdown]

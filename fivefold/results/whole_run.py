@@ -1,4 +1,4 @@
-"""A whole run as a record: its days with failures and checkpoints, what they lose, money, energy and CO2.
+"""A full training run as records: its days with failures and checkpoints, the time these cost, money, energy and CO2.
 
 Plain records, so that ``show`` can print them without importing the planner.
 """
@@ -17,14 +17,15 @@ from fivefold.step import Verdict, judge
 
 
 class Goodput(Record):
-    """The share of a run's time that trains, if it is saved every ``interval_seconds``."""
+    """The share of a run's time spent training, if a checkpoint is saved every ``interval_seconds``."""
 
     interval_seconds: NonNegativeFloat
     share: NonNegativeFloat
 
 
 class WholeRun(Record):
-    """Training on ``tokens``. ``training_seconds`` + ``lost`` = ``seconds``; money, energy and CO2 of all of it.
+    """Training on ``tokens`` tokens. ``training_seconds`` + ``lost`` = ``seconds``; money, energy and CO2 are for all
+    of it.
 
     ``low_seconds`` and ``high_seconds``: with the published range of failures and of restarts, and the step's interval.
     """
@@ -45,30 +46,30 @@ class WholeRun(Record):
     low_seconds: NonNegativeFloat
     high_seconds: NonNegativeFloat
     failures: NonNegativeFloat
-    between_failures_seconds: NonNegativeFloat | None  # None: never
+    between_failures_seconds: NonNegativeFloat | None  # None: no failures
     checkpoint_bytes: NonNegativeInt
-    blocked_seconds: NonNegativeFloat  # for which training waits, at each checkpoint
-    written_seconds: NonNegativeFloat  # until one is whole
+    blocked_seconds: NonNegativeFloat  # time that training waits for each checkpoint
+    written_seconds: NonNegativeFloat  # time until a checkpoint is complete
     interval_seconds: NonNegativeFloat
     young_seconds: NonNegativeFloat  # the interval by Young's formula
     goodput: NonNegativeFloat  # training_seconds / seconds
     curve: tuple[Goodput, ...]
     gpu_hours: NonNegativeFloat
     dollars: NonNegativeFloat | None = None  # None: the machine has no price
-    chip_kwh: NonNegativeFloat | None = None  # at the chips' power limit; None: which the machine does not say
-    kwh: NonNegativeFloat | None = None  # with nodes and building
+    chip_kwh: NonNegativeFloat | None = None  # at the chips' power limit; None: the machine states none
+    kwh: NonNegativeFloat | None = None  # including nodes and building
     co2_kg: NonNegativeFloat | None = None
     site: Site
-    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the layout fits in memory."""
+        """Tell whether the layout fits in memory."""
         return "fits" if self.risk is None else judge(self.risk)
 
 
 class Offer(Record):
-    """A machine with a number of ranks, the layout proposed for it, and the run; or why there is none."""
+    """A machine with a number of ranks, the layout proposed for it, and the run; or the reason why there is none."""
 
     machine: str
     ranks: PositiveInt
@@ -79,13 +80,13 @@ class Offer(Record):
 
     @property
     def named(self) -> str:
-        """The machine as a command takes it: ``h100:64 nic=1Gbit``."""
+        """Return the machine as a command takes it: ``h100:64 nic=1Gbit``."""
         chip, space, words = self.machine.partition(" ")
         return f"{chip}:{self.ranks}{space}{words}"
 
 
 class Offers(Shown):
-    """One run on several machines, the best by ``by`` first; ``stopped``: before all of them were searched."""
+    """One run on several machines, the best by ``by`` first; ``stopped``: interrupted before all of them were searched."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:offers"
 
@@ -97,10 +98,10 @@ class Offers(Shown):
     stopped: bool = False
 
     def line(self) -> str:
-        """In a few words."""
+        """Return the machines and the best of them, as one line."""
         best = f": {self.offers[0].machine}" if self.offers else ""
         return f"of {self.model} on {len(self.offers)} machines by {self.by}{best}"
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each machine."""
-        return [flat(each.model_dump(mode="json")) for each in self.offers]
+        """Return one row per machine."""
+        return [flat(offer.model_dump(mode="json")) for offer in self.offers]

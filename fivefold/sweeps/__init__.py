@@ -1,7 +1,7 @@
-"""Many layouts of many models, machines and jobs: predicted, and run for real if asked; a row for each.
+"""A sweep predicts many layouts of many models, machines and jobs, and can also run them; each gives one row.
 
-spec        the sweep file; every setting of it      predict    the rows of a setting
-measure     trials, here or as jobs of Slurm         journal    what is done, through any kill
-sweep       all of it                                trial      trains a layout for a few steps
-finalists   the best of a search, trained            rows_file  rows as Parquet, CSV or JSON lines
+spec        the sweep file and its settings          predict    the predicted rows of a setting
+measure     trials on this computer or by Slurm      journal    what is finished; survives a kill at any moment
+sweep       a full sweep                             trial      trains a layout for a few steps
+finalists   trains the best layouts of a search      rows_file  rows as Parquet, CSV or JSON lines
 """

@@ -1,6 +1,6 @@
-"""``search --measure K``: trains a few steps of each of the K best different layouts, and ranks them by what they took.
+"""``search --measure K``: trains each of the K best distinct layouts for a few steps and ranks them by measured time.
 
-Their units are measured first (``calibrate --for``), so that this machine's predictions are better from then on.
+Their units are measured first (``calibrate --for``), which improves later predictions for this machine.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from fivefold.record import Mistake
 from fivefold.results.search_result import Finalist
 from fivefold.sweeps.trial import STEPS, trial
 
-CANDIDATES = 12  # best layouts, per one that is measured, among which are so many different ones
-ROUNDS = 2  # of trials, as one may fall on a busy moment
+CANDIDATES = 12  # best layouts requested of the search for each layout to measure: many of them are near-duplicates
+ROUNDS = 2  # trials of each layout, because one may run while the computer is busy
 
 
 def measure_best(
     *, model: Model, machine: Machine, job: Job, count: int,
     report: Callable[[str, int, int], None] | None = None,
 ) -> tuple[list[Finalist], Machine]:  # fmt: skip
-    """The ``count`` best different layouts, the fastest measured first, and ``machine`` with their units in its store.
+    """Return the ``count`` best distinct layouts, fastest measured first, and ``machine`` with their units measured.
 
-    What could not run comes last, with the reason. ``Mistake`` if ``machine`` is not this computer, calibrated.
+    Layouts that could not run come last, with the reason. Raises ``Mistake`` unless ``machine`` is this computer,
+    calibrated.
     """
     if machine.calibration is None:
         raise Mistake(f"{machine.name} is not calibrated, so layouts cannot be measured here; take local")
@@ -38,44 +39,47 @@ def measure_best(
         raise Mistake(
             f"{machine.ranks} ranks are more than the {machine.ranks_per_node} of this computer; measure on local"
         )
-    found = search(model=model, machine=machine, job=job, top=CANDIDATES * count)
-    chosen = different([Layout.parse(each.step.layout) for each in found.best], count=count)
-    for done, layout in enumerate(chosen):
+    result = search(model=model, machine=machine, job=job, top=CANDIDATES * count)
+    layouts = different([Layout.parse(ranked.step.layout) for ranked in result.best], count=count)
+    for done, layout in enumerate(layouts):
         if report:
             report(f"units of {layout}", done, 3 * count)
         if not job.stack.pairs and not is_measured(machine, model=model, layout=layout, job=job):
             machine = profile(model=model, layout=layout, job=job, machine=machine, cores=cores())
-    took: dict[Layout, list[float]] = {layout: [] for layout in chosen}
-    why: dict[Layout, str] = {}
-    for turn in range(ROUNDS):
-        for done, layout in enumerate(chosen):
+    seconds_by_layout: dict[Layout, list[float]] = {layout: [] for layout in layouts}
+    failure_by_layout: dict[Layout, str] = {}
+    for round_number in range(ROUNDS):
+        for done, layout in enumerate(layouts):
             if report:
-                report(f"steps of {layout}", (1 + turn) * len(chosen) + done, 3 * count)
-            if layout in why:
+                report(f"steps of {layout}", (1 + round_number) * len(layouts) + done, 3 * count)
+            if layout in failure_by_layout:
                 continue
-            ended = trial(model=model, machine=machine, layout=layout, job=job, steps=STEPS)
-            if ended.measured is None:
-                why[layout] = ended.why
+            outcome = trial(model=model, machine=machine, layout=layout, job=job, steps=STEPS)
+            if outcome.measured is None:
+                failure_by_layout[layout] = outcome.why
             else:
-                took[layout].append(ended.measured.time.step_seconds)
+                seconds_by_layout[layout].append(outcome.measured.time.step_seconds)
     finalists = [
         Finalist(
             layout=str(layout),
             predicted_seconds=predict(model=model, machine=machine, layout=layout, job=job).time.step_seconds,
-            measured_seconds=min(took[layout]) if layout not in why else None,
-            why=why.get(layout, ""),
+            measured_seconds=min(seconds_by_layout[layout]) if layout not in failure_by_layout else None,
+            why=failure_by_layout.get(layout, ""),
         )
-        for layout in chosen
+        for layout in layouts
     ]
-    return sorted(finalists, key=lambda each: each.measured_seconds or float("inf")), machine
+    return sorted(finalists, key=lambda finalist: finalist.measured_seconds or float("inf")), machine
 
 
 def different(layouts: Iterable[Layout], *, count: int) -> list[Layout]:
-    """The first ``count`` that differ in more than what hardly changes a step: its order of axes, or ZeRO-1 or -2."""
-    found: dict[object, Layout] = {}
+    """Return the first ``count`` layouts that differ in more than the order of axes, or ZeRO-1 against ZeRO-2.
+
+    Those two hardly change the time of a step.
+    """
+    distinct: dict[object, Layout] = {}
     for layout in layouts:
-        same = (layout.dp, layout.tp, layout.cp, layout.pp, layout.v, layout.ep, layout.schedule, layout.mbs,
+        key = (layout.dp, layout.tp, layout.cp, layout.pp, layout.v, layout.ep, layout.schedule, layout.mbs,
                 layout.ac, layout.zero == 3)  # fmt: skip
-        if len(found) < count:
-            found.setdefault(same, layout)
-    return list(found.values())
+        if len(distinct) < count:
+            distinct.setdefault(key, layout)
+    return list(distinct.values())

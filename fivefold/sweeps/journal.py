@@ -1,8 +1,8 @@
-"""The journal of a sweep: what is done, one JSON line each, appended by one write; it survives a kill at any moment.
+"""The journal of a sweep lists what is finished: one JSON line each, appended by one write, so it survives a kill.
 
     {"kind": "predicted" | "measured" | "submitted", "key": …, "value": …}
 
-A last line that was cut off is dropped when the journal is opened again. One sweep at a time writes to it.
+A truncated last line is dropped when the journal is opened again. Only one sweep at a time writes to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fivefold.record import Fault, Mistake, read_lines
 
 
 class Journal:
-    """The values by kind and key; the last of a key counts. Made by ``opened``."""
+    """The values of a sweep by kind and key; the last value of a key counts. Made by ``opened``."""
 
     def __init__(self, path: Path, file: int) -> None:
         self.path, self._file = path, file
@@ -30,11 +30,11 @@ class Journal:
             self._values[line["kind"], line["key"]] = line["value"]
 
     def get(self, kind: str, key: str) -> Any:
-        """The value of ``key``, or None."""
+        """Return the value of ``key``, or None."""
         return self._values.get((kind, key))
 
     def put(self, kind: str, key: str, value: Any) -> None:
-        """Add a line; a ``Fault`` if the disk is full, which leaves the lines before it."""
+        """Append a line; raises ``Fault`` if the disk is full, and the lines before it stay intact."""
         line = json.dumps({"kind": kind, "key": key, "value": value}).encode() + b"\n"
         end = os.fstat(self._file).st_size
         try:
@@ -48,20 +48,20 @@ class Journal:
         self._values[kind, key] = value
 
     def drop(self, kind: str) -> None:
-        """Forget the lines of ``kind``; remove the file if no others are left."""
-        kept = {place: value for place, value in self._values.items() if place[0] != kind}
+        """Delete the lines of ``kind``, and the file if no other lines are left."""
+        kept = {kind_and_key: value for kind_and_key, value in self._values.items() if kind_and_key[0] != kind}
         if not kept:
             self.path.unlink()
             return
         partial = self.path.with_suffix(".partial")
-        lines = (json.dumps({"kind": of, "key": key, "value": value}) for (of, key), value in kept.items())
+        lines = (json.dumps({"kind": old_kind, "key": key, "value": value}) for (old_kind, key), value in kept.items())
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.replace(partial, self.path)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Journal]:
-    """The journal at ``path``, which is made if it is not there; a ``Mistake`` if another process writes to it."""
+    """Open the journal at ``path``, creating it if needed; raises ``Mistake`` if another process writes to it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

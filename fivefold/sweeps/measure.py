@@ -1,6 +1,6 @@
-"""The measured half of a sweep: a trial of each row that fits, here one after another, or as jobs of Slurm.
+"""The measured half of a sweep: a trial of each row that fits, on this computer one after another, or as Slurm jobs.
 
-A job of Slurm has a folder of its own, where the next call of the sweep finds what came of it.
+Each Slurm job has its own folder, where the next call of the sweep finds its result.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from fivefold.sweeps.spec import Setting
 from fivefold.sweeps.trial import Trial, outcome, prepare, trial
 from fivefold.trainer.run import Run
 
-SAID_BYTES = 2**16  # of the end of what a Slurm job printed, where its last line stands
-Submit = Callable[[Run, Path, Layout, Machine], str]  # run, its file, layout, machine → what sbatch says
+SAID_BYTES = 2**16  # bytes read from the end of a Slurm job's output, to find its last line
+Submit = Callable[[Run, Path, Layout, Machine], str]  # run, its file, layout, machine → the output of sbatch
 
 
 class Case(NamedTuple):
-    """A predicted row and what it was predicted of."""
+    """A predicted row and the setting it was predicted for."""
 
     setting: Setting
     row: Row
 
 
 def measured(row: Row, result: Trial) -> Row:
-    """The row with the outcome of its trial."""
+    """Return the row with the outcome of its trial."""
     if result.measured is not None:
         return row.with_measured(result.measured)
     return row.replace(measured=result.ended, measured_why=result.why)
 
 
 def here(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Trial:
-    """The trial of a row, in processes of this computer."""
+    """Run the trial of a row in processes of this computer."""
     setting = case.setting
     assert setting.job is not None
     within.mkdir(parents=True, exist_ok=True)
@@ -50,43 +50,43 @@ def here(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Tri
 
 
 def check_here(settings: list[Setting]) -> None:
-    """A ``Mistake`` unless this computer is of the kind of each machine: what a CPU measures is no figure of a GPU."""
+    """Raise ``Mistake`` if a machine's kind is not this computer's: CPU measurements do not stand for a GPU."""
     import torch
 
-    has = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
     for setting in settings:
-        if setting.machine.backend != has:
-            wants, lacks = (
+        if setting.machine.backend != backend:
+            expected_device, this_computer = (
                 ("GPUs", "has none") if setting.machine.backend == "nccl" else ("a CPU", "would run on its GPU")
             )
             raise Mistake(
-                f"--measure: {setting.machine_name} has {wants}, but this computer {lacks}; "
+                f"--measure: {setting.machine_name} has {expected_device}, but this computer {this_computer}; "
                 "measure on machine 'local', submit with --slurm, or leave --measure out"
             )
 
 
 def submitted(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
-    """Submit the trial of a row as a Slurm job that runs in ``folder``; its number."""
+    """Submit the trial of a row as a Slurm job that runs in ``folder``; return its job number."""
     setting = case.setting
     assert setting.job is not None
     folder.mkdir(parents=True, exist_ok=True)
     layout = Layout.parse(case.row.layout)
     file = prepare(folder, model=setting.model, machine=setting.machine, layout=layout, job=setting.job, steps=steps)
-    said = submit(Run.load(file), file, layout, setting.machine)
-    number = re.search(r"\d+", said)
+    sbatch_output = submit(Run.load(file), file, layout, setting.machine)
+    number = re.search(r"\d+", sbatch_output)
     if number is None:
-        raise Fault(f"sbatch gave no number of a job, but said {said!r}")
+        raise Fault(f"sbatch gave no number of a job, but said {sbatch_output!r}")
     return number[0]
 
 
 def collected(folder: Path, job: str) -> Trial | None:
-    """What came of a Slurm job; None as long as it waits or runs."""
+    """Return the outcome of a Slurm job, or None while it is pending or running."""
     pair = folder / "run" / "step.json"
     if pair.exists():
         return outcome(pair, code=0, said="")
     queue = subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, text=True, check=False)
     if queue.returncode == 0 and queue.stdout.strip():
         return None
-    said = folder / "run" / f"slurm-{job}.txt"
-    text = read_end(said, most_bytes=SAID_BYTES).decode(errors="replace") if said.is_file() else ""
-    return outcome(pair, code=1, said=text or f"the Slurm job {job} is gone and left neither a result nor {said}")
+    log_path = folder / "run" / f"slurm-{job}.txt"
+    text = read_end(log_path, most_bytes=SAID_BYTES).decode(errors="replace") if log_path.is_file() else ""
+    return outcome(pair, code=1, said=text or f"the Slurm job {job} is gone and left neither a result nor {log_path}")

@@ -1,4 +1,4 @@
-"""The predicted rows of a setting: one per layout, or the best of a search. What cannot be is a row that says why."""
+"""The predicted rows of a setting: one per layout, or the best of a search. Invalid layouts give rows with a reason."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fivefold.version import __version__
 
 
 class Predictor:
-    """Predicts rows; what two settings in a row have in common, the counts of a model and job, is counted once.
+    """Predicts rows; the counts of a model and job are shared between consecutive settings.
 
-    ``risk``: the probability of running out of memory up to which a row fits.
+    ``risk``: the highest probability of running out of memory at which a row counts as fitting.
     """
 
     def __init__(self, risk: float = FITS_RISK) -> None:
@@ -31,48 +31,53 @@ class Predictor:
         self._counts: tuple[object, Counts] | None = None
 
     def rows(self, setting: Setting, request: str) -> list[Row]:
-        """The row of a layout (a text without an open degree), or those of ``best K``."""
+        """Return the row of a layout (a text without an open degree), or the rows of ``best K``."""
         machine, job = setting.machine, setting.job
         if job is None:
             return [_refused(setting, request, setting.why)]
-        best = best_of(request)
+        search_request = best_of(request)
         try:
-            if best is None:
+            if search_request is None:
                 layout = Layout.parse(request)
                 step = predict(
                     model=setting.model, machine=machine, layout=layout, job=job, using=self._planner_of(setting)
                 )
                 return [_row(setting, step, risk=self.risk)]
-            narrowed: dict[str, Any] = {"recomputations": [best[1]]} if best[1] else {}
-            found = search(model=setting.model, machine=machine, job=job, top=best[0], risk=self.risk, **narrowed)
+            options: dict[str, Any] = {"recomputations": [search_request[1]]} if search_request[1] else {}
+            result = search(
+                model=setting.model, machine=machine, job=job, top=search_request[0], risk=self.risk, **options
+            )
         except Mistake as mistake:
             return [_refused(setting, request, str(mistake))]
-        if not found.best:
-            near = found.misses[0] if found.misses else None
-            need = _needs(near.needs_bytes, near.has_bytes, near.risk or 0.0) if near else ""
-            why = f"no layout fits; the nearest, {near.layout}, {need}" if near else ""
+        if not result.best:
+            nearest = result.misses[0] if result.misses else None
+            need = _needs(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
+            why = f"no layout fits; the nearest, {nearest.layout}, {need}" if nearest else ""
             return [_refused(setting, request, why or "no layout fits, nor comes near", status="memory")]
-        return [_row(setting, ranked.step, risk=self.risk) for ranked in found.best]
+        return [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
 
     def _planner_of(self, setting: Setting) -> Planner:
         if self._planner is None or setting is not self._setting:
             assert setting.job is not None
-            same = (id(setting.model), id(setting.job), setting.machine.backend)
-            counts = self._counts[1] if self._counts and self._counts[0] == same else None
+            counts_key = (id(setting.model), id(setting.job), setting.machine.backend)
+            counts = self._counts[1] if self._counts and self._counts[0] == counts_key else None
             self._planner = Planner(
                 model=setting.model, machine=setting.machine, job=setting.job, counts=counts, risk=self.risk
             )
-            self._setting, self._counts = setting, (same, self._planner.counts)
+            self._setting, self._counts = setting, (counts_key, self._planner.counts)
         return self._planner
 
 
 def digest(setting: Setting, *, calibrated: bool = True, risk: float | None = None) -> str:
-    """What the rows of a setting depend on besides the layout: predictions on the machine as it is ``calibrated``,
-    measurements on its name. ``risk``: of predictions, up to which a row fits.
+    """Return a hash of everything except the layout that a setting's rows depend on.
+
+    Predictions depend on the machine with its calibration (``calibrated``), measurements only on its name. ``risk``:
+    that
+    of the predictions, the highest at which a row fits.
     """
-    parts = [each and each.model_dump_json() for each in (setting.model, setting.job, calibrated and setting.machine)]
-    said = [__version__, *parts, *_named(setting).values(), setting.why, *([] if risk is None else [risk])]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    parts = [part and part.model_dump_json() for part in (setting.model, setting.job, calibrated and setting.machine)]
+    values = [__version__, *parts, *_named(setting).values(), setting.why, *([] if risk is None else [risk])]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def _named(setting: Setting) -> dict[str, Any]:
@@ -84,10 +89,14 @@ def _named(setting: Setting) -> dict[str, Any]:
 
 def _row(setting: Setting, step: Step, *, risk: float) -> Row:
     columns = _named(setting) | of_layout(Layout.parse(step.layout)) | of_step(step)
-    has, needs, probability = setting.machine.chip.memory_bytes, columns["peak_bytes"], step.memory.risk or 0.0
+    capacity, peak, probability = (
+        setting.machine.chip.memory_bytes,
+        columns["peak_bytes"],
+        step.memory.risk or 0.0,
+    )
     status: Status = "fits" if probability <= risk else "memory"
-    why = "" if status == "fits" else _needs(needs, has, probability)
-    return Row(**columns, capacity_bytes=has, status=status, why=why)
+    why = "" if status == "fits" else _needs(peak, capacity, probability)
+    return Row(**columns, capacity_bytes=capacity, status=status, why=why)
 
 
 def _needs(needs: int, has: int, risk: float) -> str:
@@ -95,7 +104,7 @@ def _needs(needs: int, has: int, risk: float) -> str:
 
 
 def _refused(setting: Setting, request: str, why: str, *, status: Status = "refused") -> Row:
-    """A row without numbers; the layout as it was asked for, canonical if it is one."""
+    """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
         columns = of_layout(Layout.parse(request))
     except Mistake:

@@ -1,4 +1,4 @@
-"""Writes and reads rows as Parquet, CSV or JSON lines, by the suffix of the file; a file is whole or not there."""
+"""Writes and reads rows as Parquet, CSV or JSON lines, chosen by the file's suffix. Files are written atomically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUFFIXES = (".parquet", ".csv", ".jsonl")
 
 
 def check(path: Path) -> None:
-    """A ``Mistake`` if rows cannot be written as ``path`` asks."""
+    """Raise ``Mistake`` if rows cannot be written to ``path``: an unknown suffix, or Parquet without pyarrow."""
     if path.suffix not in SUFFIXES:
         raise Mistake(
             f"--out {path}: rows are written as {', '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
@@ -29,7 +29,7 @@ def check(path: Path) -> None:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Write ``rows``, a column per field; a ``Fault`` if the disk is full."""
+    """Write ``rows`` with one column per field; raises ``Fault`` if the disk is full."""
     values = [row.model_dump() for row in rows]
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -45,11 +45,11 @@ def write(rows: Sequence[Row], path: Path) -> None:
 
 def _jsonl(values: list[dict[str, Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(each) + "\n" for each in values)
+        file.writelines(json.dumps(row) + "\n" for row in values)
 
 
 def _csv(values: list[dict[str, Any]], path: Path) -> None:
-    """None is an empty cell."""
+    """Write rows as CSV; None is an empty cell."""
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, fieldnames=list(Row.model_fields))
         table.writeheader()
@@ -57,7 +57,7 @@ def _csv(values: list[dict[str, Any]], path: Path) -> None:
 
 
 def _parquet(values: list[dict[str, Any]], path: Path) -> None:
-    """The type of a column is its field's, also where all of its values are None."""
+    """Write rows as Parquet; each column has its field's type, even if all of its values are None."""
     arrow, parquet = _pyarrow()
     schema = arrow.schema([(name, _type(arrow, field.annotation)) for name, field in Row.model_fields.items()])
     parquet.write_table(arrow.Table.from_pylist(values, schema=schema), path)
@@ -80,7 +80,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows that ``write`` wrote; a ``Mistake`` if they are none."""
+    """Read the rows that ``write`` wrote; raises ``Mistake`` if the file holds no rows."""
     values: list[Any]
     if path.suffix == ".jsonl":
         if not path.exists():
@@ -91,9 +91,9 @@ def read(path: Path) -> list[Row]:
         values = [{name: cell for name, cell in line.items() if cell != ""} for line in lines]
     else:
         values = _parquet_rows(path)
-    if not all(isinstance(each, dict) for each in values):
+    if not all(isinstance(value, dict) for value in values):
         raise Mistake(f"{path}: its lines are no rows of a sweep")
-    return [Row.read(each, origin=f"{path}: row {place}") for place, each in enumerate(values, 1)]
+    return [Row.read(value, origin=f"{path}: row {place}") for place, value in enumerate(values, 1)]
 
 
 def _parquet_rows(path: Path) -> list[Any]:

@@ -2,7 +2,7 @@
 
 models = ["llama3-8b"]                 machines = ["h100"]            ranks = [8, 16, 32]
 layouts = ["dp* tp{1,2} zero{0,1}", "dp8 zero3", "best 3"]            recomputations = ["none", "full"]
-sequences · batches (or batch_tokens) · precisions · stacks           [job]: what all have in common
+sequences · batches (or batch_tokens) · precisions · stacks           [job]: fields that all settings share
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fivefold.stack.catalog import named as named_stack
 Item = TypeVar("Item")
 Some = Annotated[tuple[Item, ...], Field(min_length=1)]
 _BEST = re.compile(r"best ([1-9]\d{0,3})")
-# Lists of a sweep by the job's field that they vary.
+# The lists of a sweep, with the job field that each varies.
 FIELDS = {"sequences": "sequence", "batches": "global_batch", "precisions": "precision", "stacks": "stack"}
 
 
 class Sweep(Record):
-    """A sweep; an empty list does not vary: the job's own value, the machine's own ranks, the layout's own ``ac=``."""
+    """A sweep. An empty list varies nothing: the job's own value, the machine's ranks or the layout's ``ac=`` holds."""
 
     models: Some[str]
     machines: Some[str]
@@ -43,7 +43,7 @@ class Sweep(Record):
     ranks: tuple[Degree, ...] = ()
     sequences: tuple[Tokens, ...] = ()
     batches: tuple[Sequences, ...] = ()  # sequences per step
-    batch_tokens: tuple[Steps, ...] = ()  # instead of ``batches``: tokens per step, whatever the sequence
+    batch_tokens: tuple[Steps, ...] = ()  # instead of ``batches``: tokens per step, for any sequence length
     precisions: tuple[str, ...] = ()
     recomputations: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
@@ -53,18 +53,18 @@ class Sweep(Record):
     def _legal(self) -> Self:
         if self.batches and self.batch_tokens:
             raise ValueError("batches and batch_tokens both say the batch; keep one")
-        said = {field for name, field in FIELDS.items() if getattr(self, name)}
-        said |= {"global_batch"} if self.batch_tokens else set()
-        if both := sorted(said & set(self.job)):
+        varied_fields = {field for name, field in FIELDS.items() if getattr(self, name)}
+        varied_fields |= {"global_batch"} if self.batch_tokens else set()
+        if both := sorted(varied_fields & set(self.job)):
             lists = {field: name for name, field in FIELDS.items()}
             raise ValueError(f"{lists[both[0]]} and job.{both[0]} both say {both[0]}; keep one")
         return self
 
     @classmethod
     def load(cls, path: Path) -> Sweep:
-        """Read a sweep file; a ``Mistake`` for any name, layout word or job field in it that is not known.
+        """Read a sweep file; raises ``Mistake`` for any unknown name, layout keyword or job field in it.
 
-        Files that it names are next to it, or else where the command runs.
+        Files that it names are looked up next to it, then in the current folder.
         """
         sweep = cls.of(read_file(path), origin=str(path))
         return sweep.replace(
@@ -74,7 +74,7 @@ class Sweep(Record):
 
     @classmethod
     def of(cls, values: dict[str, Any], *, origin: str) -> Sweep:
-        """The sweep that ``values`` say, checked as a file is."""
+        """Build the sweep of ``values``, validated like a file."""
         sweep = cls.read(values, origin=origin)
         Job.read(sweep.job, origin=f"{origin}: job")
         for name in sweep.precisions:
@@ -85,35 +85,35 @@ class Sweep(Record):
         return sweep
 
     def requests(self) -> list[str]:
-        """What is asked for of every setting: texts of layouts, perhaps with an open degree, and ``best K``."""
+        """Return what is requested for every setting: layout texts, perhaps with an open degree, and ``best K``."""
         texts: list[str] = []
         for line in self.layouts:
-            found = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)
-            if self.recomputations and any("ac=" in text for text in found):
+            expanded = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)
+            if self.recomputations and any("ac=" in text for text in expanded):
                 raise Mistake(f"layouts: {line!r} and recomputations both say ac=; keep one")
-            texts += found
+            texts += expanded
         if self.recomputations:
             texts = [f"{text} ac={ac}" for text in texts for ac in self.recomputations]
         for text in texts:
             if best_of(text) is None:
-                alternatives(text)  # of which the recomputation is a word too
+                alternatives(text)  # validates the recomputation keyword too
         return list(dict.fromkeys(texts))
 
 
 def best_of(request: str) -> tuple[int, str | None] | None:
-    """Of ``best 3 ac=full``: 3 and ``full``; None for a layout."""
+    """Return the count and the recomputation of ``best 3 ac=full``, 3 and ``full``; None for a layout."""
     words = request.split(" ac=")
     match = _BEST.fullmatch(words[0].strip())
     return (int(match[1]), words[1] if len(words) > 1 else None) if match else None
 
 
 def filled_for(request: str, *, ranks: int) -> str | None:
-    """A request on so many ranks: its open degree filled, None if its degrees do not make as many."""
+    """Return a request with its open degree filled for ``ranks`` ranks; None if its degrees cannot make as many."""
     return request if best_of(request) else on(request, ranks=ranks)
 
 
 class Setting(NamedTuple):
-    """Everything but the layout. ``job`` is None where there can be none, and ``why`` says so."""
+    """Everything but the layout. ``job`` is None if the job is invalid, with the reason in ``why``."""
 
     model: Model
     machine_name: str
@@ -128,7 +128,7 @@ class Setting(NamedTuple):
 
 
 def settings(sweep: Sweep, *, local: Path) -> Iterator[Setting]:
-    """Every setting: those of one model and job one after another, so that they can share what is counted."""
+    """Yield every setting; those of one model and job are consecutive, so that they can share counts."""
     models = [resolve_model(name) for name in sweep.models]
     machines = [
         (name, resolve_machine(name, local=local, ranks=ranks))
@@ -140,7 +140,7 @@ def settings(sweep: Sweep, *, local: Path) -> Iterator[Setting]:
 
 
 def _jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:
-    """Sequence, batch, precision and stack of each job; the job, or None and why it cannot be."""
+    """Yield the sequence, batch, precision and stack of each job, then the job, or None and why it is invalid."""
     base = Job.read(sweep.job, origin="job")
     sequences = sweep.sequences or (base.sequence,)
     batches = sweep.batch_tokens or sweep.batches or (base.global_batch,)

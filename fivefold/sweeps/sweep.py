@@ -1,4 +1,4 @@
-"""A whole sweep: predict every row, measure those that fit if asked, and keep what is done in a journal."""
+"""A full sweep: predicts every row, measures those that fit if requested, and keeps finished work in a journal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fivefold.sweeps.predict import Predictor, digest
 from fivefold.sweeps.spec import Setting, Sweep, best_of, filled_for, settings
 from fivefold.sweeps.trial import STEPS, Trial
 
-Report = Callable[[str, int, int], None]  # of what, done, total
+Report = Callable[[str, int, int], None]  # what is counted, done, total
 
 
 class Trials(NamedTuple):
-    """How rows are measured. ``submit``: as jobs of Slurm; ``folder``: where trials have theirs."""
+    """How rows are measured. ``submit`` submits a trial as a Slurm job; ``folder`` holds the folders of the trials."""
 
     folder: Path
     steps: int = STEPS
@@ -29,34 +29,34 @@ class Trials(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A sweep written out: every setting with its layouts."""
+    """An expanded sweep: every setting with its layouts."""
 
     parts: list[tuple[Setting, list[str]]]
 
     @classmethod
     def of(cls, sweep: Sweep, *, local: Path) -> Plan:
-        """A ``Mistake`` if a layout is of no number of ranks that the sweep has."""
-        requests, found = sweep.requests(), list(settings(sweep, local=local))
-        ranks = sorted({setting.ranks for setting in found})
-        filled = {count: {text: filled_for(text, ranks=count) for text in requests} for count in ranks}
-        if unused := [text for text in requests if all(filled[count][text] is None for count in ranks)]:
+        """Expand a sweep; raises ``Mistake`` if a layout matches none of the sweep's numbers of ranks."""
+        requests, setting_list = sweep.requests(), list(settings(sweep, local=local))
+        ranks = sorted({setting.ranks for setting in setting_list})
+        filled_by_ranks = {count: {text: filled_for(text, ranks=count) for text in requests} for count in ranks}
+        if unused := [text for text in requests if all(filled_by_ranks[count][text] is None for count in ranks)]:
             numbers = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
             raise Mistake(
                 f"layouts: {unused[0]!r} makes none of the numbers of ranks ({numbers}); write dp*, or add to ranks"
             )
-        texts = {count: list(dict.fromkeys(filter(None, filled[count].values()))) for count in ranks}
-        return cls([(setting, texts[setting.ranks]) for setting in found])
+        texts = {count: list(dict.fromkeys(filter(None, filled_by_ranks[count].values()))) for count in ranks}
+        return cls([(setting, texts[setting.ranks]) for setting in setting_list])
 
     @property
     def rows(self) -> int:
-        """How many rows there will be, at most: a search may find fewer than it was asked for."""
+        """Return the highest possible number of rows: a search may find fewer than requested."""
         return sum((best_of(request) or (1,))[0] for _, requests in self.parts for request in requests)
 
 
 def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK) -> list[Row]:
-    """All rows, in the order of the sweep; what the journal has is not done again.
+    """Return all rows in the order of the sweep; work that is in the journal is not repeated.
 
-    ``risk``: the probability of running out of memory up to which a row fits.
+    ``risk``: the highest probability of running out of memory at which a row counts as fitting.
     """
     if trials and trials.submit is None:
         check_here([setting for setting, _ in plan.parts])
@@ -69,9 +69,9 @@ def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, 
 def _predicted(plan: Plan, journal: Journal, report: Report, *, risk: float) -> Iterator[Case]:
     predictor, done, total = Predictor(risk), 0, sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
-        known, seen = digest(setting, risk=risk), set()
+        setting_digest, seen_names = digest(setting, risk=risk), set()
         for request in requests:
-            key = f"{known} {request}"
+            key = f"{setting_digest} {request}"
             values = journal.get("predicted", key)
             rows = [Row(**value) for value in values] if values else predictor.rows(setting, request)
             if not values:
@@ -79,14 +79,14 @@ def _predicted(plan: Plan, journal: Journal, report: Report, *, risk: float) -> 
             done += 1
             report("rows", done, total)
             for row in rows:
-                if row.name not in seen:  # two texts of one layout, or one that is also among the best
-                    seen.add(row.name)
+                if row.name not in seen_names:  # two texts may name one layout
+                    seen_names.add(row.name)
                     yield Case(setting, row)
 
 
 def _measured(cases: list[Case], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
     if trials.submit is None:
-        shutil.rmtree(trials.folder, ignore_errors=True)  # left by one that was killed
+        shutil.rmtree(trials.folder, ignore_errors=True)  # left by a sweep that was killed
     for number, case in enumerate(cases, 1):
         row = case.row
         if row.status != "fits":
@@ -104,7 +104,7 @@ def _measured(cases: list[Case], journal: Journal, trials: Trials, report: Repor
 
 
 def _tried(case: Case, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
-    """The outcome of a trial; None if it waits for Slurm."""
+    """Return the outcome of a trial; None while it waits for Slurm."""
     if trials.submit is None:
         return here(case, steps=trials.steps, timeout_seconds=trials.timeout_seconds, within=trials.folder)
     folder = trials.folder / key.split()[1] / case.row.layout.replace(" ", "_").replace("/", "-")

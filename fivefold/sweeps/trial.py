@@ -1,7 +1,7 @@
-"""A trial: a few steps of one layout, as ``fivefold train`` makes them, in processes of their own.
+"""A trial runs a few steps of one layout, as ``fivefold train`` does, in separate processes.
 
-The run has a temporary folder, a small corpus of the standard library's own text and no checkpoints. Its step is
-measured as any run's is, or the one line is returned with which it ended.
+The run has a temporary folder, a small corpus of the standard library's own source text and no checkpoints. Its step
+is measured like that of any run; if it fails, the trial returns the one line with which it ended.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fivefold.trainer.faults.signals import exit_with
 from fivefold.trainer.run import Run
 from fivefold.units import ceil_div
 
-STEPS = 8  # two to warm up, one under the meter, five timed
+STEPS = 8  # two to warm up, one to measure memory and messages, five timed
 FEWEST_STEPS = 4
-DOCUMENT = 4096  # characters of the corpus's documents, if a sequence is not longer
-SPARE = 1.25  # documents over those that are needed: some are held out
+DOCUMENT = 4096  # characters per document of the corpus, unless a sequence is longer
+SPARE = 1.25  # factor on the number of documents needed, because some are held out
 
 Ended = Literal["measured", "refused", "memory", "timeout", "failed"]
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|want of memory", re.IGNORECASE)
-# What the line of a failed run says of its folder, which is gone, and of starting again.
+# Parts of a failed run's message to remove: its folder no longer exists, and it cannot be resumed.
 _ASIDE = re.compile(r" \(see [^)]*\)|; the same command goes on from .*$")
 
 
 class Trial(Record):
-    """How a trial ended; ``predicted`` and ``measured`` are there if it was ``measured``, else ``why`` is."""
+    """The outcome of a trial: ``predicted`` and ``measured`` if it ended with ``measured``, else ``why``."""
 
     ended: Ended
     predicted: Step | None = None
@@ -62,10 +62,11 @@ def trial(
     force: bool = False,
     within: Path | None = None,
 ) -> Trial:
-    """Train ``steps`` steps of ``layout`` here and return the measured step, or why there is none; never raises for it.
+    """Train ``steps`` steps of ``layout`` on this computer; return the measured step, or why there is none.
 
-    ``force``: also where the planner says that it does not fit. ``within``: the folder for temporary files. The
-    processes end with this one, however it ends.
+    A failed run does not raise. ``force``: run even if the planner says that it does not fit. ``within``: the folder
+    for
+    temporary files. The child processes end with this process, however it ends.
     """
     if steps < FEWEST_STEPS:
         raise Mistake(f"a trial of {steps} steps times none; take {FEWEST_STEPS} or more")
@@ -85,12 +86,12 @@ def trial(
             text=True, errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
             try:
-                _, said = process.communicate(timeout=timeout_seconds)
+                _, stderr = process.communicate(timeout=timeout_seconds)
             except subprocess.TimeoutExpired:
                 return Trial(ended="timeout", why=f"was not done with {steps} steps in {timeout_seconds:g} s")
             finally:
-                process.kill()  # its own processes notice; nothing if it has ended
-        return outcome(file.parent / "run" / "step.json", code=process.returncode, said=said)
+                process.kill()  # its child processes notice; does nothing if it has ended
+        return outcome(file.parent / "run" / "step.json", code=process.returncode, said=stderr)
 
 
 def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job: Job, steps: int) -> Path:
@@ -112,7 +113,7 @@ def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job
 
 
 def _write_corpus(path: Path, job: Job) -> None:
-    """Text of the standard library, over and over, as documents enough for a batch and a held-out sequence."""
+    """Write the standard library's source text, repeated, as enough documents for a batch and a held-out sequence."""
     length = max(DOCUMENT, job.sequence + 1)
     documents = 2 + int(SPARE * ceil_div(job.tokens_per_step + 1, length))
     files = cycle(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
@@ -126,13 +127,13 @@ def _write_corpus(path: Path, job: Job) -> None:
 
 
 def outcome(pair: Path, *, code: int, said: str) -> Trial:
-    """What came of a run that ended with ``code`` and ``said`` this on stderr; ``pair``: what it was to write."""
+    """Return the outcome of a run with exit code ``code`` and stderr ``said``; ``pair``: the file of its two steps."""
     if code == 0 and pair.exists():
         predicted, measured = read_pair(pair)
         return Trial(ended="measured", predicted=predicted, measured=measured)
     lines = [line for line in said.splitlines() if line.strip()]
-    own = [line.removeprefix("fivefold: ") for line in lines if line.startswith("fivefold: ")]
-    why = _ASIDE.sub("", (own or lines or [f"ended with code {code} and said nothing"])[-1])
+    own_lines = [line.removeprefix("fivefold: ") for line in lines if line.startswith("fivefold: ")]
+    why = _ASIDE.sub("", (own_lines or lines or [f"ended with code {code} and said nothing"])[-1])
     if code == -9:
         why = "was ended by SIGKILL, perhaps for want of memory"
     ended: Ended = "refused" if code == 2 else "memory" if OUT_OF_MEMORY.search(why) else "failed"
