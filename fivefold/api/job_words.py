@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class JobWords(TypedDict, total=False):
-    """The fields of a job. ``job`` is a .toml file, a mapping or a ``Job``, which the others override. None: not given."""
+    """The fields of a job. The others override ``job``, a .toml file, a mapping or a ``Job``. None: not given."""
 
     job: str | PathLike[str] | Mapping[str, Any] | Job | None
     stack: str | Mapping[str, Any] | None

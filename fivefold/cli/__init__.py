@@ -1,11 +1,12 @@
-"""The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
+"""The command line: resolves models, machines and layouts, runs commands, prints. Data goes to stdout, the rest to
+stderr.
 
-parameters · request_options   a command's arguments and options, of its request schema
-options · arguments · completion · errors   what commands share; records of words or a file; exit codes
+parameters · request_options   a command's arguments and options, derived from its request schema
+options · arguments · completion · errors   shared by all commands; records from words or a file; exit codes
 commands/   a module for each command, which has its name (``import_``), with a function of that name
 across · corpus · closing · slurm · hosts   several machines; a run's folder and corpus; its end; clusters; many hosts
-pictures · reproduce · trace_compare · written_configs   charts; the command of a page; a run's traces; files of configs
-A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
+pictures · reproduce · trace_compare · written_configs   charts; a page's command; a run's traces; config files
+A user error is one line and exit code 2, a system error one line and exit code 1.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
 
-SETTINGS = {"read": {"ignore_unknown_options": True}}  # what it is given are words of other commands
+SETTINGS = {"read": {"ignore_unknown_options": True}}  # its arguments are launch commands of other software
 
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """Return the command line with the commands of ``names``; the modules of no other are loaded."""
+    """Build the command line with the commands of ``names``, importing only their modules."""
     commands = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
     commands.callback()(face)
     for name in names:
@@ -39,7 +40,7 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Return ``app``, the command line with all commands."""
+    """Build ``app``, the command line with all commands, on first use."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     app = globals()["app"] = build_app()
@@ -47,7 +48,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def say_version(asked: bool) -> None:
-    """Print the version of the package, and end."""
+    """Print the version of the package and exit."""
     if asked:
         print(f"fivefold {__version__}")
         raise typer.Exit
@@ -62,17 +63,17 @@ def face(
 
 
 def entry() -> NoReturn:
-    """``main`` as a process of its own; one that has trained leaves without finalising the interpreter."""
+    """Run ``main`` as a process; one that has trained exits without finalizing the interpreter."""
     try:
         main()
-    except SystemExit as done:
+    except SystemExit as system_exit:
         if "fivefold.trainer.loop" in sys.modules:
-            leave(done.code if isinstance(done.code, int) else 1)
+            leave(system_exit.code if isinstance(system_exit.code, int) else 1)
         raise
 
 
 def main() -> NoReturn:
-    """Run the command line; every foreseen failure is one line on stderr."""
+    """Run the command line; every expected failure is one line on stderr."""
     install_signal_handlers(launcher=launcher())
     warnings.showwarning = remark
     words = sys.argv[1:] or ["--help"]

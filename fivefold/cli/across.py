@@ -1,4 +1,4 @@
-"""``fivefold search`` of several machines or numbers of ranks: one run, one table; prices, deadline, assumptions."""
+"""``fivefold search`` over several machines or numbers of ranks: one run, one table; prices, deadline, assumptions."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 def show_offers(
     request: SearchOptions, model: Model, machines: Sequence[Machine], job: Job, *, where: Where, within: float
 ) -> None:
-    """The table of the run on each machine."""
+    """Print the table of one run on each machine."""
     from fivefold.rendering import whole_run as page
     from fivefold.rendering.progress import bar
 
     with bar("searching") as progress:
-        done = iter(range(1, 10**6))
-        found = offers(
+        counter = iter(range(1, 10**6))
+        results = offers(
             model, machines, job, by=request.by, where=where, within=within, tokens=request.tokens,
             prices=request.price, deadline=request.deadline, ranks=request.ranks, assume=request.assume,
-            risk=request.risk, done=lambda name: progress(name, next(done), 0),
+            risk=request.risk, done=lambda name: progress(name, next(counter), 0),
         )  # fmt: skip
     if not request.as_json:
         from fivefold.rendering.question import describe_job
 
         show(describe_job(job))
-    show(found.model_dump_json(indent=2) if request.as_json else page.offers(found))
-    if found.stopped:
+    show(results.model_dump_json(indent=2) if request.as_json else page.offers(results))
+    if results.stopped:
         say("stopped: machines that were not searched yet are missing; others may be better")
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""Reads the records that arguments name, or a config by ``--from``, and shows which keys of it are not counted."""
+"""Resolves the records that arguments name, or a config by ``--from``, and prints notes on the config's keys."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 
 
 def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The records that the arguments name."""
-    if lacking := [name for name, word in words.items() if word is None]:
-        raise Mistake(f"Missing argument {lacking[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
+    """Resolve the records that the arguments name."""
+    if missing := [name for name, word in words.items() if word is None]:
+        raise Mistake(f"Missing argument {missing[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
     if gpus:
         raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
     return {"job": load_job(**options), **resolve_words(words)}
 
 
 def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
-    """Return the records that the words for a layout, a model and a machine name; None where there is no word."""
+    """Resolve the layout, model and machine that the words name; None where there is no word."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
-    read: dict[str, Callable[[str], Any]] = {"layout": Layout.parse, "model": resolve, "machine": load_machine}
-    return {name: None if words[name] is None else read[name](words[name] or "") for name in read if name in words}
+    resolvers: dict[str, Callable[[str], Any]] = {"layout": Layout.parse, "model": resolve, "machine": load_machine}
+    return {
+        name: None if words[name] is None else resolvers[name](words[name] or "") for name in resolvers if name in words
+    }
 
 
 def read_config(
     file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any], ignore: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The records that a config says, on the machine of ``--gpus``, with job options over its job."""
-    if said := [word for word in words.values() if word is not None]:
+    """Return the records of a config, on the machine of ``--gpus``, with job options overriding its job."""
+    if given_words := [word for word in words.values() if word is not None]:
         raise Mistake(
-            f"--from {file} says model and layout: leave out {' '.join(map(repr, said))}; the machine is --gpus"
+            f"--from {file} says model and layout: leave out {' '.join(map(repr, given_words))}; the machine is --gpus"
         )
     if gpus is None:
         raise Mistake(f"--from {file}: on what machine? say --gpus h100:64")
@@ -56,7 +58,7 @@ def read_config(
 
 @contextmanager
 def shows_notes(notes: ConfigNotes | list[ConfigNotes] | None, *, json: bool) -> Iterator[None]:
-    """Say on stderr which keys of a config are not counted, and add them to the JSON that a command prints."""
+    """Print notes on a config's keys to stderr, and add them to the JSON that a command prints."""
     for config in notes if isinstance(notes, list) else [notes] if notes else []:
         for line in describe_notes(config):
             say(f"fivefold: {line}")
@@ -73,7 +75,7 @@ def shows_notes(notes: ConfigNotes | list[ConfigNotes] | None, *, json: bool) ->
 
 
 def machine_of(gpus: str, world: int) -> Machine:
-    """The machine that ``--gpus`` names; of as many ranks as the config is for unless it says them."""
+    """Return the machine that ``--gpus`` names; without a number, it has as many ranks as the config uses."""
     from fivefold.machine.catalog import spell_machine
 
     gpus = spell_machine(gpus)

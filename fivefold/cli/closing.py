@@ -1,4 +1,4 @@
-"""How a run closes: what it printed last, predicted beside measured, and its report."""
+"""The end of a run: prints its last output, compares prediction with measurement, and writes its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
-    """Write the run's report into its folder; whatever goes wrong is said and changes nothing."""
+    """Write the run's report into its folder; an error is printed and has no other effect."""
     try:
         from fivefold.cli.commands import report
         from fivefold.planner.predict import planner
@@ -26,16 +26,22 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
 
         if not (run.folder / "step.json").exists():
             return
-        found = read(run.folder)
-        known = run.schedule is None  # the planner has the layout's own schedules
-        drawing = report.drawing(planner(model, machine, run.job), layout, found.predicted) if known else None
-        say(f"wrote {report.of_run(found, drawing, run)}")
+        finished_run = read(run.folder)
+        has_own_schedule = run.schedule is None  # the planner knows only the layout's own schedules
+        drawing = (
+            report.drawing(planner(model, machine, run.job), layout, finished_run.predicted)
+            if has_own_schedule
+            else None
+        )
+        say(f"wrote {report.of_run(finished_run, drawing, run)}")
     except Exception as error:
         say(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
 def print_proof(run: Run, proof: Any, *, json: bool) -> None:
-    """Print how the run ended, its sample, and predicted beside measured; ``SystemExit`` where a signal ended it."""
+    """Print how the run ended, its sample, and predicted next to measured; raises ``SystemExit`` if a signal stopped
+    it.
+    """
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
     from fivefold.results.step_comparison import assumed, compare
@@ -60,12 +66,14 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
 
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
-    """The pair that an earlier start of the same run has written: this one may have had nothing left to do."""
+    """Return the steps that an earlier start of this run wrote, as this start may have had nothing left to train."""
     from fivefold.results.step_comparison import read_pair
 
     try:
-        before, measured = read_pair(path)
+        earlier_prediction, measured = read_pair(path)
     except Mistake:
         return None
-    same = all(getattr(before, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job"))
-    return (before, measured) if same else None
+    is_same_run = all(
+        getattr(earlier_prediction, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job")
+    )
+    return (earlier_prediction, measured) if is_same_run else None

@@ -1,27 +1,27 @@
-"""What the shell completes: names of models, machines, precisions, stacks and formats, words of a layout.
+"""Shell completion: names of models, machines, precisions, stacks and formats, and keywords of a layout.
 
-``fivefold --install-completion`` sets it up for bash, zsh, fish or PowerShell.
+``fivefold --install-completion`` installs it for bash, zsh, fish or PowerShell.
 """
 
 from __future__ import annotations
 
 
 def models(incomplete: str) -> list[str]:
-    """Names of the catalog."""
+    """Complete the name of a model of the catalog."""
     from fivefold.model.catalog import CATALOG
 
     return [name for name in CATALOG if name.startswith(incomplete)]
 
 
 def machines(incomplete: str) -> list[str]:
-    """Names of the catalog, and this computer."""
+    """Complete the name of a machine of the catalog, or ``local``."""
     from fivefold.machine.catalog import ROWS
 
     return [name for name in (*ROWS, "local") if name.startswith(incomplete)]
 
 
 def precisions(incomplete: str) -> list[str]:
-    """Names of recipes."""
+    """Complete the name of a precision recipe."""
     from fivefold.job import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
@@ -35,18 +35,18 @@ def stacks(incomplete: str) -> list[str]:
 
 
 def formats(incomplete: str) -> list[str]:
-    """Return the names of formats that ``write`` writes."""
+    """Complete the name of a format that ``write`` supports."""
     from fivefold.interop.registry import list_written
 
     return [name for name in list_written() if name.startswith(incomplete)]
 
 
 def layouts(incomplete: str) -> list[str]:
-    """The next word of a layout, after the words that are there."""
+    """Complete the last keyword of a layout."""
     from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 
-    before, space, word = incomplete.rpartition(" ")
-    known = [*(f"{axis}{degree}" for axis in ("dp", "tp", "pp", "cp", "ep") for degree in (2, 4, 8, 16, 32, 64)),
+    previous_keywords, space, typed = incomplete.rpartition(" ")
+    keywords = [*(f"{axis}{degree}" for axis in ("dp", "tp", "pp", "cp", "ep") for degree in (2, 4, 8, 16, 32, 64)),
              *(f"zero{stage}" for stage in (1, 2, 3)), *(f"mbs{size}" for size in (1, 2, 4, 8)), "v2", "v4",
              "ac=selective", "ac=full", "cp=ulysses", "nosp", *SCHEDULES]  # fmt: skip
-    return [before + space + each for each in known if each.startswith(word)]
+    return [previous_keywords + space + keyword for keyword in keywords if keyword.startswith(typed)]

@@ -1,4 +1,4 @@
-"""Hold the folder of a run, and prepare its corpus there: for the commands that read or train."""
+"""Locks the folder of a run and prepares its corpus there, for the commands that read or train."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def hold_folder(folder: Path) -> AbstractContextManager[None]:
-    """Hold the run's folder against other runs: the launcher for its ranks, else rank 0 for all."""
+    """Lock the run's folder against other runs: the launcher locks it for its ranks, else rank 0 for all."""
     from fivefold.trainer.run_lock import hold
 
-    holds = launcher() is None and os.environ.get("RANK", "0") == "0"
-    return hold(folder, report=lambda line: say(f"fivefold: {line}")) if holds else nullcontext()
+    is_owner = launcher() is None and os.environ.get("RANK", "0") == "0"
+    return hold(folder, report=lambda line: say(f"fivefold: {line}")) if is_owner else nullcontext()
 
 
 def prepare_corpus(run: Run, model: Model) -> Index:
-    """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
+    """Prepare the run's corpus as shards; they must suffice for one step, and ``model`` must know all of their tokens."""
     from fivefold.trainer.data.prepare import prepare, terminal_progress
 
     with terminal_progress() as progress:

@@ -1,4 +1,4 @@
-"""What a command comes to: its exit code, and where it fails in a way that was foreseen one line that says why."""
+"""Exit codes, and one-line messages for expected errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fivefold.record import Fault, Mistake, Remark, StopSignal, reworded
 from fivefold.requests.extras import missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
-LONG_WORD = 300  # in characters; of what a user typed, or has in a file
+LONG_WORD = 300  # characters of a word in a message; longer ones, from user input or a file, are shortened
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
 
 def settle(action: Callable[[], object]) -> int:
-    """The exit code of ``action``, once all that it printed is out. A user's mistake is 2, a fault of the system 1."""
+    """Run ``action``, flush its output, and return its exit code: 2 for a user error, 1 for a system error."""
     try:
         code = action()
         sys.stdout.flush()
-    except SystemExit as done:
-        code = done.code
+    except SystemExit as system_exit:
+        code = system_exit.code
     except _UsageError as error:
         return _said(reworded(error.format_message()), code=2)
     except Mistake as error:
@@ -53,7 +53,7 @@ def settle(action: Callable[[], object]) -> int:
 
 
 def _said(line: str, *, code: int) -> int:
-    """``code``, when the line is said; a process of ours says it to its launcher, which says one line for all."""
+    """Print ``line`` and return ``code``; a child process passes the line to its launcher, which prints one for all."""
     line = " ".join(word if len(word) < LONG_WORD else f"{word[:100]}…{word[-50:]}" for word in line.split())
     if line and not (launcher() is not None and write_error_file(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))):
         say(f"fivefold: {line}")
@@ -64,7 +64,7 @@ def remark(
     message: Warning | str, category: type[Warning], filename: str, lineno: int,
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
-    """Say our own warnings in one line, and once: the processes of a run leave it to who started them."""
+    """Print our own warnings in one line, and only once: the processes of a run leave it to their launcher."""
     if not issubclass(category, Remark):
         print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
     elif launcher() is None:
@@ -72,5 +72,5 @@ def remark(
 
 
 def launcher() -> int | None:
-    """The process that started this one to be one of several; None if the user or torchrun did."""
+    """Return the process that started this one as one of several; None if the user or torchrun did."""
     return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None

@@ -1,7 +1,7 @@
-"""What a rank of several hosts finds in its environment, and the interface by which it speaks to the others.
+"""Multi-host settings of a rank: what torchrun and Slurm put into its environment, and its network interface.
 
-That is the one by which it reaches the first of them. Left alone, Gloo takes the address that this host's own name has,
-which in Debian's /etc/hosts is 127.0.1.1. NCCL looks for itself, and may take several at once.
+The interface is the one that routes to the first host. By default Gloo takes the address of this host's own name,
+which in Debian's /etc/hosts is 127.0.1.1. NCCL chooses by itself, and may take several at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME_BYTES, _REQUEST_BYTES = 16, 40  # of struct ifreq
 
 
 def choose_interface(environment: MutableMapping[str, str]) -> None:
-    """Put the interface into the ``environment`` of a rank, unless all ranks are on this host or the user has."""
+    """Set the interface in the ``environment`` of a rank, unless all ranks are on this host or the user has set it."""
     if VARIABLE in environment or environment.get("WORLD_SIZE") == environment.get("LOCAL_WORLD_SIZE"):
         return
     if name := towards(environment["MASTER_ADDR"]):
@@ -26,10 +26,10 @@ def choose_interface(environment: MutableMapping[str, str]) -> None:
 
 
 def keeps_store(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun may start this rank of several hosts again, with a store that no new torchrun is told of."""
-    several = environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE")
-    again = int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
-    return several and again and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    """Tell whether torchrun may restart this rank of several hosts with a store that a new torchrun is not told about."""
+    has_several_hosts = environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE")
+    can_restart = int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
+    return has_several_hosts and can_restart and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def count_restarts(environment: Mapping[str, str]) -> int:
@@ -38,31 +38,31 @@ def count_restarts(environment: Mapping[str, str]) -> int:
 
 
 def towards(host: str) -> str | None:
-    """The interface by which ``host`` is reached; to itself, a host's only other than loopback. None: who knows."""
+    """Return the interface that routes to ``host``; for this host itself, its only non-loopback one. None: unknown."""
     addresses = {name: address for _, name in socket.if_nameindex() if (address := _address(name))}
-    mine = _source(host)
-    if mine is None or mine.startswith("127."):
-        others = [name for name, address in addresses.items() if not address.startswith("127.")]
-        return others[0] if len(others) == 1 else None
-    return next((name for name, address in addresses.items() if address == mine), None)
+    source_address = _source(host)
+    if source_address is None or source_address.startswith("127."):
+        external = [name for name, address in addresses.items() if not address.startswith("127.")]
+        return external[0] if len(external) == 1 else None
+    return next((name for name, address in addresses.items() if address == source_address), None)
 
 
 def _source(host: str) -> str | None:
-    """The IPv4 address with which this host would speak to ``host``; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as speaking:
+    """Return the IPv4 address with which this host would connect to ``host``; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:
-            speaking.connect((host, 9))
+            udp_socket.connect((host, 9))
         except OSError:
             return None
-        return str(speaking.getsockname()[0])
+        return str(udp_socket.getsockname()[0])
 
 
 def _address(interface: str) -> str | None:
-    """The IPv4 address of ``interface``, if it has one."""
-    asked = struct.pack(f"{_REQUEST_BYTES}s", interface.encode()[: _NAME_BYTES - 1])
+    """Return the IPv4 address of ``interface``, if it has one."""
+    request = struct.pack(f"{_REQUEST_BYTES}s", interface.encode()[: _NAME_BYTES - 1])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
         except OSError:
             return None
     return socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])

@@ -1,4 +1,4 @@
-"""What every command shares: the nouns as arguments and options, how they are loaded, and how is printed.
+"""Functions that every command shares: parsing lists of numbers, and printing.
 
 Data goes to stdout, everything else to stderr.
 """
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
-    """``0,3`` as numbers; a ``Mistake`` says which ``option`` is no list ``of`` them, and ``such`` as it may be."""
+    """Return ``0,3`` as numbers; raises ``Mistake`` that ``option`` is not a list ``of`` them, with ``such`` as
+    example.
+    """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
         raise Mistake(f"{option} {text!r} is not a list of {of}; write {such}")
@@ -28,14 +30,14 @@ def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, .
 
 
 def say(line: str) -> None:
-    """To stderr."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr)
 
 
 def show_question(
     model: Model, machine: Machine, job: Job, *, remarks: Sequence[str] = (), open_fields: Sequence[str] = ()
 ) -> None:
-    """Print what was asked, and remarks on it, above an answer that does not say it."""
+    """Print the question, and remarks on it, above an answer that does not contain it."""
     from rich.text import Text
 
     from fivefold.rendering import table
@@ -47,7 +49,7 @@ def show_question(
 
 
 def show(what: str | RenderableType) -> None:
-    """Data, to stdout."""
+    """Print data to stdout."""
     if isinstance(what, str):
         print(what)
         return

@@ -19,13 +19,13 @@ from fivefold.requests.commands import ConfigOptions
 from fivefold.requests.schema import Argument, Option, Request
 from fivefold.requests.words import split_list
 
-RECORDS = ("model", "machine", "layout")  # arguments that a config may say instead
+RECORDS = ("model", "machine", "layout")  # arguments that a config may replace
 Asked = TypeVar("Asked", bound=Request)
 Mark = TypeVar("Mark", Argument, Option)
 
 
 def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
-    """Return the parameters from which typer makes the arguments, in their order, and the options of a command."""
+    """Yield the parameters from which typer makes the arguments, in their order, and the options of a command."""
     fields = schema.model_fields
     places = {name: argument.place for name in fields if (argument := _find(fields[name], Argument)) is not None}
     arguments = sorted(places, key=lambda name: places[name])
@@ -34,7 +34,7 @@ def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
 
 
 def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
-    """Return the parameter of one field; ``optional``: an argument that a config may say instead."""
+    """Make the parameter of one field; ``optional``: an argument that a config may replace."""
     kind, default = _plain(field.annotation), field.default
     argument, option = _find(field, Argument), _find(field, Option) or Option()
     if option.separator:
@@ -63,13 +63,13 @@ def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> in
 
 
 def make_option(name: str, schema: type[Request]) -> Any:
-    """Return the option of one field, for a command whose other options are written out."""
+    """Make the option of one field, for a command whose other options are written out."""
     (option,) = make_parameter(name, schema.model_fields[name]).annotation.__metadata__
     return option
 
 
 def _find(field: FieldInfo, kind: type[Mark]) -> Mark | None:
-    """Return the metadata of a field that is of one kind; None if it has none."""
+    """Return the metadata of one kind of a field; None if it has none."""
     return next((mark for mark in reversed(field.metadata) if isinstance(mark, kind)), None)
 
 
@@ -79,7 +79,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return a type without what pydantic checks of it."""
+    """Return a type without pydantic's constraints."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain(parts[0])
@@ -92,13 +92,13 @@ def _plain(annotation: Any) -> Any:
 
 
 def build_request(schema: type[Asked], values: dict[str, Any]) -> Asked:
-    """Return the request of what typer has validated."""
-    given = {name: _value(schema.model_fields[name], value, name=name) for name, value in values.items()}
-    return cast("Asked", schema.model_construct(None, **given))
+    """Build the request from the values that typer has validated."""
+    fields = {name: _value(schema.model_fields[name], value, name=name) for name, value in values.items()}
+    return cast("Asked", schema.model_construct(None, **fields))
 
 
 def _value(field: FieldInfo, value: Any, *, name: str) -> Any:
-    """Return a value as the field has it: lists as tuples, of entries or of one text."""
+    """Return a value as the field stores it: a list, given as entries or as one text, becomes a tuple."""
     option = _find(field, Option)
     if option is not None and option.separator:
         return split_list(value, option=f"--{name}")

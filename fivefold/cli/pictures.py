@@ -1,4 +1,4 @@
-"""A predicted step to look at: the pipeline and the memory over time, on the terminal, as charts, as a trace."""
+"""Draws a predicted step: the pipeline and the memory over time, on the terminal, as charts, as a trace."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ if TYPE_CHECKING:
     from fivefold.planner.predict import Planner
     from fivefold.step import Step
 
-# Micro-batches of a step that are drawn, each through every stage of a rank: more cannot be read.
+# Limits on the micro-batches drawn, each through every stage of a rank: more would be unreadable.
 ON_TERMINAL, IN_CHART, IN_TRACE = 8, 16, 512
 
 
 def draw(planner: Planner, layout: Layout, step: Step) -> None:
-    """On the terminal."""
+    """Draw the pipeline and the memory over time on the terminal."""
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import spans
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
     rank, limit = _fullest(step), ON_TERMINAL // layout.v
-    lives, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
+    memory_levels, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
     show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time, rows)))
     show(pipeline.Picture(rows, drawn=_drawn(planner, layout, limit)))
     show(heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
-    show(memory.Picture(lives, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
+    show(memory.Picture(memory_levels, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
 
 
 def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
-    """The pipeline and the fullest rank's memory as charts."""
+    """Return charts of the pipeline and of the fullest rank's memory."""
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import spans
     from fivefold.rendering.drawing import memory, pipeline
 
     rank, limit = _fullest(step), IN_CHART // layout.v
-    lives, drawn = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
+    memory_levels, caption = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
     return {
-        "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=drawn),
+        "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=caption),
         "memory": memory.draw_file(
-            lives, step=step, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes, drawn=drawn
+            memory_levels, step=step, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes, drawn=caption
         ),
     }
 
 
 def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
-    """The pipeline and the fullest rank's memory, as pictures and as pages."""
+    """Save charts of the pipeline and of the fullest rank's memory, as .svg and .html."""
     from fivefold.rendering import charts
 
     if folder.exists() and not folder.is_dir():
@@ -63,7 +63,7 @@ def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -
 
 
 def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> None:
-    """Every span of every pipeline rank."""
+    """Save every span of every pipeline rank as a trace."""
     from fivefold.planner.time.spans import spans
     from fivefold.rendering import trace
 

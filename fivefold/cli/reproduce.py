@@ -1,4 +1,4 @@
-"""The command line that asks again what a record says was asked: for reports, to make what they show once more."""
+"""Builds the command line that reproduces a record, for reports."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
 
 
 def job_said(step: Step) -> Job:
-    """The job that a step says."""
+    """Return the job of a step."""
     from fivefold.job import Job
 
     return Job.read(dict(step.job), origin="job")
 
 
 def command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RISK) -> str:
-    """The command line that asks the same; where options cannot say the job, it names a file of it."""
+    """Return the command line that asks the same question; if options cannot express the job, it names a file."""
     words = words if risk == FITS_RISK else [*words, "--risk", f"{risk:g}"]
     options = _options(job)
-    said = ["fivefold", verb, *words, *(text for option in options for text in option)]
-    plain: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}
+    arguments = ["fivefold", verb, *words, *(text for option in options for text in option)]
+    named_options: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}
     try:
-        same = load_job(settings=[value for name, value in options if name == "--set"], **plain) == job
+        is_reproduced = load_job(settings=[value for name, value in options if name == "--set"], **named_options) == job
     except Mistake:
-        same = False
-    if same:
-        return shlex.join(said)
+        is_reproduced = False
+    if is_reproduced:
+        return shlex.join(arguments)
     return shlex.join(["fivefold", verb, *words, "--job", "job.json"]) + "    # with the job's fields, above"
 
 
 def _options(job: Job) -> list[tuple[str, str]]:
-    """The options that make ``job`` of the default one."""
+    """Return the options that turn the default job into ``job``."""
     from fivefold.job import RECIPES
     from fivefold.job import Job as Default
     from fivefold.rendering.question import changed_settings
 
-    default, stack = Default(), job.stack
-    found: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
-    if stack.name != default.stack.name:
-        found.append(("--stack", stack.name))
-    if job.precision != default.precision:
-        wide = stack.reduce_in_fp32
-        names = [name for name, each in RECIPES.items() if each.reduced(in_fp32=wide) == job.precision]
-        found.append(("--precision", names[0] if names else job.precision.name))
+    default_job, stack = Default(), job.stack
+    options: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
+    if stack.name != default_job.stack.name:
+        options.append(("--stack", stack.name))
+    if job.precision != default_job.precision:
+        reduces_in_fp32 = stack.reduce_in_fp32
+        names = [name for name, recipe in RECIPES.items() if recipe.reduced(in_fp32=reduces_in_fp32) == job.precision]
+        options.append(("--precision", names[0] if names else job.precision.name))
     for name, text in changed_settings(job):
-        found.append(("--attention", text) if name == "attention" else ("--set", f"{name}={text}"))
-    return found
+        options.append(("--attention", text) if name == "attention" else ("--set", f"{name}={text}"))
+    return options

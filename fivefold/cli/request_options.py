@@ -1,6 +1,6 @@
 """Gives a command the arguments and options of its request schema, and calls it with the request and its records.
 
-A command names the records that it takes beside the request (model, machine, layout, job) among its parameters.
+A command names the records that it takes besides the request (model, machine, layout, job) among its parameters.
 
     @takes_request(SearchOptions)
     def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
@@ -27,27 +27,27 @@ def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callab
     """Give a command the arguments and options of ``schema``; it is called with the request and with records."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        wanted = tuple(name for name in (*RECORDS, "job") if name in inspect.signature(command).parameters)
+        record_names = tuple(name for name in (*RECORDS, "job") if name in inspect.signature(command).parameters)
 
         @functools.wraps(command)
         def with_request(**values: Any) -> None:
             request = build_request(schema, values)
-            records = read_records(request, wanted)
+            records = read_records(request, record_names)
             with shows_notes(records.pop("notes", None), json=getattr(request, "as_json", False)):
                 command(request, **records)
 
         parameters = list(make_parameters(schema))
-        shown: Any = with_request  # what typer reads of a function
-        del shown.__wrapped__
-        shown.__signature__ = inspect.Signature(parameters)
-        shown.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        typer_function: Any = with_request  # typer reads the signature and annotations of a function
+        del typer_function.__wrapped__
+        typer_function.__signature__ = inspect.Signature(parameters)
+        typer_function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return with_request
 
     return decorate
 
 
 def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """Return the records that a command wants: of a config by ``--from``, or of the arguments and options."""
+    """Return the records that a command takes: from a config by ``--from``, or from the arguments and options."""
     words = {name: getattr(request, name) for name in RECORDS if name in type(request).model_fields}
     if not isinstance(request, ConfigOptions):
         records = resolve_words({name: words[name] for name in wanted if name in words})

@@ -1,11 +1,11 @@
-"""A run as a Slurm job: an sbatch script of one task per rank, written beside the run's logs and submitted.
+"""Runs training as a Slurm job: writes an sbatch script with one task per rank next to the run's logs, and submits it.
 
     USR1 before the time is up → to all ranks, which save          → requeued by the script
     preempted, with a GraceTime → TERM to the ranks, which save    → requeued by the script: else it counts as failed
     preempted without, requeued → TERM to all; KillWait for a save → requeued by Slurm
-    a rank dies or hangs        → Slurm ends the others            → started again, at most max_restarts times
+    a rank dies or hangs        → Slurm ends the others            → restarted at most max_restarts times
 
-https://slurm.schedmd.com: sbatch.html (--signal, --requeue), preempt.html (GraceTime). As seen on Slurm 22.05.
+https://slurm.schedmd.com: sbatch.html (--signal, --requeue), preempt.html (GraceTime). As observed on Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.trainer.run import Run
 
-WARNING_SECONDS = 300  # before the end of the time, enough for a step and a save
+WARNING_SECONDS = 300  # before the time limit; enough for a step and a checkpoint
 
 
 def submit(
     run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
 ) -> str:
-    """Write the script of the run file at ``path`` into the run's folder and hand it to sbatch; what that says."""
+    """Write the sbatch script of the run file at ``path`` into the run's folder and submit it; return sbatch's output."""
     if shutil.which("sbatch") is None:
         raise Mistake("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
     run.folder.mkdir(parents=True, exist_ok=True)
     file = run.folder / "job.sh"
     file.write_text(script(run, path=path, layout=layout, machine=machine, force=force, words=words))
-    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Fault(f"sbatch refused {file}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    return done.stdout.strip()
+    completed = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise Fault(f"sbatch refused {file}: {completed.stderr.strip() or f'exit code {completed.returncode}'}")
+    return completed.stdout.strip()
 
 
 def script(
     run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
 ) -> str:
-    """Return the sbatch script; partition and account are for SBATCH_… variables. ``words``: more of the command."""
+    """Return the sbatch script; SBATCH_… variables set partition and account. ``words``: more arguments of the command."""
     nodes, ranks = _shape(layout, machine)
     options = {
         "job-name": f"fivefold-{run.folder.name}", "nodes": nodes, "ntasks-per-node": ranks,
@@ -57,7 +57,7 @@ def script(
     command = shlex.join([sys.executable, "-m", "fivefold", "train", str(path), "--layout", str(layout), *words])
     command += " --force" if force else ""
     command += f" --trace {run.trace_steps}" if run.trace_steps else ""
-    rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={ranks}"
+    rank_environment = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={ranks}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in options.items()),
@@ -73,7 +73,7 @@ def script(
         "",
         f"for start in $(seq 0 {run.faults.max_restarts}); do",
         f"    export {RESTARTS}=$start",
-        f"    srun --kill-on-bad-exit=1 bash -c {shlex.quote(f'exec env {rank} {command}')} &",
+        f"    srun --kill-on-bad-exit=1 bash -c {shlex.quote(f'exec env {rank_environment} {command}')} &",
         "    step=$!",
         "    # A signal ends the wait, not the step.",
         '    woken=1; while [ -n "$woken" ]; do woken=; wait "$step"; code=$?; done',
@@ -90,11 +90,11 @@ def script(
 
 
 def _shape(layout: Layout, machine: Machine) -> tuple[int, int]:
-    """Nodes, and ranks on each."""
-    most = min(machine.ranks_per_node, layout.world)
-    if layout.world % most:
+    """Return the number of nodes and the ranks on each."""
+    ranks_per_node = min(machine.ranks_per_node, layout.world)
+    if layout.world % ranks_per_node:
         raise Mistake(
-            f"--slurm: layout {str(layout)!r} has {layout.world} ranks, and {machine.name} {most} on a node; "
-            f"take a multiple of {most}"
+            f"--slurm: layout {str(layout)!r} has {layout.world} ranks, and {machine.name} {ranks_per_node} on a node; "
+            f"take a multiple of {ranks_per_node}"
         )
-    return layout.world // most, most
+    return layout.world // ranks_per_node, ranks_per_node

@@ -1,4 +1,4 @@
-"""Configs of other software as files: those that ``write`` and ``search --write`` make."""
+"""Writes configs of other software as files, for ``write`` and ``search --write``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def put(written: Written, output: Path | None) -> None:
-    """Files to a file or folder, or to stdout; remarks to stderr."""
+    """Write the files to a file or folder, or print them to stdout; remarks go to stderr."""
     for remark in written.remarks:
         say(f"fivefold: {remark}")
     if output is None:
@@ -37,33 +37,36 @@ def put(written: Written, output: Path | None) -> None:
 
 
 def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
-    """Raise a ``Mistake`` if the config of the job's stack has no words for the model or the job, by any layout."""
+    """Raise ``Mistake`` if the config of the job's stack cannot express the model or the job, with any layout."""
     from fivefold.interop.format import Plan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    plain = Layout(dp=2, zero=job.stack.runs.zero_told(1)[-1])
-    small = job.replace(global_batch=2, ramp=None)
-    run(Plan(model, plain, small, machine.ranks_per_node, f"{machine.name}:2"), to=find_stack_format(job.stack.name))
+    simple_layout = Layout(dp=2, zero=job.stack.runs.zero_told(1)[-1])
+    small_job = job.replace(global_batch=2, ramp=None)
+    run(
+        Plan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2"),
+        to=find_stack_format(job.stack.name),
+    )
 
 
 def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
-    """Write the first of ``layouts`` that the job's stack can be told, and say why not the first of all."""
+    """Write the first of ``layouts`` that the job's stack can express, and print why it is not the first of all."""
     from fivefold.interop.format import Plan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    to, why = find_stack_format(job.stack.name), ""
+    format_name, why = find_stack_format(job.stack.name), ""
     for text in dict.fromkeys(layouts):
         plan = Plan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:
-            written = run(plan, to=to)
+            written = run(plan, to=format_name)
         except Mistake as refusal:
             why = why or str(refusal)
             continue
-        say(f"fivefold: {text} as {to}" + (f"; not the first of the ranking: {why}" if why else ""))
+        say(f"fivefold: {text} as {format_name}" + (f"; not the first of the ranking: {why}" if why else ""))
         put(written, path)
         if line := describe_defaults(job):
             say(f"fivefold: {line}")

@@ -1,4 +1,4 @@
-"""One run on several machines or numbers of ranks, in words: prices, a range of ranks, a deadline, assumptions."""
+"""One run on several machines or numbers of ranks, from text: prices, a range of ranks, a deadline, assumptions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TOKENS = 1e12
 
 
 def refuse_of_one(request: SearchRequest) -> None:
-    """Raise a ``Mistake`` if layouts of one machine are asked of a run on several; it names the options."""
+    """Raise ``Mistake`` naming the options that are for layouts of one machine, if a run on several is asked."""
     words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
     words |= {name: getattr(request, name, None) for name in ("chart", "measure", "write")} | {"2d": request.two}
     if given := ["--" + name for name, value in words.items() if value]:
-        it = "it" if len(given) == 1 else "them"
+        them = "it" if len(given) == 1 else "them"
         raise Mistake(
-            f"{', '.join(given)}: of the layouts of one machine; drop {it}, or ask one machine without --tokens, "
+            f"{', '.join(given)}: of the layouts of one machine; drop {them}, or ask one machine without --tokens, "
             "--deadline, --ranks, --assume and --by energy"
         )
 
@@ -38,17 +38,17 @@ def offers(
     prices: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
     risk: float = FITS_RISK, done: Callable[[str], None] = lambda _: None,
 ) -> Offers:  # fmt: skip
-    """The run on each machine, by the words of the command line."""
+    """Return the run on each machine, from the arguments of the command line."""
     from fivefold.machine.datacenter import assumed
     from fivefold.planner.search.multi_machine import Choice, across, sizes_between
 
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
         raise Mistake(f"--by {by} is of layouts of one machine; several are ranked by time, cost or energy")
-    few_many = None if ranks is None else _range(ranks)
+    rank_range = None if ranks is None else _range(ranks)
     choices = []
     for machine in priced(machines, prices):
-        low, high = few_many or (
+        low, high = rank_range or (
             min(machine.ranks_per_node, machine.ranks) if deadline else machine.ranks,
             machine.ranks,
         )
@@ -61,19 +61,23 @@ def offers(
 
 
 def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
-    """The machines with the prices of ``--price``; a ``Mistake`` if one names a machine that is not there."""
-    found = list(machines)
+    """Return the machines with the prices of ``--price``; raises ``Mistake`` if a price names no given machine."""
+    priced_machines = list(machines)
     for word in prices:
         name, equals, price = word.rpartition("=")
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", price.removesuffix("/h")):
             raise Mistake(f"--price {word!r} is no price; write h100=2.2/h, or 2.2 for all machines")
-        mine = [at for at, each in enumerate(found) if not equals or each.name.split()[0] == name]
-        if not mine:
-            names = ", ".join(dict.fromkeys(each.name.split()[0] for each in found))
+        matching = [
+            index for index, machine in enumerate(priced_machines) if not equals or machine.name.split()[0] == name
+        ]
+        if not matching:
+            names = ", ".join(dict.fromkeys(machine.name.split()[0] for machine in priced_machines))
             raise Mistake(f"--price {word!r}: no machine is called {name!r}; there is {names}")
-        for at in mine:
-            found[at] = found[at].replace(dollars_per_rank_hour=float(price.removesuffix("/h")))
-    return found
+        for index in matching:
+            priced_machines[index] = priced_machines[index].replace(
+                dollars_per_rank_hour=float(price.removesuffix("/h"))
+            )
+    return priced_machines
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What people ask of a step: the questions of ``fivefold ask``, answered with records."""
+"""Answers the questions of ``fivefold ask`` with records."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def answers(
     question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
     noise: float | None = None, counted: bool = True, risk: float = FITS_RISK,
 ) -> list[Any]:  # fmt: skip
-    """The answers to one question; without a layout, of the fastest that fits.
+    """Return the answers to one question; without a layout, for the fastest that fits.
 
-    ``noise``: measured, in tokens; ``counted``: whether the user said how many ranks the machine has, without which
-    the fewest GPUs are sought up to ``MOST_GPUS``.
+    ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
+    ranks, without which the fewest GPUs are searched up to ``MOST_GPUS``.
     """
     from fivefold.layout.legal import describe_idle
     from fivefold.machine.catalog import with_ranks
@@ -41,22 +41,22 @@ def answers(
     from fivefold.planner.whole_run import whole_run
 
     if question == "gpus":
-        most = machine if counted else with_ranks(machine, MOST_GPUS)
-        return [questions.fewest_gpus(model=model, machine=most, job=job, risk=risk)]
+        largest_machine = machine if counted else with_ranks(machine, MOST_GPUS)
+        return [questions.fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk)]
     if question == "model":
         return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
-    chosen = layout or fastest(model, machine, job, risk=risk)
+    chosen_layout = layout or fastest(model, machine, job, risk=risk)
     run_of = partial(whole_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
-    asked: dict[str, Callable[[], list[Any]]] = {
+    answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
-            questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen, risk=risk)
+            questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk)
         ],
         "sequence": lambda: [
             lengths(
                 model=model,
                 machine=machine,
                 job=job,
-                layout=chosen,
+                layout=chosen_layout,
                 search=lambda longer: searched(
                     model=model, machine=machine, job=longer, top=1, within=ALIKE, risk=risk
                 ),
@@ -64,34 +64,41 @@ def answers(
             )
         ],
         "batch": lambda: questions.sound_batches(
-            job=job, layout=chosen, tokens=tokens, model=model, noise=noise, machine=machine
+            job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
         ),
-        "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen, job=job))],
-        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen, risk=risk),
+        "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
+        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk),
     }
-    if question not in asked:
-        raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
-    remarks = describe_idle(chosen, machine)
-    return [each.replace(remarks=remarks) for each in asked[question]()] if remarks else asked[question]()
+    if question not in answer_by_question:
+        raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *answer_by_question])}")
+    remarks = describe_idle(chosen_layout, machine)
+    return (
+        [answer.replace(remarks=remarks) for answer in answer_by_question[question]()]
+        if remarks
+        else answer_by_question[question]()
+    )
 
 
 def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
-    """The layout that ``search`` puts first."""
+    """Return the layout that ``search`` ranks first."""
     from fivefold.layout.spec import Layout
     from fivefold.planner.search import search as run
 
-    found = run(model=model, machine=machine, job=job, top=1, risk=risk)
-    if not found.best:
-        if not found.misses:
+    result = run(model=model, machine=machine, job=job, top=1, risk=risk)
+    if not result.best:
+        if not result.misses:
             raise Mistake(f"no layout of {model.name} fits, nor comes near")
-        miss = found.misses[0]
+        miss = result.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         raise Mistake(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
-    return Layout.parse(found.best[0].step.layout)
+    return Layout.parse(result.best[0].step.layout)
 
 
 def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:
-    """A noise scale in tokens: a number, or what a run logged last in its folder, where ``find`` leads to files."""
+    """Return a noise scale in tokens, from a number or from the last value in a run folder's log.
+
+    ``find`` maps the text to the path of a file.
+    """
     from fivefold.record import read_lines
 
     if text is None:

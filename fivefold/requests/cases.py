@@ -1,4 +1,4 @@
-"""What is compared, in words: a model, machines and layouts, or run files."""
+"""Builds the cases of a comparison from text: a model, machines and layouts, or run files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def cases(
     words: Sequence[str], job: Job, *, stacks: Sequence[str], precisions: Sequence[str],
     machine: Callable[[str], Machine], risk: float = FITS_RISK,
 ) -> list[Case]:  # fmt: skip
-    """What is compared: run files, or every combination of what the words name; ``machine``: the one of a name.
+    """Return the cases of a comparison: run files, or every combination of the given names.
 
-    ``risk``: the probability of running out of memory up to which a run file's ``layout = "auto"`` is chosen.
+    ``machine``: resolves a machine's name. ``risk``: the highest probability of running out of memory at which a run
+    file's ``layout = "auto"`` is chosen.
     """
     return _run_files(words, job, bool(stacks or precisions), machine, risk) or _cases(
         words, job, stacks, precisions, machine
@@ -35,7 +36,7 @@ def cases(
 def _cases(
     words: Sequence[str], job: Job, stacks: Sequence[str], precisions: Sequence[str], machine: Callable[[str], Machine]
 ) -> list[Case]:
-    """Every combination of the machines, layouts, stacks and precisions."""
+    """Return every combination of the machines, layouts, stacks and precisions."""
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
     from fivefold.model.catalog import resolve
@@ -46,26 +47,26 @@ def _cases(
     names = [word for word in words[1:] if is_named(word)]
     texts = [word for word in words[1:] if not is_named(word)]
     if not names or not texts:
-        lacks = "machine" if not names else "layout"
-        raise Mistake(f"compare needs a {lacks}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
+        missing = "machine" if not names else "layout"
+        raise Mistake(f"compare needs a {missing}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
     jobs = jobs_of(job, stacks, precisions)
-    return [Case(model, ranks, layout, each) for each, ranks, layout in product(jobs, machines, layouts)]
+    return [Case(model, ranks, layout, job_variant) for job_variant, ranks, layout in product(jobs, machines, layouts)]
 
 
 def jobs_of(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> list[Job]:
-    """The job by every software, in every precision, of two lists."""
+    """Return the job for every software of one list and every precision of the other."""
     from fivefold.planner.compare import in_precision, run_by
 
     jobs = [run_by(job, stack) for stack in stacks] or [job]
-    return [in_precision(each, name) for each in jobs for name in precisions] or jobs
+    return [in_precision(variant, name) for variant in jobs for name in precisions] or jobs
 
 
 def _run_files(
     words: Sequence[str], job: Job, others: bool, machine: Callable[[str], Machine], risk: float
 ) -> list[Case]:
-    """What run files say, if all words are such files: with ``layout = "auto"`` the fastest that fits."""
+    """Return the cases of run files, if all words are such files; ``layout = "auto"`` is the fastest that fits."""
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -76,9 +77,9 @@ def _run_files(
         return []
     if job != Job() or others:
         raise Mistake("a run file says its own job; drop the options, or compare a model, machines and layouts")
-    found = []
+    run_cases = []
     for run in (Run.load(Path(word)) for word in words):
         model, ranks = resolve(run.model), machine(run.machine)
         layout = fastest(model, ranks, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
-        found.append(Case(model, ranks, layout, run.job))
-    return found
+        run_cases.append(Case(model, ranks, layout, run.job))
+    return run_cases

@@ -1,6 +1,6 @@
-"""The request of each command. ``…Request`` holds what every surface takes, ``…Options`` what only a terminal has.
+"""The request of each command: ``…Request`` has the fields of every interface, ``…Options`` those of the terminal.
 
-Options of a terminal name files to read or write and say how to print; a web page has no part in them.
+Options of the terminal name files to read or write and select the output; the web page does not have them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fivefold.requests.schema import Argument, Option, Request
 from fivefold.results.objectives import Objective
 from fivefold.step import FITS_RISK
 
-ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
+ALIKE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 Batch = Literal["advised", "job"]
 Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
@@ -54,7 +54,7 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 class JobRequest(Request):
-    """A job: the fields that are asked most, and any other by ``set``."""
+    """A job: the most common fields, and any other by ``set``."""
 
     stack: StackName = None
     seq: Sequence = None
@@ -71,13 +71,13 @@ class JobOptions(JobRequest):
 
 
 class JsonOption(Request):
-    """The choice between a page and JSON."""
+    """The choice between a page of text and JSON."""
 
     as_json: PrintsJson = False
 
 
 class ConfigOptions(JobOptions):
-    """Model, layout and job of a config of any software, in the place of the arguments."""
+    """Model, layout and job from a config of any software, instead of the arguments."""
 
     from_file: ConfigFile = None
     gpus: ConfigMachine = None
@@ -108,7 +108,7 @@ class PictureOptions(Request):
 
 
 class PredictRequest(LayoutRequest):
-    """The fields of ``predict`` on every surface."""
+    """The fields of ``predict`` on every interface."""
 
 
 class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
@@ -119,7 +119,7 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
 
 
 class RatiosRequest(LayoutRequest):
-    """The fields of ``ratios`` on every surface."""
+    """The fields of ``ratios`` on every interface."""
 
     layout: Annotated[Line, Field(description="The degrees that stay; each axis is varied alone."), Argument()] = "dp1"
 
@@ -132,7 +132,7 @@ class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
 
 
 class AskRequest(MachineRequest):
-    """The fields of ``ask`` on every surface: all but the question."""
+    """The fields of ``ask`` on every interface, without the question."""
 
     layout: Annotated[
         Line | None,
@@ -162,7 +162,7 @@ class AskOptions(AskRequest, JobOptions, JsonOption):
 
 
 class SearchRequest(MachineRequest):
-    """The fields of ``search`` on every surface, for layouts of one machine or for one run on several machines."""
+    """The fields of ``search`` on every interface, for layouts of one machine or for one run on several machines."""
 
     machines: Annotated[
         Lines, Field(description="More machines: one table of the run on each."), Argument(metavar="[MACHINE…]")
@@ -222,7 +222,7 @@ class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
 
 
 class PlanRequest(MachineRequest):
-    """The fields of ``plan`` on every surface."""
+    """The fields of ``plan`` on every interface."""
 
     tokens: Annotated[TokenCount, Field(description="Of the whole run: 2T."), TOKENS] = 1e12
     batch: Annotated[Batch, Field(description="The batch: by the literature (unless --gbs), or the job's.")] = "advised"
@@ -240,7 +240,7 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
 
 
 class CompareRequest(JobRequest):
-    """The fields of ``compare`` on every surface: all but models, machines and layouts."""
+    """The fields of ``compare`` on every interface, without models, machines and layouts."""
 
     stacks: StackNames = ()
     precisions: PrecisionNames = ()
@@ -267,7 +267,7 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
 
 
 class SweepRequest(Request):
-    """The fields of ``sweep`` on every surface: all but its file."""
+    """The fields of ``sweep`` on every interface, without its file."""
 
     measure: Annotated[bool, Field(description="Also run each row that fits for a few steps.")] = False
     steps: Annotated[int, Field(description="Steps of each measured run.")] = 8
@@ -290,7 +290,7 @@ class SweepOptions(SweepRequest, JsonOption):
 
 
 class DryrunRequest(LayoutRequest):
-    """The fields of ``dryrun`` on every surface."""
+    """The fields of ``dryrun`` on every interface."""
 
 
 class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
@@ -392,7 +392,7 @@ class CalibrateOptions(JobOptions, JsonOption):
 
 
 class TraceRequest(JobRequest):
-    """The fields of ``trace`` on every surface: all but its files."""
+    """The fields of ``trace`` on every interface, without its files."""
 
     step: Annotated[int | None, Field(ge=0, description="Only the ProfilerStep of this number.")] = None
     top: Annotated[int, Field(ge=1, description="How many kernels to list.")] = 10
@@ -437,7 +437,7 @@ class ExplainOptions(JobOptions, JsonOption):
 
 
 class TrainRequest(Request):
-    """The fields of ``train`` on every surface: all but its run file."""
+    """The fields of ``train`` on every interface, without its run file."""
 
     layout: Annotated[str | None, Field(description="Instead of the run file's layout.")] = None
     machine: Annotated[str | None, Field(description="Instead of the run file's machine: local:2, …")] = None
@@ -554,7 +554,7 @@ class WebOptions(Request):
     browser: Annotated[bool, Field(description="Open it in the browser."), Option(("--browser/--no-browser",))] = True
 
 
-COMMANDS: dict[str, type[Request]] = {  # in the order in which they are listed
+COMMANDS: dict[str, type[Request]] = {  # in the order of the help page
     schema.command: schema
     for schema in list(globals().values())
     if isinstance(schema, type) and issubclass(schema, Request) and schema.__dict__.get("command")

@@ -1,7 +1,7 @@
-"""Configs of other software as the model, layout and job of a question, and what the answer must say of their keys.
+"""Reads configs of other software as the model, layout and job of a question, with notes on their keys.
 
-A key that may change memory, FLOPs, messages or time and that nothing here counts is an error, unless it is ignored by
-name. Keys without effect, and those read as the nearest setting that is counted, are warnings and a field of the JSON.
+A key that may change memory, FLOPs, messages or time and is not modelled is an error, unless it is ignored by name.
+Keys without effect, and keys read as the nearest setting that is modelled, are warnings and a field of the JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
     from fivefold.results.reading import ConfigNotes, Reading, Said
 
-MAX_REASONS = 4  # keys whose reason an error states; the others are named alone
+MAX_REASONS = 4  # keys whose reason an error states; the others are only named
 MAX_LIST_LENGTH = 200  # characters of one list of keys on a command line
 
 
 class LoadedConfig(NamedTuple):
-    """A config of another software: its records, and what an answer about them must say."""
+    """A config of another software as records, with the notes that an answer about it must contain."""
 
     model: Model
     layout: Layout
@@ -35,7 +35,7 @@ class LoadedConfig(NamedTuple):
 
 
 def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = ()) -> LoadedConfig:
-    """Read a config; raise ``Mistake`` for what it lacks, and for keys with an effect that ``ignore`` does not name."""
+    """Read a config; raises ``Mistake`` for missing values and for keys with an effect, unless ``ignore`` names them."""
     from fivefold.interop.read import read
 
     reading = read(words, asked)
@@ -46,7 +46,7 @@ def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = (
 
 
 def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Asked:
-    """Return what the user says beside a config; for ``h100`` without a number, the config must say how many."""
+    """Return what the user adds to a config; for ``h100`` without a number, the config must give the number of GPUs."""
     from fivefold.interop.format import Asked
     from fivefold.machine.catalog import spell_machine
     from fivefold.model.catalog import resolve
@@ -68,7 +68,7 @@ def split_keys(words: Iterable[str] | None) -> frozenset[str]:
 
 
 def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = "") -> ConfigNotes:
-    """Return what an answer must say of a config's keys; raise ``Mistake`` for one with an effect, if not ignored."""
+    """Return the notes on a config's keys; raises ``Mistake`` for keys with an effect that are not ignored."""
     from fivefold.interop.registry import FORMATS
     from fivefold.results.reading import ConfigNotes
 
@@ -85,25 +85,25 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
 
 
 def _is_named(said: Said, keys: frozenset[str]) -> bool:
-    """Whether ``keys`` hold a key of a config, by its full name or by the last part of it."""
+    """Tell whether ``keys`` holds a key of a config, by its full name or by its last part."""
     return said.key in keys or said.key.rpartition(".")[2] in keys
 
 
 def _describe_open(keys: Sequence[Said], reading: Reading, *, origin: str) -> str:
-    """Return the error that names the keys, why each is one, and how to go on."""
+    """Return the error that names the keys, the reason for each, and what to do."""
     reasons = [f"{key.key}={key.value} ({key.means})" for key in keys[:MAX_REASONS]]
     reasons += [key.key for key in keys[MAX_REASONS:]]
     options = " ".join(f"--ignore {shlex.quote(chunk)}" for chunk in _join_keys(key.key for key in keys))
-    one = len(keys) == 1
-    what, them = ("a key", "it") if one else (f"{len(keys)} keys", "them")
+    is_single = len(keys) == 1
+    what, pronoun = ("a key", "it") if is_single else (f"{len(keys)} keys", "them")
     return (
-        f"{origin}: {what} may change memory, FLOPs, messages or time, and Fivefold does not model {them}: "
-        f"{', '.join(reasons)}; remove {them}, or accept an answer without {them} by {options}"
+        f"{origin}: {what} may change memory, FLOPs, messages or time, and Fivefold does not model {pronoun}: "
+        f"{', '.join(reasons)}; remove {pronoun}, or accept an answer without {pronoun} by {options}"
     )
 
 
 def _join_keys(keys: Iterable[str]) -> Iterator[str]:
-    """Return the keys joined by commas, in lists that a line can show."""
+    """Yield the keys joined by commas, in lists short enough for a line."""
     chunk = ""
     for key in keys:
         if chunk and len(chunk) + len(key) >= MAX_LIST_LENGTH:
@@ -114,41 +114,41 @@ def _join_keys(keys: Iterable[str]) -> Iterator[str]:
 
 
 def describe_notes(notes: ConfigNotes) -> Iterator[str]:
-    """Return one line for each kind of keys that an answer does not count as the config has them."""
+    """Yield one line for each kind of keys that an answer does not count as the config has them."""
     if notes.ignored:
-        named = "; ".join(f"{key.key}={key.value} ({key.means})" for key in notes.ignored)
-        yield f"{notes.origin}: ignored as asked, so the answer is not of this config: {named}"
+        key_list = "; ".join(f"{key.key}={key.value} ({key.means})" for key in notes.ignored)
+        yield f"{notes.origin}: ignored as asked, so the answer is not of this config: {key_list}"
     if notes.approximated:
-        named = "; ".join(f"{key.key}={key.value} ({key.means})" for key in notes.approximated)
-        yield f"{notes.origin}: counted as the nearest setting: {named}"
+        key_list = "; ".join(f"{key.key}={key.value} ({key.means})" for key in notes.approximated)
+        yield f"{notes.origin}: counted as the nearest setting: {key_list}"
     if notes.defaulted:
-        named = ", ".join(f"{key.key}={key.value}" for key in notes.defaulted)
-        yield f"{notes.origin}: left to the defaults of {notes.software} {notes.version}: {named}"
+        key_list = ", ".join(f"{key.key}={key.value}" for key in notes.defaulted)
+        yield f"{notes.origin}: left to the defaults of {notes.software} {notes.version}: {key_list}"
     if notes.harmless:
         yield f"{notes.origin}: without effect on a training step: {', '.join(key.key for key in notes.harmless)}"
 
 
 def add_notes(text: str, notes: Sequence[ConfigNotes] | ConfigNotes | None) -> str:
-    """Return a JSON object with the notes of the config that it is about, as the field ``config``."""
+    """Add the notes on its config to a JSON object, as the field ``config``."""
     if not notes:
         return text
     several = isinstance(notes, Sequence)
-    dumped = [each.model_dump(mode="json") for each in (notes if isinstance(notes, Sequence) else [notes])]
+    dumped = [note.model_dump(mode="json") for note in (notes if isinstance(notes, Sequence) else [notes])]
     return json.dumps({**json.loads(text), "config": dumped if several else dumped[0]}, indent=2)
 
 
 def describe_defaults(job: Job) -> str:
-    """Return one line that names what a written config says of the job only because it is Fivefold's default."""
+    """Return one line listing the values of a written config that are only Fivefold's defaults."""
     from fivefold.job import Job
 
-    usual, rate, optimizer = Job(), job.learning_rate, job.optimizer
+    default_job, rate, optimizer = Job(), job.learning_rate, job.optimizer
     values = {
-        "sequence": (f"sequence {job.sequence} (--seq)", job.sequence == usual.sequence),
-        "batch": (f"global batch {job.global_batch} (--gbs)", job.global_batch == usual.global_batch),
-        "precision": (f"precision {job.precision.name} (--precision)", job.precision == usual.precision),
-        "steps": (f"{job.steps} steps (--set steps=N)", job.steps == usual.steps),
-        "optimizer": (f"{optimizer.kind} (--set optimizer.kind=…)", optimizer == usual.optimizer),
-        "rate": (f"learning rate {rate.peak:g} (--set learning_rate.peak=…)", rate == usual.learning_rate),
+        "sequence": (f"sequence {job.sequence} (--seq)", job.sequence == default_job.sequence),
+        "batch": (f"global batch {job.global_batch} (--gbs)", job.global_batch == default_job.global_batch),
+        "precision": (f"precision {job.precision.name} (--precision)", job.precision == default_job.precision),
+        "steps": (f"{job.steps} steps (--set steps=N)", job.steps == default_job.steps),
+        "optimizer": (f"{optimizer.kind} (--set optimizer.kind=…)", optimizer == default_job.optimizer),
+        "rate": (f"learning rate {rate.peak:g} (--set learning_rate.peak=…)", rate == default_job.learning_rate),
     }
-    said = [text for text, is_default in values.values() if is_default]
-    return f"left at Fivefold's defaults: {', '.join(said)}" if said else ""
+    defaulted = [text for text, is_default in values.values() if is_default]
+    return f"left at Fivefold's defaults: {', '.join(defaulted)}" if defaulted else ""

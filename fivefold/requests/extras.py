@@ -1,4 +1,4 @@
-"""Packages that the base does not bring, and the extra that does: what is missing is said in one line."""
+"""Packages that the base install lacks, and the extra that installs each; a missing one is a one-line error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 def missing(error: ModuleNotFoundError) -> str | None:
-    """What to install for a module that is not there; None if no extra of ours has it."""
+    """Return the install command for a missing module; None if no extra of ours includes it."""
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     return extra and f"this needs {error.name}, of the extra {extra}: pip install 'fivefold[{extra}]'"
 
 
 def told(verb: Callable[P, T]) -> Callable[P, T]:
-    """The verb, to which a missing package of an extra is a ``Mistake``."""
+    """Wrap a function so that a missing package of an extra raises ``Mistake``."""
 
     @wraps(verb)
     def called(*args: P.args, **words: P.kwargs) -> T:

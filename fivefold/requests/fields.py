@@ -1,4 +1,4 @@
-"""Fields that several requests have: each with its type, its bounds and its help text. Defaults are the request's."""
+"""Fields that several requests share, each with its type, bounds and help text. Defaults are set by the request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fivefold.stack.spec import Attention
 
 MAX_LENGTH = 2000  # characters of a name or a line
 MAX_LINES = 32  # entries of a list
-MOST_SHOWN = 10_000  # layouts of a table, and memory limits of a front
+MOST_SHOWN = 10_000  # largest number of layouts in a table, and of memory limits of a front
 
 Line = Annotated[str, Field(max_length=MAX_LENGTH)]
 Lines = Annotated[tuple[Line, ...], Field(max_length=MAX_LINES)]
 TokenCount = Annotated[float, BeforeValidator(tokens_of)]  # 2e12 or 2T
-TOKENS = Option(metavar="TOKENS", parser=tokens_of)  # how a terminal takes it
+TOKENS = Option(metavar="TOKENS", parser=tokens_of)  # the form on the command line
 
 # Model, machine and layout.
 ModelName = Annotated[
@@ -56,7 +56,7 @@ Settings = Annotated[
     Lines, Field(description="Any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon.")
 ]
 
-# What is sought, and of which run.
+# The constraints of a search, and the assumptions on a run.
 Risk = Annotated[
     float,
     Field(ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."),
@@ -75,7 +75,7 @@ FrontLevels = Annotated[
 StackNames = Annotated[Lines, Field(description="Software to compare: fivefold,megatron-core."), Option(separator=",")]
 PrecisionNames = Annotated[Lines, Field(description="Several precisions: bf16,fp8."), Option(separator=",")]
 
-# What a terminal has: files and forms of printing.
+# Options of the terminal only: files and output formats.
 IgnoredKeys = Annotated[
     tuple[str, ...],
     Field(

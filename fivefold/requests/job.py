@@ -1,4 +1,4 @@
-"""A job in the words of the command line: a file, then options over it, then ``FIELD=VALUE`` for any other field."""
+"""Builds a job from the command line: a file, then options over it, then ``FIELD=VALUE`` for any other field."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from fivefold.requests.commands import JobRequest
 if TYPE_CHECKING:
     from fivefold.job import Job
 
-FIELDS = {"seq": "sequence", "gbs": "global_batch"}  # of a job, by the words that say them
+FIELDS = {"seq": "sequence", "gbs": "global_batch"}  # fields of a job by their short option
 
 
 def load_job(
     job: Path | None = None, settings: list[str] | None = None, base: dict[str, Any] | None = None, **options: Any
 ) -> Job:
-    """The job of a file, of options over it, and of ``--set`` over both; none of these two may say what another said.
+    """Build the job from a file, options that override it, and ``--set``, which overrides both.
 
-    ``options``: by name as on the command line, None where the option was not given; ``base``: fields under all.
+    Raises ``Mistake`` if an option and ``--set``, or two of ``--set``, give the same field. ``options``: by name as on
+    the command line, None where the option was not given; ``base``: fields that all of these override.
     """
     from fivefold.job import Job
     from fivefold.record import read_file
 
     values = (base or {}) | (read_file(job) if job else {})
-    given = {FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None}
-    values |= {field: value for field, (_, value) in given.items()}
-    said = {field: option for field, (option, _) in given.items()}
+    given_options = {
+        FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None
+    }
+    values |= {field: value for field, (_, value) in given_options.items()}
+    source_by_field = {field: option for field, (option, _) in given_options.items()}
     for setting in settings or []:
         key = _put(values, setting)
-        if key in said:
-            raise Mistake(f"{said[key]} and --set {setting!r} both say {key}; keep one")
-        said[key] = f"--set {setting!r}"
+        if key in source_by_field:
+            raise Mistake(f"{source_by_field[key]} and --set {setting!r} both say {key}; keep one")
+        source_by_field[key] = f"--set {setting!r}"
     return Job.read(values, origin=str(job) if job else "job")
 
 
 def get_job_words(request: JobRequest) -> dict[str, Any]:
-    """Return what a request says of its job, as ``load_job`` takes it."""
+    """Return the job fields of a request, as ``load_job`` takes them."""
     words = {name: getattr(request, name) for name in JobRequest.model_fields if name != "set"}
     return words | {"settings": list(request.set), "job": getattr(request, "job", None)}
 
@@ -51,18 +54,18 @@ def _put(values: dict[str, Any], setting: str) -> str:
     if not equals or not all([*parents, last]):
         raise Mistake(f"--set {setting!r} is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon")
     for parent in parents:
-        within = values.setdefault(parent, {})
-        if parent in ("precision", "stack"):  # named, or the default, with some of its fields changed
-            within = values[parent] = _table(within, parent)
-        if not isinstance(within, dict):
+        table = values.setdefault(parent, {})
+        if parent in ("precision", "stack"):  # a named record or the default, with some of its fields changed
+            table = values[parent] = _table(table, parent)
+        if not isinstance(table, dict):
             raise Mistake(f"--set {setting!r}: {parent} is one value and has no field {last!r}")
-        values = within
+        values = table
     values[last] = _value(key, text, setting=setting)
     return key
 
 
 def _table(given: object, field: str) -> object:
-    """A named record as a table: ``"bf16"`` → ``{"name": "bf16"}``; the default's name if none is given."""
+    """Return a named record as a table: ``"bf16"`` → ``{"name": "bf16"}``; the default's name if none is given."""
     from fivefold.job import Job
 
     if given == {}:
@@ -71,7 +74,10 @@ def _table(given: object, field: str) -> object:
 
 
 def _value(key: str, text: str, *, setting: str) -> Any:
-    """The text of a job field; of a list its words, or all of it as in TOML: ``[{of="head", rate=0.1}]``."""
+    """Return the value of a job field from text.
+
+    A list is split at commas, or written as in TOML: ``[{of="head", rate=0.1}]``.
+    """
     from fivefold.job import Job
     from fivefold.record import holds_list
 

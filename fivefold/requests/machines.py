@@ -1,4 +1,4 @@
-"""Machines in words: of the catalog, of a file, or what was calibrated here."""
+"""Resolves machines by name: from the catalog, from a file, or as calibrated on this computer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def load_machine(text: str) -> Machine:
-    """The machine that ``text`` names."""
+    """Return the machine that ``text`` names."""
     from fivefold.machine.catalog import resolve
 
     return resolve(text, local=local_file())
 
 
 def local_file() -> Path:
-    """The file that ``local`` means."""
+    """Return the path of the machine file that ``local`` stands for."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fivefold" / "local.toml"

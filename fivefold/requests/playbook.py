@@ -1,4 +1,4 @@
-"""A model, a machine and tokens become a run file, step by step."""
+"""Plans a run step by step: a model, a machine and tokens become a run file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import Proposal
 
-OTHERS = ("torchtitan", "megatron-core")  # stacks for which a plan of ours is told too
+OTHERS = ("torchtitan", "megatron-core")  # stacks for which our plans list the commands too
 
 
 def playbook(
     model: Model, machine: Machine, job: Job, *, tokens: float, batch: Batch = "advised", where: str = "",
     assume: Sequence[str] = (), write: Path | None = None, risk: float = FITS_RISK,
 ) -> Playbook:  # fmt: skip
-    """The whole plan; ``write``: the name of its run file."""
+    """Return the full plan; ``write``: the name of its run file."""
     from fivefold.interop.format import Plan
     from fivefold.interop.launch import run_file
     from fivefold.job import Job as Default
@@ -40,22 +40,22 @@ def playbook(
     from fivefold.planner.whole_run import checked, whole_run
     from fivefold.results.playbook import Playbook as Record
 
-    site, only, usual = assumed(assume), Where.parse(where), Default()
-    said = batch == "job" or job.global_batch != usual.global_batch
+    site, constraints, default_job = assumed(assume), Where.parse(where), Default()
+    is_batch_given = batch == "job" or job.global_batch != default_job.global_batch
     steps, job, proposal = stages(
-        model, machine, job, tokens=checked(tokens), said=said, risk=risk,
-        walk=lambda planner, layout: walk(planner, layout, where=only),
-        propose=lambda chosen: _proposal(model, machine, chosen, where=only, risk=risk),
+        model, machine, job, tokens=checked(tokens), said=is_batch_given, risk=risk,
+        walk=lambda planner, layout: walk(planner, layout, where=constraints),
+        propose=lambda chosen: _proposal(model, machine, chosen, where=constraints, risk=risk),
     )  # fmt: skip
     step = proposal.choice.step
     job = for_run(job, tokens=tokens)
     run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     chip, *words = machine.name.split()
-    named, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
-    planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, named)
+    machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
+    planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
     content = told(
         run_file.text(planned, model=model_word(planned, file)), job, run=run,
-        command=f"fivefold plan {model.name} {named!r} --tokens {tokens:g}",
+        command=f"fivefold plan {model.name} {machine_text!r} --tokens {tokens:g}",
     )  # fmt: skip
     return Record(
         model=model.name, machine=machine.name, ranks=machine.ranks, tokens=tokens, stages=tuple(steps), step=step,
@@ -64,53 +64,55 @@ def playbook(
 
 
 def model_word(planned: Plan, file: Path) -> str:
-    """What the run file calls the model: its name in the catalog, or the file beside it."""
+    """Return the name of the model in the run file: its catalog name, or the file next to it."""
     from fivefold.interop.launch import run_file
 
     return planned.model.name if len(run_file.files(planned)) == 1 else str(file.parent / "model.toml")
 
 
 def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
-    found = found_layouts(model, machine, job, also=(), by="time", top=1, within=ALIKE, where=where, risk=risk)
-    if found.proposal is None:
-        raise Mistake(found.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
-    return found.proposal
+    result = found_layouts(model, machine, job, also=(), by="time", top=1, within=ALIKE, where=where, risk=risk)
+    if result.proposal is None:
+        raise Mistake(result.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
+    return result.proposal
 
 
 def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]:
     """Return the commands that start the run on its machine, with the hosts on which each is typed."""
     from fivefold.machine.launch import divide_over_hosts, start_commands
 
-    hosts, each = divide_over_hosts(world, machine.ranks_per_node)
-    first, *others = start_commands(file, world=world, machine=machine)
+    hosts, ranks_per_host = divide_over_hosts(world, machine.ranks_per_node)
+    first, *other_commands = start_commands(file, world=world, machine=machine)
     if machine.backend != "nccl" and hosts == 1:
         return (first,)
-    where = f"on each of {hosts} hosts" if hosts > 1 else "on a host"
-    later = (f"{other}   # or as a Slurm job" for other in others)
-    return (f"{first}   # {where} of {each} {machine.chip.name}", *later)
+    hosts_text = f"on each of {hosts} hosts" if hosts > 1 else "on a host"
+    other_lines = (f"{command}   # or as a Slurm job" for command in other_commands)
+    return (f"{first}   # {hosts_text} of {ranks_per_host} {machine.chip.name}", *other_lines)
 
 
 def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path) -> dict[str, tuple[str, ...]]:
-    """What to type, by software: of the job's own, or without one of ours and of those that ``write`` writes."""
+    """Return the commands to type, by software: the job's own, or ours and those that ``write`` supports."""
     from fivefold.interop.format import Plan
     from fivefold.interop.registry import FORMATS
     from fivefold.interop.write import write
     from fivefold.layout.spec import Layout
 
-    ours = job.stack.name == "fivefold"
+    is_fivefold = job.stack.name == "fivefold"
     world = Layout.parse(layout).world
-    found: dict[str, tuple[str, ...]] = {"fivefold": _start_lines(file, machine, world=world)} if ours else {}
-    writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # of several, the first
-    for software in OTHERS if ours else (job.stack.name,):
+    lines_by_software: dict[str, tuple[str, ...]] = (
+        {"fivefold": _start_lines(file, machine, world=world)} if is_fivefold else {}
+    )
+    writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # the first of several wins
+    for software in OTHERS if is_fivefold else (job.stack.name,):
         if (form := writers.get(software)) is None:
             continue
         lines: tuple[str, ...]
         try:
             written = write(Plan(model, Layout.parse(layout), job, machine.ranks_per_node), to=form)
-            lines = (f"fivefold write {file} --to {form} -o {form}", *(f"note: {each}" for each in written.remarks))
+            lines = (f"fivefold write {file} --to {form} -o {form}", *(f"note: {remark}" for remark in written.remarks))
         except Mistake as mistake:
             lines = (f"cannot run it so: {mistake}", f"for what it can: fivefold plan … --stack {software}")
-        found[software] = lines
-    if not found:
-        found[job.stack.name] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)
-    return found
+        lines_by_software[software] = lines
+    if not lines_by_software:
+        lines_by_software[job.stack.name] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)
+    return lines_by_software

@@ -1,8 +1,8 @@
-"""The base of request schemas: one record per command that states each of its fields once, with type, default and help.
+"""The base of request schemas: one record per command that states each field once, with type, default and help.
 
-Everything else is derived. The command line turns fields into arguments and options, the web page reads them from an
-address and lists them in its OpenAPI, and the functions of the Python API, whose signatures are written out for type
-checkers, take their documentation from them and are compared with them by a test.
+Everything else is derived. The command line turns fields into arguments and options, the web page reads them from a
+URL and lists them in its OpenAPI. The functions of the Python API, whose signatures are written out for type checkers,
+take their documentation from them, and a test compares the two.
 
     class SearchRequest(MachineRequest):
         top: Annotated[int, Field(ge=1, le=MOST_SHOWN, description="How many layouts to show.")] = 10
@@ -21,19 +21,19 @@ from fivefold.record import Record
 
 @dataclass(frozen=True)
 class Option:
-    """The form of a field on the command line, where it does not follow from the field's name and type."""
+    """The form of a field on the command line, where it differs from that derived from the field's name and type."""
 
     names: tuple[str, ...] = ()  # instead of ``--`` and the field's name
     metavar: str | None = None
     completion: str | None = None  # a function of ``cli/completion.py``
     parser: Callable[[str], Any] | None = None
     shown_default: str | None = None
-    separator: str = ""  # of a list that is written as one text
+    separator: str = ""  # for a list that is written as one text
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A field that the command line takes by its place instead of by an option; the lowest ``place`` comes first."""
+    """A field that is a positional argument on the command line; the lowest ``place`` comes first."""
 
     metavar: str | None = None
     completion: str | None = None
@@ -44,10 +44,10 @@ class Request(Record):
     """The fields of a command. The schema for validation is built when a request is first validated."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(defer_build=True)
-    command: ClassVar[str] = ""  # the command of the terminal whose arguments and options these are
+    command: ClassVar[str] = ""  # the command of the terminal with these arguments and options
 
 
 def describe_fields(schema: type[Request]) -> Iterator[tuple[str, str]]:
-    """Return the name of each field of ``schema`` with its help text."""
+    """Yield the name of each field of ``schema`` with its help text."""
     for name, field in schema.model_fields.items():
         yield name, field.description or ""

@@ -1,4 +1,4 @@
-"""Where the rows of a sweep go, and how they are measured."""
+"""Decides where the rows of a sweep go, and how they are measured."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def default_path(file: Path) -> Path:
-    """Where the rows of a sweep file go, unless they are sent elsewhere."""
+    """Return the default path for the rows of a sweep file."""
     return Path("runs/sweeps") / f"{file.stem}.jsonl"
 
 
 def trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = None) -> Trials:
-    """How the rows that go to ``path`` are measured: each in a folder beside it."""
+    """Return how the rows of ``path`` are measured: each in a folder next to it."""
     from fivefold.sweeps.sweep import Trials
     from fivefold.sweeps.trial import FEWEST_STEPS
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them: ``2T`` tokens, ``24GiB``."""
+"""Parses numbers with units: ``2T`` tokens, ``24GiB``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "
 
 
 def tokens_of(text: str | float) -> float:
-    """``2e12`` or ``2T`` as a number of tokens, and a number as it is; a ``ValueError`` says what is one."""
+    """Return ``2e12`` or ``2T`` as a number of tokens, and numbers unchanged; raises ``ValueError`` for other text."""
     if not isinstance(text, str):
         return text
     number, scale = (text[:-1], TOKENS[text[-1]]) if text[-1:] in TOKENS else (text, 1.0)
@@ -23,14 +23,14 @@ def tokens_of(text: str | float) -> float:
 
 
 def split_list(text: str, *, option: str) -> tuple[str, ...]:
-    """Return the entries of ``a,b``; raise a ``Mistake`` that names ``option`` if one is empty."""
+    """Return the entries of ``a,b``; raises ``Mistake`` naming ``option`` if one is empty."""
     if text and not all(word.strip() for word in text.split(",")):
         raise Mistake(f"{option} {text!r} is not a list; write such as a,b")
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def parse_bytes(text: str, *, option: str = "--budget") -> int:
-    """``24GiB`` as bytes."""
+    """Return ``24GiB`` in bytes."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())
     if match is None or float(match[1]) * UNITS[match[2]] < 1:
         raise Mistake(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")

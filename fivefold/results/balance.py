@@ -1,5 +1,4 @@
-"""Records of the arithmetic intensity of a layer's messages, for each degree of each axis, and the balance of the
-links.
+"""Records of the arithmetic intensity of a layer's messages at each degree of each axis, and of link balances.
 
     intensity = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
 

@@ -41,9 +41,7 @@ class Reading(Record):
 
 
 class ConfigNotes(Record):
-    """Keys of a third-party config that an answer must mention: those ignored, approximated, harmless or left at
-    defaults.
-    """
+    """Keys of a third-party config that an answer must mention: ignored, approximated, harmless or left at defaults."""
 
     origin: str
     software: str

@@ -268,9 +268,7 @@ class LengthPoint(Record):
 
 
 class LengthCurve(Record):
-    """A layout with other recomputation and cp, over the sequence length; ``longest``: the longest that fits, 0 if
-    none.
-    """
+    """A layout with other recomputation and cp, over the sequence length; ``longest``: the longest that fits, or 0."""
 
     cp: PositiveInt
     ac: str
@@ -280,9 +278,7 @@ class LengthCurve(Record):
 
 
 class Lengths(Record):
-    """The result of ``ask sequence``: the longest sequence of the layout itself, curves, and how to reach ``target``
-    tokens.
-    """
+    """The result of ``ask sequence``: the longest sequence of the layout, curves, and how to reach ``target``."""
 
     model: str
     machine: str

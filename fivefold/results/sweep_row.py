@@ -16,7 +16,7 @@ Measured = Literal["", "measured", "refused", "memory", "timeout", "failed", "wa
 
 
 class Row(Record):
-    """A row of a sweep. ``status``: fits, runs out of memory, or is invalid. ``measured``: how the trial ended, if any."""
+    """A row of a sweep. ``status``: fits, out of memory, or invalid. ``measured``: how the trial ended, if any."""
 
     model: str
     machine: str

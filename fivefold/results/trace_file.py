@@ -19,9 +19,7 @@ AGAIN = "train again with --trace"
 
 
 def write(trace: RankTrace, folder: Path) -> Path:
-    """Write one rank's trace into the ``folder`` of its run, replacing that of an earlier run; raises ``Fault`` on
-    failure.
-    """
+    """Write one rank's trace into its run's ``folder``, replacing an earlier one; raises ``Fault`` on failure."""
     path = folder / FOLDER / f"rank{trace.rank}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +30,7 @@ def write(trace: RankTrace, folder: Path) -> Path:
 
 
 def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) -> None:
-    """Write the spans of the predicted and the dry-run step by pipeline rank, for pictures next to the traces."""
+    """Write the spans of the predicted and the dry-run step by pipeline rank, for pictures with the traces."""
     path = folder / FOLDER / PLANNED
     try:
         path.write_text(json.dumps(rows))
@@ -51,8 +49,9 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
 
 
 def read(folder: Path) -> list[RankTrace]:
-    """Read the traces of all ranks of the run in ``folder``; raises ``Mistake`` if one is missing, damaged or from
-    another run.
+    """Read the traces of all ranks of the run in ``folder``.
+
+    Raises ``Mistake`` if one is missing, damaged or from another run.
     """
     first = folder / FOLDER / "rank0.json"
     if not first.exists():

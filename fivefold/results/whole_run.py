@@ -24,8 +24,7 @@ class Goodput(Record):
 
 
 class WholeRun(Record):
-    """Training on ``tokens`` tokens. ``training_seconds`` + ``lost`` = ``seconds``; money, energy and CO2 are for all
-    of it.
+    """Training on ``tokens`` tokens. ``training_seconds`` + ``lost`` = ``seconds``, which money, energy and CO2 cover.
 
     ``low_seconds`` and ``high_seconds``: with the published range of failures and of restarts, and the step's interval.
     """
@@ -86,7 +85,7 @@ class Offer(Record):
 
 
 class Offers(Shown):
-    """One run on several machines, the best by ``by`` first; ``stopped``: interrupted before all of them were searched."""
+    """One run on several machines, the best by ``by`` first; ``stopped``: interrupted before all were searched."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:offers"
 
