@@ -1,5 +1,4 @@
-"""The command line: resolves models, machines and layouts, runs commands, prints. Data goes to stdout, the rest to
-stderr.
+"""The command line: resolves its arguments, runs a command, prints. Data goes to stdout, the rest to stderr.
 
 parameters · request_options   a command's arguments and options, derived from its request schema
 options · arguments · completion · errors   shared by all commands; records from words or a file; exit codes

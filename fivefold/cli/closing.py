@@ -39,9 +39,7 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
 
 
 def print_proof(run: Run, proof: Any, *, json: bool) -> None:
-    """Print how the run ended, its sample, and predicted next to measured; raises ``SystemExit`` if a signal stopped
-    it.
-    """
+    """Print the run's end, its sample, and predicted next to measured; raises ``SystemExit`` if a signal stopped it."""
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
     from fivefold.results.step_comparison import assumed, compare

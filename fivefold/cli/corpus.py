@@ -25,7 +25,7 @@ def hold_folder(folder: Path) -> AbstractContextManager[None]:
 
 
 def prepare_corpus(run: Run, model: Model) -> Index:
-    """Prepare the run's corpus as shards; they must suffice for one step, and ``model`` must know all of their tokens."""
+    """Prepare the run's corpus as shards: enough for one step, and without tokens that ``model`` does not have."""
     from fivefold.trainer.data.prepare import prepare, terminal_progress
 
     with terminal_progress() as progress:

@@ -26,7 +26,7 @@ def choose_interface(environment: MutableMapping[str, str]) -> None:
 
 
 def keeps_store(environment: Mapping[str, str]) -> bool:
-    """Tell whether torchrun may restart this rank of several hosts with a store that a new torchrun is not told about."""
+    """Tell whether torchrun may restart this rank of several hosts with a store unknown to a new torchrun."""
     has_several_hosts = environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE")
     can_restart = int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     return has_several_hosts and can_restart and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
-    """Return ``0,3`` as numbers; raises ``Mistake`` that ``option`` is not a list ``of`` them, with ``such`` as
-    example.
-    """
+    """Return ``0,3`` as numbers; raises ``Mistake`` if ``option`` is no list ``of`` them (``such``: an example)."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
         raise Mistake(f"{option} {text!r} is not a list of {of}; write {such}")

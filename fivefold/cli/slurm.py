@@ -32,7 +32,7 @@ WARNING_SECONDS = 300  # before the time limit; enough for a step and a checkpoi
 def submit(
     run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
 ) -> str:
-    """Write the sbatch script of the run file at ``path`` into the run's folder and submit it; return sbatch's output."""
+    """Write the run file's sbatch script into the run's folder and submit it; return the output of sbatch."""
     if shutil.which("sbatch") is None:
         raise Mistake("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def submit(
 def script(
     run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
 ) -> str:
-    """Return the sbatch script; SBATCH_… variables set partition and account. ``words``: more arguments of the command."""
+    """Return the sbatch script; SBATCH_… variables set partition and account. ``words``: further arguments."""
     nodes, ranks = _shape(layout, machine)
     options = {
         "job-name": f"fivefold-{run.folder.name}", "nodes": nodes, "ntasks-per-node": ranks,

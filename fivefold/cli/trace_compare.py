@@ -1,4 +1,4 @@
-"""Compares the traces of a run with its prediction and its dry run: one table, and one file for Perfetto in its folder."""
+"""Compares the traces of a run with its prediction and dry run: one table, and one file for Perfetto."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def rehearsed(path: Path) -> tuple[Step, ...]:
 
 
 def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[Step | None, Rows]:
-    """Return the dry-run step and its spans by pipeline rank; None and no spans, with a printed reason, if it would
-    fail.
+    """Return the dry-run step and its spans by pipeline rank; None and no spans if it would fail.
+
+    In that case the reason is printed.
     """
     from fivefold.dry_run import dryrun
     from fivefold.dry_run.time.pictures import spans

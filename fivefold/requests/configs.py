@@ -35,7 +35,7 @@ class LoadedConfig(NamedTuple):
 
 
 def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = ()) -> LoadedConfig:
-    """Read a config; raises ``Mistake`` for missing values and for keys with an effect, unless ``ignore`` names them."""
+    """Read a config; raises ``Mistake`` for missing values and for keys with an effect that are not ignored."""
     from fivefold.interop.read import read
 
     reading = read(words, asked)

@@ -19,7 +19,7 @@ AGAIN = "train again with --trace"
 
 
 def write(trace: RankTrace, folder: Path) -> Path:
-    """Write one rank's trace into its run's ``folder``, replacing an earlier one; raises ``Fault`` on failure."""
+    """Write one rank's trace into its run's ``folder``, over an earlier one; raises ``Fault`` on failure."""
     path = folder / FOLDER / f"rank{trace.rank}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +60,9 @@ def read(folder: Path) -> list[RankTrace]:
     paths = [folder / FOLDER / f"rank{rank}.json" for rank in range(1, traces[0].world)]
     missing = [path.stem[4:] for path in paths if not path.exists()]
     if missing:
-        missing_ranks = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
+        names = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
         raise Mistake(
-            f"{first.parent}: of {traces[0].world} ranks {len(missing)} have no file here ({missing_ranks}); copy them from "
+            f"{first.parent}: of {traces[0].world} ranks {len(missing)} have no file here ({names}); copy them from "
             f"their hosts, or {AGAIN}"
         )
     traces += map(_read, paths)

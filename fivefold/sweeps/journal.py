@@ -54,7 +54,9 @@ class Journal:
             self.path.unlink()
             return
         partial = self.path.with_suffix(".partial")
-        lines = (json.dumps({"kind": old_kind, "key": key, "value": value}) for (old_kind, key), value in kept.items())
+        lines = (
+            json.dumps({"kind": kept_kind, "key": key, "value": value}) for (kept_kind, key), value in kept.items()
+        )
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.replace(partial, self.path)
 

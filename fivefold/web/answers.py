@@ -1,4 +1,4 @@
-"""The answers as records, one function per verb: what ``/api`` sends as JSON is what the pages are drawn from."""
+"""Computes the answers as records, one function per command: ``/api`` sends them as JSON, the pages draw them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fivefold.step import Step
 from fivefold.web.folder import Folder
 from fivefold.web.question import AskQuestion, Noun, SearchQuestion
 
-DRAWN = 16  # micro-batches of a step that are drawn
-Report = Callable[..., None]  # hears done, of how many, and what
+DRAWN = 16  # largest number of micro-batches in a picture of a step
+Report = Callable[..., None]  # called with done, total, and what is being done
 Found = SearchResult | Walk | Offers
 
 
@@ -41,20 +41,20 @@ class Planned(NamedTuple):
 
 
 def step(noun: Noun, layout: Layout) -> Step:
-    """What ``fivefold predict --json`` prints."""
+    """Predict one step: the data of ``fivefold predict --json``."""
     return predict(model=noun.model, machine=noun.machine, layout=layout, job=noun.job)
 
 
 def planned(noun: Noun, layout: Layout, *, rank: int | None = None) -> Planned:
-    """The step over time; ``rank``: whose memory, by default the fullest."""
-    found, using = step(noun, layout), planner(noun.model, noun.machine, noun.job)
-    stages = found.memory.stages
+    """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn, by default the fullest."""
+    predicted, step_planner = step(noun, layout), planner(noun.model, noun.machine, noun.job)
+    stages = predicted.memory.stages
     if rank is None or not 0 <= rank < len(stages):
         rank = max(stages, key=lambda stage: stage.peak_bytes).stage
     limit = max(2, DRAWN // layout.v)
-    rows = spans(using, layout, limit=limit)
-    lives = levels(using, layout, rank=rank, limit=limit, rows=rows)
-    return Planned(found, rows, lives, rank, _drawn(using, layout, limit))
+    rows = spans(step_planner, layout, limit=limit)
+    memory_levels = levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
+    return Planned(predicted, rows, memory_levels, rank, _drawn(step_planner, layout, limit))
 
 
 def _drawn(using: Planner, layout: Layout, limit: int) -> str:
@@ -63,7 +63,7 @@ def _drawn(using: Planner, layout: Layout, limit: int) -> str:
 
 
 def asked(about: AskedQuestion, question: AskQuestion, noun: Noun, *, folder: Folder) -> list[Any]:
-    """What ``fivefold ask --json`` prints."""
+    """Answer a question: the data of ``fivefold ask --json``."""
     (machine,) = priced([noun.machine], question.price)
     return answers(
         about, noun.model, machine, Layout.parse(question.layout) if question.layout else None, job=noun.job,
@@ -77,15 +77,15 @@ def search(
     question: SearchQuestion, noun: Noun, *, machine: Callable[[str], Machine], report: Report,
     done: Callable[[str], None],
 ) -> Found:  # fmt: skip
-    """What ``fivefold search --json`` prints: of layouts, of one change at a time, or of a run on several machines.
+    """Search: the data of ``fivefold search --json``, for layouts, single changes, or a run on several machines.
 
-    ``machine``: the one of a name; ``done`` hears of each machine whose layouts are searched.
+    ``machine``: resolves a machine's name; ``done`` is called with each machine whose layouts are searched.
     """
     if question.is_of_run:
         refuse_of_one(question)
-        several = (noun.machine, *map(machine, question.machines))
+        candidates = (noun.machine, *map(machine, question.machines))
         return offers(
-            noun.model, [limited(each, question.memory) for each in several], noun.job, by=question.by,
+            noun.model, [limited(candidate, question.memory) for candidate in candidates], noun.job, by=question.by,
             where=Where.parse(question.where), within=alike_within(question) or 0.0, tokens=question.tokens,
             prices=question.price, deadline=question.deadline, ranks=question.ranks, assume=question.assume,
             risk=question.risk, done=done,
@@ -99,11 +99,11 @@ def search(
 
 
 def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchResult:
-    """The best layouts of one machine."""
+    """Search the best layouts of one machine."""
     from fivefold.job import recipe
     from fivefold.planner.search import search as run
 
-    by: Any = question.by  # which is not energy: that is of a run
+    by: Any = question.by  # not energy, which needs a full run
     return run(
         model=noun.model, machine=_machine(question, noun), job=noun.job, by=by, top=question.top,
         levels=question.front, within=alike_within(question), where=Where.parse(question.where),
@@ -113,5 +113,5 @@ def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchRe
 
 
 def _machine(question: SearchQuestion, noun: Noun) -> Machine:
-    """The machine with the price and the memory that the question gives it."""
+    """Return the machine with the price and the memory of the question."""
     return limited(priced([noun.machine], question.price)[0], question.memory)

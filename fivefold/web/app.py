@@ -1,4 +1,4 @@
-"""The application: guard, ``/api``, pages, and how every failure becomes one line."""
+"""The web application: access checks, ``/api``, the pages, and error handlers that turn every failure into one line."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from fivefold.web.question import About
 from fivefold.web.site import Site
 from fivefold.web.work import Busy, Work
 
-FIRST = "/plan?seq=8192&gbs=64"  # what is shown before anything is asked
-COLLECTED = 50_000  # objects made between two garbage collections: a plan makes 100,000, of which hardly any are cycles
+FIRST = "/plan?seq=8192&gbs=64"  # the page shown first
+COLLECTED = 50_000  # allocations between garbage collections: a plan makes 100,000 objects, hardly any in cycles
 
 
 @asynccontextmanager
 async def seldom_collected(_: FastAPI) -> AsyncIterator[None]:
-    """While the page is served, what was loaded before is not searched for garbage, and the rest less often: two fifths
-    of the time of a plan of many stages went into that.
+    """Collect garbage less often while the page is served, and exempt all objects loaded before.
+
+    Otherwise garbage collection takes two fifths of the time of a plan with many stages.
     """
-    before = gc.get_threshold()
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTED, *before[1:])
+    gc.set_threshold(COLLECTED, *thresholds[1:])
     yield
-    gc.set_threshold(*before)
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
 
 
 def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
-    """The application for the files below ``root``; ``local``: what the machine of this name means."""
+    """Build the application for the files below ``root``; ``local``: the machine file that ``local`` stands for."""
     site = Site(root, local=local, work=work)
     app = FastAPI(
         title="Fivefold", version=fivefold.__version__, docs_url=None, redoc_url=None,
@@ -80,7 +81,7 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(request, 422, "; ".join(_explained(each) for each in error.errors()[:8]))
+        return told(request, 422, "; ".join(_explained(error_details) for error_details in error.errors()[:8]))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -90,8 +91,8 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
 
 
 def _explained(error: dict[str, object]) -> str:
-    """One error of pydantic with its field, in our words."""
-    place = error["loc"]
-    name = ".".join(str(part) for part in place[1:]) if isinstance(place, tuple) else ""
+    """Return one of pydantic's errors with its field, in our wording."""
+    location = error["loc"]
+    name = ".".join(str(part) for part in location[1:]) if isinstance(location, tuple) else ""
     line = reworded(str(error["msg"]).removeprefix("Value error, "))
     return f"{name}: {line}" if name else line

@@ -1,6 +1,6 @@
-"""The book as HTML: its chapters in the order of the index, links between them, formulas as MathML.
+"""Renders the guide as HTML: its chapters in the order of the index, links between them, formulas as MathML.
 
-The texts are those of ``docs/``, which the package carries along.
+The texts are those of ``docs/``, which are included in the package.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from markdown_it.token import Token
 
 from fivefold.record import Mistake
 
-LEGEND = "notation"  # beside the chapters
+LEGEND = "notation"  # a page in addition to the chapters
 LIVE = {
     "index": ("memory", "pipeline", "time"), "counts": ("operations",), "memory": ("memory",), "traffic": ("traffic",),
     "recomputation": ("memory",), "schedules": ("pipeline",), "roofline": ("operations",), "network": ("traffic",),
     "timeline": ("time", "pipeline"), "ratios": ("time", "traffic"), "published": ("expected",),
 }  # fmt: skip
-"""What of a plan a chapter is about: shown below it, live."""
+"""The parts of a plan that a chapter explains; they are shown below it, live."""
 
 
 class Chapter(NamedTuple):
-    """One chapter. ``name``: as in its address; ``live``: parts of a plan that it explains."""
+    """One chapter. ``name``: as in its URL; ``live``: parts of a plan that it explains."""
 
     name: str
     title: str
@@ -38,14 +38,14 @@ class Chapter(NamedTuple):
 
 @cache
 def chapters() -> dict[str, str]:
-    """Names and titles, in the order in which the index names them."""
+    """Return names and titles in the order of the index."""
     names = ["index", *dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", _text("index"))), LEGEND]
     return {name: _text(name).partition("\n")[0].removeprefix("# ") for name in names}
 
 
 @cache
 def chapter(name: str) -> Chapter:
-    """A chapter by name; a ``Mistake`` if there is none."""
+    """Return a chapter by name; raises ``Mistake`` if there is none."""
     if name not in chapters():
         raise Mistake(f"the book has no chapter {name[:60]!r}; it has {', '.join(chapters())}")
     text = re.sub(r"^( *)\$\$(.+?)\$\$$", r"\1`$\2$`", _text(name), flags=re.MULTILINE)
@@ -74,7 +74,7 @@ def _text(name: str) -> str:
 
 
 def _mend(token: Token) -> None:
-    """Lead links to other chapters there; take away those that leave the book, but for the web's."""
+    """Point links between chapters to their pages, and remove links out of the guide except to the web."""
     if token.type != "link_open":
         return
     target, _, anchor = str(token.attrGet("href")).partition("#")

@@ -1,7 +1,8 @@
-"""The words of a layout as rows of choices: which are legal, and of the others why not.
+"""The keywords of a layout as rows of choices, with the reason why a choice is not valid.
 
     tensor  1  2  [4]  8  –16–   heads=40 is not divisible by tp=16
-A choice changes one word; what must follow does: dp so that as many ranks work, mbs, ep, v and groups to what divides.
+A choice changes one keyword and adapts dependent ones: dp, to keep the number of ranks, and mbs, ep, v and groups, to
+values that divide.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from fivefold.layout.spec import Layout, divisor_below, divisors
 from fivefold.record import Mistake
 from fivefold.web.question import Noun
 
-MOST = 8  # choices in a row
+MOST = 8  # largest number of choices in a row
 
 
 class Option(NamedTuple):
-    """One choice. ``layout``: with it; ``reason``: in one line, why it may not be taken, or empty."""
+    """One choice. ``layout``: the layout with it; ``reason``: one line why it is not valid, or empty."""
 
     text: str
     layout: str
@@ -31,7 +32,7 @@ class Option(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A row. ``word``: as in the layout's text."""
+    """A row of choices. ``word``: the keyword in the layout's text."""
 
     word: str
     label: str
@@ -57,13 +58,13 @@ HELP = {
 
 
 def controls(noun: Noun, layout: Layout) -> list[Control]:
-    """A row for every word that matters to this model and layout."""
+    """Return a row for every keyword that matters to this model and layout."""
     rows = {field: [*choices(noun, layout, field)] for field in HELP}
     return [Control(field, *HELP[field], tuple(options)) for field, options in rows.items() if len(options) > 1]
 
 
 def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
-    """The choices of one word."""
+    """Yield the choices of one keyword."""
     for value in _values(noun, layout, field):
         text = _text(value)
         try:
@@ -76,21 +77,21 @@ def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
 
 
 def _text(value: object) -> str:
-    """Return a value of a field as a page shows it."""
+    """Return a value of a field as the page shows it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
 def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
-    """The layout with one word changed, and what must follow; a ``Mistake`` if nothing can."""
+    """Return the layout with one keyword changed and dependent ones adapted; raises ``Mistake`` if it cannot be."""
     values = {name: getattr(layout, name) for name in Layout.model_fields} | change
     ranks = layout.world if layout.world <= noun.machine.ranks else noun.machine.ranks
-    others = values["tp"] * values["cp"] * values["pp"]
+    other_ranks = values["tp"] * values["cp"] * values["pp"]
     if "dp" not in change:
-        if ranks % others:
-            raise Mistake(f"tp·cp·pp={others} does not divide the {ranks} ranks")
-        values["dp"] = ranks // others
+        if ranks % other_ranks:
+            raise Mistake(f"tp·cp·pp={other_ranks} does not divide the {ranks} ranks")
+        values["dp"] = ranks // other_ranks
     _follow(values, change)
     batch = noun.job.global_batch
     if "mbs" not in change and batch % values["dp"] == 0:
@@ -99,7 +100,7 @@ def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
 
 
 def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
-    """Words that mean nothing without another one, or that must divide it."""
+    """Adapt keywords that need another one, or that must divide it."""
     if values["pp"] == 1 and "schedule" not in change and "v" not in change:
         values |= {"v": 1, "schedule": DEFAULT_SCHEDULE}
     if {"pp", "v", "schedule"} & change.keys():
@@ -132,13 +133,13 @@ def _flat(schedule: ScheduleName) -> ScheduleName:
 
 
 def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
-    """What a row offers: legal or not, but not absurd."""
-    ranks, model, now = noun.machine.ranks, noun.model, getattr(layout, field)
+    """Return the values that a row offers, valid or not, without pointless ones."""
+    ranks, model, current = noun.machine.ranks, noun.model, getattr(layout, field)
     if field == "zero":
         return [0, 1, 2, 3]
     if field == "ac":
-        some = ["full@1"] if layout.pp > 1 else []
-        return [*dict.fromkeys(["none", "selective", "norm+act", *some, "full", now])]
+        pipeline_choices = ["full@1"] if layout.pp > 1 else []
+        return [*dict.fromkeys(["none", "selective", "norm+act", *pipeline_choices, "full", current])]
     if field == "offload":
         return [(), ("optimizer",), ("activations",), ("optimizer", "activations")]
     if field == "schedule":
@@ -147,41 +148,41 @@ def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
         kinds: list[Any] = ["ring", "ulysses"] if layout.cp > 1 else []
         return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
     if field == "mbs":
-        return _few(divisors(max(1, noun.job.global_batch // layout.dp)), most=64, now=now)
+        return _few(divisors(max(1, noun.job.global_batch // layout.dp)), most=64, now=current)
     if field == "v":
-        return _few(range(1, 9), most=max(1, model.layers // layout.pp), now=now) if layout.pp > 1 else []
+        return _few(range(1, 9), most=max(1, model.layers // layout.pp), now=current) if layout.pp > 1 else []
     if field == "ep":
-        return _few(divisors(model.moe.experts), most=ranks, now=now) if model.moe else []
+        return _few(divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
     most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, model.layers), "dp": ranks}[field]
-    return _few(divisors(ranks), most=most, now=now)
+    return _few(divisors(ranks), most=most, now=current)
 
 
 def _few(values: Any, *, most: int, now: int) -> list[int]:
-    """At most ``MOST`` numbers up to ``most``; where there are more, powers of two go first, nearest to the present."""
-    found = [value for value in values if value <= most]
-    if len(found) > MOST:
-        found = [value for value in found if value & (value - 1) == 0]
-    if len(found) > MOST:
-        found = sorted(found, key=lambda value: abs(log2(value / now)))[:MOST]
-    return sorted({*found, now})
+    """Return at most ``MOST`` numbers up to ``most``; if there are more, powers of two nearest to the current value."""
+    candidates = [value for value in values if value <= most]
+    if len(candidates) > MOST:
+        candidates = [value for value in candidates if value & (value - 1) == 0]
+    if len(candidates) > MOST:
+        candidates = sorted(candidates, key=lambda value: abs(log2(value / now)))[:MOST]
+    return sorted({*candidates, now})
 
 
 class Size(NamedTuple):
-    """A number of ranks to change to, and the layout that then goes on using all of them, if it did."""
+    """A number of ranks to change to, and the layout for it, which uses all of them if it did before."""
 
     ranks: int
     layout: str
 
 
 def sizes(noun: Noun, layout: Layout) -> list[Size]:
-    """Halves and doubles of the machine."""
-    now = noun.machine.ranks
-    near = {now >> shift for shift in (2, 1, 0)} | {now << shift for shift in (1, 2)}
-    return [Size(size, str(_grown(noun, layout, size))) for size in sorted(near) if 1 <= size <= RANKS]
+    """Return the machine with a quarter to four times its ranks."""
+    current = noun.machine.ranks
+    rank_counts = {current >> shift for shift in (2, 1, 0)} | {current << shift for shift in (1, 2)}
+    return [Size(size, str(_grown(noun, layout, size))) for size in sorted(rank_counts) if 1 <= size <= RANKS]
 
 
 def _grown(noun: Noun, layout: Layout, ranks: int) -> Layout:
-    """The layout with as many replicas as ``ranks`` have room for; as it is if they have not, or if it used fewer."""
+    """Return the layout with as many replicas as fit ``ranks``; unchanged if it cannot grow or left ranks idle."""
     dp, rest = divmod(ranks * layout.dp, noun.machine.ranks)
     if layout.world != noun.machine.ranks or rest or not dp:
         return layout

@@ -1,4 +1,4 @@
-"""The folder that the page was started for: paths of requests lead to files below it, and nowhere else."""
+"""The folder that the page was started for: paths of requests lead to files below it only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fivefold.record import Mistake
 
-FILE_BYTES = 2**26  # of a file that a request may name
+FILE_BYTES = 2**26  # largest file that a request may name
 
 
 class Folder:
@@ -16,26 +16,29 @@ class Folder:
         self.root = root.resolve()
 
     def path(self, text: str) -> Path:
-        """The file or folder that ``text`` names, after all links; a ``Mistake`` if it is outside or too large."""
+        """Return the file or folder that ``text`` names, after all links; raises ``Mistake`` if it is not allowed.
+
+        It must be below the root, a regular file or folder, and at most ``FILE_BYTES``.
+        """
         try:
-            found = (self.root / text).resolve()
-            inside = found.is_relative_to(self.root)
-            size = found.stat().st_size if inside and found.is_file() else 0
-            strange = inside and found.exists() and not (found.is_file() or found.is_dir())
+            path = (self.root / text).resolve()
+            is_inside = path.is_relative_to(self.root)
+            size = path.stat().st_size if is_inside and path.is_file() else 0
+            is_special_file = is_inside and path.exists() and not (path.is_file() or path.is_dir())
         except (OSError, ValueError, RuntimeError):
             raise Mistake(f"{text!r} is not a path that can be read") from None
-        if not inside:
+        if not is_inside:
             raise Mistake(f"{text!r} is outside of the folder that the page was started for; name a file below it")
-        if strange:
+        if is_special_file:
             raise Mistake(f"{text!r} is neither a file nor a folder; a page does not wait for a pipe or a device")
         if size > FILE_BYTES:
             raise Mistake(f"{text!r} has {size:,} bytes; the page reads files of up to {FILE_BYTES:,}")
-        return found
+        return path
 
     def name(self, path: Path) -> str:
-        """The path as a request writes it."""
+        """Return the path as a request writes it."""
         return path.relative_to(self.root).as_posix()
 
     def plain(self, line: str) -> str:
-        """A message without the folder's own place."""
+        """Return a message without the folder's own path."""
         return line.replace(f"{self.root}/", "")

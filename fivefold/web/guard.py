@@ -1,8 +1,8 @@
-"""Who may ask, how much, and what a page may do: middleware around every request.
+"""Access checks in front of every request: who may send it, how large it is, and what a page may load.
 
-Host must be a loopback name, of any port, as one may be forwarded here (DNS rebinding); Origin must be that same host
-(CSRF). Another site may link to a page, but not load from it.
-A body is at most ``BODY_BYTES``. The content security policy has no inline script, no inline style, no other host.
+Host must be a loopback name, of any port, because a port may be forwarded here (DNS rebinding); Origin must be that
+same host (CSRF). Another site may link to a page, but not load from it.
+A body has at most ``BODY_BYTES``. The content security policy allows no inline script, no inline style, no other host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-BODY_BYTES = 2**20  # a config.json has a few thousand
+BODY_BYTES = 2**20  # a config.json has a few thousand bytes
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -30,7 +30,7 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses with one line of JSON what is not from this server's own pages."""
+    """ASGI middleware that rejects, with one line of JSON, requests that do not come from this server's own pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -52,7 +52,7 @@ class Guard:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
-            if left < 0:  # a body that did not say its length: it ends here
+            if left < 0:  # a body without a stated length: end it here
                 return {"type": "http.disconnect"}
             return message
 
@@ -79,10 +79,10 @@ class Guard:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether ``host``, perhaps with a port, is one of this computer's own names."""
+    """Tell whether ``host``, perhaps with a port, is one of this computer's loopback names."""
     try:
         parts = urlsplit(f"//{host}")
-        named, _ = parts.hostname, parts.port  # which raises if it is none
+        hostname, _ = parts.hostname, parts.port  # raises if the port is invalid
     except ValueError:
         return False
-    return named in LOOPBACK and parts.netloc == host and parts.username is None
+    return hostname in LOOPBACK and parts.netloc == host and parts.username is None

@@ -1,4 +1,4 @@
-"""What a page or a request asks, as a record: model, machine, layout and job in the words of the command line.
+"""The question of a page or request as a record: model, machine, layout and job as on the command line.
 
 Its URL is the question: ``/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero3&seq=8192&gbs=64``.
 """
@@ -36,13 +36,13 @@ from fivefold.requests.fields import FrontLevels, LayoutText, Lines, MachineName
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.web.folder import Folder
 
-CONFIG = 60_000  # characters of a pasted config.json
-MOST_LAYOUTS, MOST_LEVELS = 200, 64  # of a table and of a front that a page draws
+CONFIG = 60_000  # largest pasted config.json, in characters
+MOST_LAYOUTS, MOST_LEVELS = 200, 64  # layouts in a table, and points of a front, that a page draws
 Asked = TypeVar("Asked", bound="About")
 
 
 class Noun(NamedTuple):
-    """The nouns of a question; ``remarks``: what is legal, but perhaps not intended, a line each."""
+    """The records that a question names; ``remarks``: what is valid but perhaps not intended, one line each."""
 
     model: Model
     machine: Machine
@@ -68,84 +68,86 @@ class About(MachineRequest, defer_build=False):
     @model_validator(mode="before")
     @classmethod
     def _without_empty_fields(cls, values: object) -> object:
-        """What a form leaves empty was not said."""
+        """Drop the fields that a form leaves empty."""
         if not isinstance(values, dict):
             return values
-        lists = {k: [each for each in v if each] for k, v in values.items() if isinstance(v, list | tuple)}
+        lists = {k: [entry for entry in v if entry] for k, v in values.items() if isinstance(v, list | tuple)}
         return {k: lists.get(k, v) for k, v in values.items() if v != ""}
 
     def resolve(self, *, folder: Folder, local: Path) -> Noun:
-        """The records that the question names; a ``Mistake`` in one line."""
+        """Resolve the records that the question names; raises ``Mistake`` in one line."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", Remark)
             model = self._model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
             job = load_job(**get_job_words(self))
-        return Noun(model, machine, job, tuple(str(each.message) for each in caught))
+        return Noun(model, machine, job, tuple(str(warning.message) for warning in caught))
 
     def _model(self, folder: Folder) -> Model:
         if self.config:
             name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
-            found = models.from_values(_table(self.config), name=name, source="pasted config")
+            model = models.from_values(_table(self.config), name=name, source="pasted config")
         else:
-            found = models.resolve(self.model, find=folder.path)
+            model = models.resolve(self.model, find=folder.path)
         changes = {name: getattr(self, name) for name in self.shape if getattr(self, name) is not None}
         if not changes:
-            return found
-        name = " ".join([found.name, *(f"{field}={value}" for field, value in changes.items())])
-        return Model.read(found.model_dump() | changes | {"name": name}, origin=name)
+            return model
+        name = " ".join([model.name, *(f"{field}={value}" for field, value in changes.items())])
+        return Model.read(model.model_dump() | changes | {"name": name}, origin=name)
 
     def about(self) -> About:
-        """The question without what only one page asks: with it a reader goes from page to page."""
+        """Return the question without the fields of single pages, to carry it from page to page."""
         return self.as_(About)
 
     def as_(self, kind: type[Asked]) -> Asked:
-        """The fields of ``kind``, of a question that asks more."""
+        """Return the fields of ``kind``, from a question with more fields."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
     def said(self) -> list[tuple[str, str]]:
-        """Fields that are not as by default, as a form repeats them."""
+        """Return the fields that differ from their defaults, as a form repeats them."""
         fields = type(self).model_fields
         values = {name: getattr(self, name) for name in fields}
-        changed = {name: value for name, value in values.items() if value != fields[name].default}
-        entries = ((name, value if isinstance(value, tuple) else (value,)) for name, value in changed.items())
+        changed_fields = {name: value for name, value in values.items() if value != fields[name].default}
+        entries = ((name, value if isinstance(value, tuple) else (value,)) for name, value in changed_fields.items())
         return [(name, spell_value(entry)) for name, values in entries for entry in values]
 
     def url(self, path: str, **changes: Any) -> str:
-        """The address of this question, with some of its fields changed, at ``path``; what is default is left out."""
-        said = {name: value for name, value in dict(self).items() if name in type(self).model_fields} | changes
+        """Return the URL of this question at ``path``, with some fields changed; defaults are left out."""
+        parameters = {name: value for name, value in dict(self).items() if name in type(self).model_fields} | changes
         fields = type(self).model_fields
-        said = {
-            k: v for k, v in said.items() if v not in (None, "", ()) and (k not in fields or fields[k].default != v)
+        parameters = {
+            k: v
+            for k, v in parameters.items()
+            if v not in (None, "", ()) and (k not in fields or fields[k].default != v)
         }
-        said = {k: spell_value(v) if isinstance(v, float) else v for k, v in said.items()}
-        return f"{path}?{urlencode(said, doseq=True, quote_via=quote, safe=':=,/')}" if said else path
+        parameters = {k: spell_value(v) if isinstance(v, float) else v for k, v in parameters.items()}
+        return f"{path}?{urlencode(parameters, doseq=True, quote_via=quote, safe=':=,/')}" if parameters else path
 
 
 class Question(About, LayoutRequest, defer_build=False):
-    """... and a layout: what ``predict`` and ``dryrun`` are asked."""
+    """A question about one layout, for ``predict`` and ``dryrun``."""
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
     def chosen(self) -> Layout:
-        """The layout."""
+        """Parse the layout."""
         return Layout.parse(self.layout)
 
 
 class RatiosQuestion(About, RatiosRequest, defer_build=False):
-    """What ``ratios`` is asked."""
+    """A question to ``ratios``."""
 
 
 class CompareQuestion(About, CompareRequest, defer_build=False):
-    """... and what is laid beside each other: every layout on every machine, by every software, in every precision."""
+    """A question to ``compare``: every layout on every machine, with every software, in every precision."""
 
     layout: Lines = Field((), description="Layouts.")
     machines: Lines = Field((), description="Machines, besides the first.")
 
     def cases(self, *, folder: Folder, local: Path) -> dict[Case, str]:
-        """Every combination, and the address of its plan."""
+        """Return every combination, with the URL of its plan."""
         noun = self.resolve(folder=folder, local=local)
-        found: dict[Case, str] = {}
+        url_by_case: dict[Case, str] = {}
         names = (self.machine, *self.machines)
         for stack, precision, name, text in product(self.stacks or ("",), self.precisions or ("",), names, self.layout):
             job = run_by(noun.job, stack) if stack else noun.job
@@ -157,34 +159,34 @@ class CompareQuestion(About, CompareRequest, defer_build=False):
                 "stack": stack or self.stack,
                 "precision": precision or self.precision,
             }
-            found[Case(noun.model, machine, Layout.parse(text), job)] = self.about().url("/plan", **words)
-        return found
+            url_by_case[Case(noun.model, machine, Layout.parse(text), job)] = self.about().url("/plan", **words)
+        return url_by_case
 
 
 class SearchQuestion(About, SearchRequest, defer_build=False):
-    """What ``search`` is asked: of so many layouts as a page can draw."""
+    """A question to ``search``, limited to as many layouts as a page can draw."""
 
     top: Annotated[ShownLayouts, Field(le=MOST_LAYOUTS)] = 10
     front: Annotated[FrontLevels, Field(le=MOST_LEVELS)] = 1
 
 
 class AskQuestion(About, AskRequest, defer_build=False):
-    """What ``ask`` is asked."""
+    """A question to ``ask``."""
 
 
 class PlaybookQuestion(About, PlanRequest, defer_build=False):
-    """What ``plan`` is asked."""
+    """A question to ``plan``."""
 
 
 def spell_value(value: object) -> str:
-    """Return a value as an address and a form have it."""
+    """Return a value as URLs and forms contain it."""
     return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
 
 
 def of_ranks(word: str, ranks: int) -> str:
-    """A machine in words, with another number of ranks: ``h100:8 nic=1Gbit`` of 64 is ``h100:64 nic=1Gbit``."""
-    named, space, others = machines.spell_machine(word).partition(" ")
-    return f"{named.rpartition(':')[0] or named}:{ranks}{space}{others}"
+    """Return the text of a machine with another number of ranks: ``h100:8 nic=1Gbit`` → ``h100:64 nic=1Gbit``."""
+    chip, space, settings = machines.spell_machine(word).partition(" ")
+    return f"{chip.rpartition(':')[0] or chip}:{ranks}{space}{settings}"
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""A rehearsal as HTML: drawn where its tapes are, in the process that has run it.
+"""Renders a dry run as HTML, in the process that ran it, because that process has its tapes.
 
-memory over time, with what lives under the mouse by module and line · streams and messages of the fullest rank
+It shows memory over time, with the live tensors under the mouse by module and line, and the streams and messages of
+the fullest rank.
 """
 
 from __future__ import annotations
@@ -28,70 +29,70 @@ from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web.pages.render import fragment
 
-TOLD = 240  # moments at which is told what lives
+TOLD = 240  # points in time at which live tensors are listed
 
 
 def html(found: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
-    """The whole answer."""
+    """Return the full answer as HTML."""
     if found.step is None or found.played is None or found.table is None:
         return fragment("rehearsed.html", found=found)
     rank, chip = found.fullest.rank, machine.chip.memory_bytes
     tape, at_peak = found.steady[rank], moment(found.tapes[rank])
-    drawn = levels(found.played, tape)
-    rows = tuple(spans(found.played, found.steady[each], row)
-                 for each, row in zip(found.ranks, found.table.rows, strict=True))  # fmt: skip
+    memory_levels = levels(found.played, tape)
+    rows = tuple(spans(found.played, found.steady[shown_rank], row)
+                 for shown_rank, row in zip(found.ranks, found.table.rows, strict=True))  # fmt: skip
     parts = split_bytes(at_peak.parts)
-    lines = stream_lines(found.played, tape)
-    whole, limit = scale(sum(at_peak.parts.values()), chip)
+    stream_rows = stream_lines(found.played, tape)
+    scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
         "rehearsed.html", found=found, step=found.step, view=view_step(found.step), predicted=predicted,
         rank=rank, chip=chip, peak=at_peak,
-        parts=parts, bar=stacked(parts, whole=whole, label="memory at the peak", limit=limit),
-        memory=memory.picture(drawn, rank=rank, capacity_bytes=chip, told=told(found.played, tape)),
-        memory_looks=[(name, name) for name in memory.looks(drawn)],
-        memory_finding=shown.finding(drawn, rank=rank, capacity_bytes=chip),
+        parts=parts, bar=stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
+        memory=memory.picture(memory_levels, rank=rank, capacity_bytes=chip, told=told(found.played, tape)),
+        memory_looks=[(name, name) for name in memory.looks(memory_levels)],
+        memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
         pipeline=pipeline.picture(rows, label=finding(found.step.time)), pipeline_looks=pipeline.looks(rows),
         pipeline_finding=finding(found.step.time),
-        streams=streams.picture(lines, last=found.played.step_seconds, label=f"streams of rank {rank}"),
+        streams=streams.picture(stream_rows, last=found.played.step_seconds, label=f"streams of rank {rank}"),
     )  # fmt: skip
 
 
 def told(played: Played, tape: Tape) -> list[tuple[float, float, str]]:
-    """Stretches of the step, in seconds, and what lives at the fullest moment of each."""
-    whole = every_level(tape)  # whose seconds are places of events
+    """Return intervals of the step, in seconds, with the live tensors at the fullest moment of each."""
+    event_levels = every_level(tape)  # ``seconds`` of these levels are indices of events
     seconds = played.seconds_at(tape.rank)
-    times = seconds[[int(level.seconds) for level in whole]]
+    times = seconds[[int(level.seconds) for level in event_levels]]
     edges = np.linspace(0.0, played.step_seconds, TOLD + 1)
     bounds = np.searchsorted(times, edges)
-    found, last = [], 0
-    for at in range(TOLD):
-        stretch = whole[bounds[at] : bounds[at + 1]] or [whole[last]]
-        last = max(last, int(bounds[at + 1]) - 1)
-        found.append((edges[at], edges[at + 1], shown.peak(stretch)))
-    groups = living(tape, [int(level.seconds) for _, _, level in found])
+    intervals, last = [], 0
+    for index in range(TOLD):
+        stretch = event_levels[bounds[index] : bounds[index + 1]] or [event_levels[last]]
+        last = max(last, int(bounds[index + 1]) - 1)
+        intervals.append((edges[index], edges[index + 1], shown.peak(stretch)))
+    groups = living(tape, [int(level.seconds) for _, _, level in intervals])
     return [(float(start), float(end), _words(level, group, float(seconds[int(level.seconds)])))
-            for (start, end, level), group in zip(found, groups, strict=True)]  # fmt: skip
+            for (start, end, level), group in zip(intervals, groups, strict=True)]  # fmt: skip
 
 
 def _words(level: Level, group: Any, seconds: float) -> str:
     lines = [f"{show_bytes(level.live_bytes)} at {show_seconds(seconds)}", level.cause, "", "largest of what lives"]
-    for each in group:
-        many = f"{each.number} × " if each.number > 1 else ""
-        where = " ".join(filter(None, (each.module, f"({each.line})" if each.line else "")))
-        lines.append(f"{show_bytes(each.bytes)}  {many}{each.category}  {where}")
+    for tensors in group:
+        count_text = f"{tensors.number} × " if tensors.number > 1 else ""
+        where = " ".join(filter(None, (tensors.module, f"({tensors.line})" if tensors.line else "")))
+        lines.append(f"{show_bytes(tensors.bytes)}  {count_text}{tensors.category}  {where}")
     return "\n".join(lines)
 
 
 def stream_lines(played: Played, tape: Tape) -> list[tuple[str, list[streams.Piece]]]:
-    """The compute stream, then a line for each communicator."""
+    """Return the compute stream, then one line per communicator."""
     timed = list(played.spans(tape.rank))
     lines = {"compute": list(_compute(tape, [span for span in timed if span.kind == KERNEL]))}
     axes: dict[str, str] = {}
     for span in (span for span in timed if span.kind == START and span.end > span.start):
         message = tape.messages[span.place]
         if message.group not in axes:
-            alike = sum(name.split()[0] == message.axis for name in axes.values())
-            axes[message.group] = f"{message.axis} {alike + 1}" if alike else message.axis
+            same_axis = sum(name.split()[0] == message.axis for name in axes.values())
+            axes[message.group] = f"{message.axis} {same_axis + 1}" if same_axis else message.axis
         lines.setdefault(axes[message.group], []).append(
             streams.Piece(span.start, span.end, "k-messages", _message(message, tape))
         )

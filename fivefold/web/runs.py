@@ -1,4 +1,4 @@
-"""The runs below the folder: which there are, and what each has logged so far. Read anew whenever it is asked."""
+"""Lists the runs below the folder, and reads their logs. Everything is read again on every request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fivefold.results.step_comparison import so_far
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 
-DEEPEST, MOST = 4, 200  # folders that are looked into, and runs that are listed
-LIVE_SECONDS = 30.0  # since the last line of a run that still trains
+DEEPEST, MOST = 4, 200  # depth of folders searched, and number of runs listed
+LIVE_SECONDS = 30.0  # a run counts as training if its last log line is younger than this
 LOG = "log.jsonl"
 
 
 class RunSummary(Record):
-    """A run in a line of the list."""
+    """A run as one line of the list."""
 
     folder: str
     state: Literal["running", "finished", "stopped"]
@@ -36,13 +36,13 @@ class RunSummary(Record):
 
 
 def find(folder: Folder) -> list[RunSummary]:
-    """The runs, those that were written to last first."""
+    """Return the runs, most recently written first."""
     logs = sorted(_logs(folder.root, DEEPEST), key=lambda path: -path.stat().st_mtime)
     return [summary(folder, path.parent) for path in logs[:MOST]]
 
 
 def _logs(root: Path, depth: int) -> Iterator[Path]:
-    """The logs in a folder and those below; links and hidden folders are passed by."""
+    """Yield the logs in a folder and below it; links and hidden folders are skipped."""
     try:
         inside = sorted(root.iterdir())
     except OSError:
@@ -57,28 +57,28 @@ def _logs(root: Path, depth: int) -> Iterator[Path]:
 
 
 def log(folder: Folder, name: str) -> list[dict[str, Any]]:
-    """The lines of a run's log; a ``Mistake`` if ``name`` is no run."""
+    """Return the lines of a run's log; raises ``Mistake`` if ``name`` is no run."""
     path = folder.path(f"{name}/{LOG}")
     if not path.is_file():
         raise Mistake(f"{name}: holds no {LOG}; name the folder of a run")
     try:
-        found = read_lines(path)
+        log_lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise Mistake(f"{name}/{LOG}: cannot be read: {error}") from None
-    return [line for line in found if isinstance(line, dict) and isinstance(line.get("step"), int)]
+    return [line for line in log_lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
 def steps(folder: Folder, name: str) -> RunFolder | None:
-    """Predicted and measured, once the run has ended; None if it goes on since."""
-    measured, begun = folder.path(f"{name}/step.json"), folder.path(f"{name}/{run_folder.PREDICTED}")
+    """Return predicted and measured of a finished run; None while it trains, also if it has been resumed."""
+    measured, prediction = folder.path(f"{name}/step.json"), folder.path(f"{name}/{run_folder.PREDICTED}")
     if not measured.is_file():
         return None
-    since = begun.is_file() and begun.stat().st_mtime > measured.stat().st_mtime
-    return None if since and is_live(folder, name) else run_folder.read(folder.path(name))
+    was_resumed = prediction.is_file() and prediction.stat().st_mtime > measured.stat().st_mtime
+    return None if was_resumed and is_live(folder, name) else run_folder.read(folder.path(name))
 
 
 def promised(folder: Folder, name: str) -> Step | None:
-    """What was predicted of a run, from its first step on; None if it does not say."""
+    """Return the prediction made for a run, available from its first step on; None if there is none."""
     try:
         return run_folder.promised(folder.path(f"{name}/{run_folder.PREDICTED}").parent)
     except Mistake:
@@ -86,46 +86,46 @@ def promised(folder: Folder, name: str) -> Step | None:
 
 
 def summary(folder: Folder, path: Path) -> RunSummary:
-    """A run's line."""
+    """Return a run's line."""
     name = folder.name(path)
     try:
         lines, ended = log(folder, name), steps(folder, name)
-    except Mistake:  # damaged, or too large: it is listed all the same
+    except Mistake:  # damaged or too large logs are listed too
         return RunSummary(folder=name, state="stopped", step=0)
     training = [line for line in lines if "loss" in line]
-    last, held = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]
+    last, heldout = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]
     facts: dict[str, Any] = {}
     if ended is not None:
         facts = {"layout": ended.measured.layout, "model": ended.measured.model,
                  "predicted_seconds": ended.predicted.time.step_seconds,
                  "measured_seconds": ended.measured.time.step_seconds}  # fmt: skip
     elif (step := promised(folder, name)) is not None:
-        typical = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
+        step_seconds = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
         facts = {"layout": step.layout, "model": step.model, "predicted_seconds": step.time.step_seconds,
-                 "measured_seconds": typical[0] if typical else None}  # fmt: skip
+                 "measured_seconds": step_seconds[0] if step_seconds else None}  # fmt: skip
     return RunSummary(
         folder=name, state="finished" if ended else "running" if is_live(folder, name) else "stopped",
         step=max((line["step"] for line in lines), default=0), loss=_number(last.get("loss")),
-        heldout_loss=_number(held[-1].get("heldout_loss")) if held else None,
+        heldout_loss=_number(heldout[-1].get("heldout_loss")) if heldout else None,
         tokens=last.get("tokens") if isinstance(last.get("tokens"), int) else None,
         tokens_per_second=speed(training[-20:]), **facts,
     )  # fmt: skip
 
 
 def is_live(folder: Folder, name: str) -> bool:
-    """Whether the run has logged something just now."""
+    """Tell whether the run has logged something recently."""
     return time.time() - folder.path(f"{name}/{LOG}").stat().st_mtime < LIVE_SECONDS
 
 
 def speed(training: list[dict[str, Any]]) -> float | None:
-    """Tokens per second over some logged steps, by their own seconds."""
-    known = [line for line in training if _number(line.get("seconds")) and isinstance(line.get("tokens"), int)]
-    if len(known) < 2:
+    """Return tokens per second over some logged steps, by their own seconds."""
+    timed_lines = [line for line in training if _number(line.get("seconds")) and isinstance(line.get("tokens"), int)]
+    if len(timed_lines) < 2:
         return None
-    seconds = sum(line["seconds"] for line in known[1:])
-    return float((known[-1]["tokens"] - known[0]["tokens"]) / seconds) if seconds > 0 else None
+    seconds = sum(line["seconds"] for line in timed_lines[1:])
+    return float((timed_lines[-1]["tokens"] - timed_lines[0]["tokens"]) / seconds) if seconds > 0 else None
 
 
 def _number(value: object) -> float | None:
-    """A finite number, as it is."""
+    """Return a finite number as a float; None for anything else."""
     return float(value) if isinstance(value, int | float) and abs(value) < float("inf") else None

@@ -1,4 +1,4 @@
-"""Serves the page on 127.0.0.1 until it is interrupted, and opens the browser."""
+"""Serves the page on 127.0.0.1 until interrupted, and opens the browser."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HOST = "127.0.0.1"
 
 
 def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[[str], None]) -> None:
-    """Serve the page for the files below ``folder``; ``port`` 0: any that is free."""
+    """Serve the page for the files below ``folder``; ``port`` 0: any free port."""
     if not folder.is_dir():
         raise Mistake(f"{folder}: is no folder; name the one whose runs and files the page may read")
-    listening = _listen(port)
-    port = listening.getsockname()[1]
+    listener = _listen(port)
+    port = listener.getsockname()[1]
     address = f"http://{HOST}:{port}/"
     say(f"{address} shows {folder.resolve()}; end it with Ctrl-C")
     if browser:
@@ -31,19 +31,19 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
         create(folder, local=local), log_level="warning", access_log=False, timeout_keep_alive=30,
         limit_concurrency=64, timeout_graceful_shutdown=2, server_header=False,
     )  # fmt: skip
-    with listening:
-        uvicorn.Server(config).run(sockets=[listening])
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((HOST, port))
-        listening.listen()  # who comes before the server has started waits
+        listener.bind((HOST, port))
+        listener.listen()  # a connection made before the server has started waits
     except OSError as error:
-        listening.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise Mistake(f"port {port} is taken; name another with --port, or --port 0 for any") from None
         raise
-    return listening
+    return listener

@@ -1,4 +1,4 @@
-"""What every route of one server shares: its folder, this computer's file, where work is done, and the templates."""
+"""The state that all routes of one server share: its folder, the local machine file, and the workers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class Site:
-    """One server. ``local``: the file that the machine ``local`` means."""
+    """One server. ``local``: the machine file that ``local`` stands for."""
 
     def __init__(self, root: Path, *, local: Path, work: Work | None = None) -> None:
         self.folder, self.local, self.work = Folder(root), local, work or Work()
 
     def resolve(self, about: About) -> Noun:
-        """The records that a question names."""
+        """Resolve the records that a question names."""
         return about.resolve(folder=self.folder, local=self.local)
 
     async def answer(self, about: About, action: Callable[[Noun], T]) -> T:
-        """The result of a short ``action`` on the nouns of a question."""
+        """Run a short ``action`` on the records of a question."""
         return await self.work.soon(lambda: action(self.resolve(about)))
 
     async def long(self, verb: str, about: About) -> dict[str, Any]:
-        """The last event of what takes a process of its own: a ``result`` or a ``mistake``."""
+        """Return the last event of long work: a ``result`` or a ``mistake``."""
         last: dict[str, Any] = {"mistake": "ended without an answer; it needed more memory or time than there is"}
         async for event in self.events(verb, about):
             if "result" in event or "mistake" in event:
@@ -36,6 +36,6 @@ class Site:
         return last
 
     def events(self, verb: str, about: About) -> Any:
-        """The events of a search or rehearsal."""
+        """Return the events of a search or dry run."""
         asked = {"question": about.model_dump(mode="json"), "root": str(self.folder.root), "local": str(self.local)}
         return self.work.stream(verb, asked, cwd=self.folder.root)

@@ -1,6 +1,6 @@
-"""Where requests are computed: short ones one after another in a thread, long ones in processes that can be killed.
+"""Runs the computation of requests: short ones one at a time in a thread, long ones in processes that can be killed.
 
-A search or rehearsal is a process of its own; it lives as long as somebody listens, and at most ``LONG_SECONDS``.
+A search or dry run has its own process, which lives while a client is connected, and at most ``LONG_SECONDS``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fivefold.record import Mistake
 T = TypeVar("T")
 
 SHORT_SECONDS, LONG_SECONDS = 20.0, 600.0
-AT_ONCE = 2  # searches and rehearsals
+AT_ONCE = 2  # concurrent searches and dry runs
 LINE_BYTES = 2**26
 
 
 class Busy(Exception):
-    """More is asked at once than is answered; ``str`` says what to do, in one line."""
+    """Too many requests at once; ``str`` says in one line what to do."""
 
 
 class Work:
-    """Computes what requests ask. ``at_once``: processes for searches and rehearsals; ``python``: what starts one."""
+    """Computes the answers of requests. ``at_once``: concurrent processes; ``python``: the command that starts one."""
 
     def __init__(
         self, *, at_once: int = AT_ONCE, short: float = SHORT_SECONDS, long: float = LONG_SECONDS,
@@ -38,11 +38,12 @@ class Work:
     ) -> None:  # fmt: skip
         self.lock, self.free, self.python = Lock(), at_once, python
         self.short, self.long = short, long
-        self.begun: dict[str, asyncio.subprocess.Process] = {}  # work that keeps what it has found when it is stopped
+        # Work that returns what it has found so far when it is stopped.
+        self.begun: dict[str, asyncio.subprocess.Process] = {}
         self.numbers = count(1)
 
     async def soon(self, action: Callable[[], T]) -> T:
-        """The result of ``action``, which runs alone; ``Busy`` if it is not there in time."""
+        """Return the result of ``action``, which runs alone; raises ``Busy`` if it is not ready in time."""
 
         def alone() -> T:
             if not self.lock.acquire(timeout=self.short):
@@ -58,10 +59,13 @@ class Work:
             raise Busy(f"took longer than {self.short:.0f} s; ask fewer micro-batches or stages") from None
 
     async def stream(self, verb: str, asked: dict[str, Any], *, cwd: Path) -> AsyncIterator[dict[str, Any]]:
-        """The events of a process that computes ``verb``: ``begun`` (a name for ``stop``) if it keeps what it has found
-        when it is stopped, ``progress`` (done, total, doing), then ``result``, ``mistake`` or ``stopped``.
+        """Yield the events of a process that computes ``verb``.
 
-        The process is killed when the iteration ends, however it ends.
+        They are ``begun`` (a name for ``stop``) if it returns what it has found so far when it is stopped, ``progress``
+        (done,
+        total, doing), then ``result``, ``mistake`` or ``stopped``. The process is killed when the iteration ends,
+        however it
+        ends.
         """
         if not self.free:
             raise Busy("as many searches and rehearsals run as may at once; stop one, or wait")
@@ -74,7 +78,7 @@ class Work:
             )  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
-            with suppress(ConnectionError):  # it has ended already: there is no answer
+            with suppress(ConnectionError):  # the process has ended already, without an answer
                 process.stdin.write(json.dumps(asked).encode())
                 await process.stdin.drain()
                 process.stdin.close()
@@ -96,7 +100,7 @@ class Work:
                 await asyncio.shield(process.wait())
 
     def stop(self, name: str) -> None:
-        """Ask the work of that name to end with what it has found; nothing happens if it has ended."""
+        """Ask the work of that name to end with what it has found so far; does nothing if it has ended."""
         if name in self.begun:
             with suppress(ProcessLookupError):
                 self.begun[name].send_signal(signal.SIGINT)

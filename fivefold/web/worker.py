@@ -1,10 +1,10 @@
-"""A process of its own for what takes long: reads a question as JSON from stdin, writes a line of JSON per event.
+"""A process for long work: reads a question as JSON from stdin, writes one line of JSON per event.
 
     {"begun": true} {"progress": [done, total, doing]} … {"result": …}        or {"mistake": "one line"}
 
-A search says that it has begun: from then on SIGINT ends it early, with the best that it knows as its result, or, as it
-knows none, with {"stopped": "one line"}.
-Its limit of memory keeps an unreasonable question from taking the computer with it.
+A search reports that it has begun: from then on SIGINT ends it early, with the best found so far as its result, or, if
+nothing has been found, with {"stopped": "one line"}.
+A memory limit protects the computer from unreasonable questions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
 from fivefold.web.question import AskQuestion, Noun, PlaybookQuestion, RatiosQuestion, SearchQuestion
 
-MEMORY_BYTES = 24 * 2**30  # of address space
+MEMORY_BYTES = 24 * 2**30  # limit of the address space
 EVERY_SECONDS = 0.1  # between two reports of progress
 
 
 def main() -> None:
-    """Answer the question on stdin with the verb of the first argument."""
+    """Answer the question on stdin with the command in the first argument."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     asked, verb, progress = json.load(sys.stdin), sys.argv[1], Progress()
     if verb in SEARCHES:
@@ -53,17 +53,17 @@ def main() -> None:
 
 
 class Progress:
-    """Says how far the work is, now and then, and ends it there if it is to stop."""
+    """Reports progress at intervals, and ends the work there if it is to stop."""
 
     def __init__(self) -> None:
         self.last, self.doing, self.is_stopping = 0.0, "", False
 
     def stop(self, *_: object) -> None:
-        """Raise ``StopSignal`` at the next report: a signal's handler."""
+        """Raise ``StopSignal`` at the next report: the handler of a signal."""
         self.is_stopping = True
 
     def __call__(self, done: int, total: int, doing: str = "") -> None:
-        """``done`` of ``total``; ``doing``: what is done now, where that says more than the numbers."""
+        """Report ``done`` of ``total``; ``doing``: the current activity, where it says more than the numbers."""
         if self.is_stopping:
             raise StopSignal("SIGINT")
         if monotonic() - self.last >= EVERY_SECONDS or doing != self.doing:
@@ -72,30 +72,30 @@ class Progress:
 
 
 def say(**event: Any) -> None:
-    """Write one event."""
+    """Write one event to stdout."""
     print(json.dumps(event), flush=True)
 
 
 def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, Noun]:
-    """The question, and the nouns that it names."""
+    """Return the question, and the records that it names."""
     question = kind.read(asked["question"], origin="question")
     folder, local = place(asked)
     return question, question.resolve(folder=folder, local=local)
 
 
 def place(asked: dict[str, Any]) -> tuple[Folder, Path]:
-    """Where files of requests lie, and what this computer is."""
+    """Return the folder for files of requests, and the local machine file."""
     return Folder(Path(asked["root"])), Path(asked["local"])
 
 
 def search(asked: dict[str, Any], report: Report) -> Any:
-    """What ``fivefold search --json`` prints."""
+    """Search: the data of ``fivefold search --json``."""
     question, nouns = noun(asked, SearchQuestion)
     return _searched(asked, question, nouns, report).model_dump(mode="json")
 
 
 def ranked(asked: dict[str, Any], report: Report) -> Any:
-    """The same with the whole ranking of ``--exact``: beside a proposal only the best of it is sure to be found."""
+    """Search with the full ranking of ``--exact``, because next to a proposal only the best layout is certain."""
     question, nouns = noun(asked, SearchQuestion)
     proposed = _searched(asked, question, nouns, report)
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
@@ -124,26 +124,26 @@ def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, repo
 
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
-    """What ``fivefold ask --json`` prints."""
+    """Answer a question: the data of ``fivefold ask --json``."""
     question, nouns = noun(asked, AskQuestion)
-    found = answers.asked(about, question, nouns, folder=place(asked)[0])
-    return [each.model_dump(mode="json") for each in found]
+    replies = answers.asked(about, question, nouns, folder=place(asked)[0])
+    return [reply.model_dump(mode="json") for reply in replies]
 
 
 def plan(asked: dict[str, Any], report: Report) -> Any:
-    """What ``fivefold plan --json`` prints."""
+    """Plan a run: the data of ``fivefold plan --json``."""
     from fivefold.requests.playbook import playbook
 
     question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
-    found = playbook(
+    plan_result = playbook(
         model, priced([machine], question.price)[0], job, tokens=question.tokens, batch=question.batch,
         where=question.where, assume=question.assume, risk=question.risk,
     )  # fmt: skip
-    return found.model_dump(mode="json")
+    return plan_result.model_dump(mode="json")
 
 
 def ratios(asked: dict[str, Any], report: Report) -> Any:
-    """What ``fivefold ratios --json`` prints."""
+    """Compute the data of ``fivefold ratios --json``."""
     from fivefold.planner.ratios import ratios as run
 
     question, (model, machine, job, _) = noun(asked, RatiosQuestion)
@@ -151,7 +151,7 @@ def ratios(asked: dict[str, Any], report: Report) -> Any:
 
 
 def dryrun(asked: dict[str, Any], report: Report) -> Any:
-    """What ``fivefold dryrun --json`` prints, as ``data``, and the pictures of it, as ``html``."""
+    """Dry-run a step: ``data`` is that of ``fivefold dryrun --json``, ``html`` its pictures."""
     from fivefold.layout.legal import refuse
     from fivefold.planner.predict import predict
     from fivefold.web.question import Question as Step
@@ -167,17 +167,17 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     def begin(done: int, total: int) -> None:
         report(done, total, f"rank {done + 1} of {total} runs its step")
 
-    found = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
+    rehearsal = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
     report(1, 1, "the pictures are drawn")
-    predicted = None if found.step is None else predict(model=model, machine=machine, layout=layout, job=job)
-    return {"data": data(found, predicted), "html": html(found, machine=machine, predicted=predicted)}
+    predicted = None if rehearsal.step is None else predict(model=model, machine=machine, layout=layout, job=job)
+    return {"data": data(rehearsal, predicted), "html": html(rehearsal, machine=machine, predicted=predicted)}
 
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search, "ranked": ranked, "dryrun": dryrun, "plan": plan, "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }  # fmt: skip
-SEARCHES = ("search", "ranked")  # verbs that keep what they have found when they are stopped
+SEARCHES = ("search", "ranked")  # commands that return what they have found so far when they are stopped
 
 if __name__ == "__main__":
     main()

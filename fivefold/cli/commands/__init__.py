@@ -1,1 +1,1 @@
-"""The commands, a module each: they read a request, call functions and print. No logic."""
+"""The commands, one module each: they read a request, call functions and print. No other logic."""

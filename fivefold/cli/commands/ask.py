@@ -1,4 +1,4 @@
-"""``fivefold ask``: questions about a model, a machine and a layout. No torch."""
+"""``fivefold ask``: questions about a model, a machine and a layout. Does not import torch."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     from fivefold.rendering import search as page
 
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
-    (ranks,) = priced([machine], request.price)
+    (priced_machine,) = priced([machine], request.price)
     if chart and question not in PICTURES:
         raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
-    found = answers(
-        question, model, ranks, layout, job=job, tokens=request.tokens, site=assumed(request.assume),
+    replies = answers(
+        question, model, priced_machine, layout, job=job, tokens=request.tokens, site=assumed(request.assume),
         noise=noise_of(request.noise), risk=request.risk, counted=counted,
     )  # fmt: skip
     if request.as_json:
-        show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))
+        show(json_module.dumps([reply.model_dump(mode="json") for reply in replies], indent=2))
     else:
         pages: dict[str, Callable[[Any], Any]] = {
             "batch": page.batches, "changes": page.changes, "run": lambda runs: whole_run.page(runs[0]),
-            "sequence": lambda found: lengths.page(found[0]),
+            "sequence": lambda replies: lengths.page(replies[0]),
         }  # fmt: skip
         open_fields = () if question != "gpus" or counted else ("ranks",)
-        remarks = found[0].remarks if found else ()
-        show_question(model, ranks, job, remarks=remarks, open_fields=open_fields)
-        show(pages.get(question, page.answers)(found))
+        remarks = replies[0].remarks if replies else ()
+        show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields)
+        show(pages.get(question, page.answers)(replies))
     if chart:
-        save_chart((whole_run if question == "run" else lengths).chart(found[0]), chart)
+        save_chart((whole_run if question == "run" else lengths).chart(replies[0]), chart)
 
 
 PICTURES = ("run", "sequence")  # questions whose answer has a picture
 
 
 def save_chart(chart: Any, path: Path) -> None:
-    """A picture of an answer."""
+    """Save the chart of an answer."""
     from fivefold.rendering.charts import save
 
     save(chart, path)

@@ -1,4 +1,4 @@
-"""The command calibrate: measures this computer, the hosts that torchrun joins, or what one run computes."""
+"""``fivefold calibrate``: measures this computer, the hosts of a torchrun job, or the work of one run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.trainer.process import Process
 
-BUSY = 0.5  # spread between rounds from which a calibration is not to be believed
-PICKS = 4  # most layouts that are measured to find the fastest by what was measured
+BUSY = 0.5  # spread between rounds above which a calibration is unreliable
+PICKS = 4  # largest number of layouts to measure while looking for the fastest
 
 
 @takes_request(CalibrateOptions)
@@ -33,16 +33,18 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     from fivefold.trainer.process import Process
 
     path, process = request.out or local_file(), Process.of(os.environ)
-    of, layout = request.run, request.layout
+    run_or_model, layout = request.run, request.layout
     counts = whole_numbers(request.ranks, option="--ranks", of="process counts", such="1,2")
-    if of is None and layout is not None:
+    if run_or_model is None and layout is not None:
         raise Mistake(f"calibrate {layout!r}: a layout is measured for a model; add --for MODEL")
-    known = next((each for each in (path, local_file()) if of is not None and each.exists()), None)
-    machine = read(known) if known is not None else _measure(counts, process, quick=request.quick)
+    machine_file = next(
+        (candidate for candidate in (path, local_file()) if run_or_model is not None and candidate.exists()), None
+    )
+    machine = read(machine_file) if machine_file is not None else _measure(counts, process, quick=request.quick)
     if machine is None:
         return
-    if of is not None:
-        machine = _measure_units(machine, of, layout=layout, job=job)
+    if run_or_model is not None:
+        machine = _measure_units(machine, run_or_model, layout=layout, job=job)
     write(machine, path)
     say(f"wrote {path}")
     spread = machine.calibration.spread if machine.calibration else None
@@ -52,7 +54,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
 
 
 def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machine | None:
-    """This computer, or the hosts that torchrun has joined; None on all of these but the first."""
+    """Measure this computer, or the hosts of a torchrun job, where all hosts but the first get None."""
     from fivefold.calibration import calibrate as run
     from fivefold.rendering.progress import bar
 
@@ -67,7 +69,7 @@ def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machi
 
 
 def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -> Machine:
-    """``machine`` with the units of a run (a file) or of a model under a layout; of ``auto`` those of the fastest."""
+    """Return ``machine`` with the measured units of a run file, or of a model with a layout (``auto``: the fastest)."""
     from fivefold.calibration import cores
     from fivefold.calibration.profile import measured, profile
     from fivefold.layout.legal import refuse

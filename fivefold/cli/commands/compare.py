@@ -1,4 +1,4 @@
-"""``fivefold compare``: several layouts, machines, stacks, precisions or run files, side by side. No torch."""
+"""``fivefold compare``: layouts, machines, stacks, precisions or run files, side by side. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def compare(request: CompareOptions, job: Job) -> None:
 
     configs, charts = _load_configs(request), request.charts
     if configs:
-        chosen = _of_configs(configs, request, job)
+        selected_cases = _of_configs(configs, request, job)
     else:
-        chosen = cases(
+        selected_cases = cases(
             request.words, job, stacks=request.stacks, precisions=request.precisions, machine=load_machine,
             risk=request.risk,
         )  # fmt: skip
-    found = run(chosen, risk=request.risk)
+    comparison = run(selected_cases, risk=request.risk)
     with shows_notes([config.notes for config in configs], json=request.as_json):
-        show(found.model_dump_json(indent=2) if request.as_json else page.page(found))
+        show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))
     if charts:
         if charts.exists() and not charts.is_dir():
             raise Mistake(f"--charts {charts}: is a file; name a folder")
         charts.mkdir(parents=True, exist_ok=True)
-        for name, chart in page.charts(found).items():
+        for name, chart in page.charts(comparison).items():
             pictures.save(chart, (charts / name).with_suffix(".svg"))
         say(f"wrote time.svg and memory.svg to {charts}")
 
 
 def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
-    """The configs of ``--from``; ``Mistake`` if options are given that go with one, or the machine is not."""
+    """Load the configs of ``--from``; raises ``Mistake`` if options and configs do not go together."""
     files, gpus, ignore = request.from_files, request.gpus, request.ignore
     if files and gpus is None:
         raise Mistake(f"--from {files[0]}: on what machine? say --gpus h100:64")
@@ -59,7 +59,7 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
 
 
 def _of_configs(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[Case]:
-    """Each config as it is, and with the layouts that are named instead of its own, on every machine."""
+    """Return the cases of each config: its own layout and the layouts named, on every machine."""
     from fivefold.cli.arguments import machine_of
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
@@ -68,11 +68,13 @@ def _of_configs(configs: list[LoadedConfig], request: CompareOptions, job: Job) 
 
     if job != Job():
         raise Mistake("--from takes the job of the configs; drop the options, or compare a model, machines and layouts")
-    others = [word for word in request.words if is_named(word)]
+    machine_names = [word for word in request.words if is_named(word)]
     layouts = [Layout.parse(word) for word in request.words if not is_named(word)]
-    found = []
+    config_cases = []
     for config in configs:
-        machines = [machine_of(request.gpus or "", config.layout.world), *map(load_machine, others)]
+        machines = [machine_of(request.gpus or "", config.layout.world), *map(load_machine, machine_names)]
         jobs = jobs_of(config.job, request.stacks, request.precisions)
-        found += [Case(config.model, *each) for each in product(machines, [config.layout, *layouts], jobs)]
-    return found
+        config_cases += [
+            Case(config.model, *combination) for combination in product(machines, [config.layout, *layouts], jobs)
+        ]
+    return config_cases

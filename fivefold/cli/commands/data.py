@@ -1,4 +1,4 @@
-"""``fivefold data``: read, tokenize and pack a corpus."""
+"""``fivefold data``: reads, tokenizes and packs a corpus."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command doctor: what a training step of any module in a Python file needs, without a GPU.
+"""``fivefold doctor``: what a training step of any module in a Python file needs, without a GPU.
 
-A budget that no recomputation reaches ends with exit code 3.
+If no recomputation meets the budget, the exit code is 3.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def doctor(request: DoctorOptions) -> None:
 
     with bar("doctor") as progress:
         given = load(file)
-        found = examine(
+        diagnosis = examine(
             given.model, given.loss, make_optimizer=given.optimizer, step=given.step, budget_bytes=budget_bytes,
             fsdp=request.fsdp, tp=request.tp, plan=given.plan, file=given.name,
             report=lambda what: progress(what, 0, 1),
         )  # fmt: skip
-    show(found.model_dump_json(indent=2) if json else page.page(found))
-    if found.advice is not None and not found.advice.fits:
+    show(diagnosis.model_dump_json(indent=2) if json else page.page(diagnosis))
+    if diagnosis.advice is not None and not diagnosis.advice.fits:
         raise SystemExit(DOES_NOT_FIT)
 
 
 def _is_snapshot(path: Path) -> bool:
-    """Whether a file is a pickle, and not Python."""
+    """Tell whether a file is a pickle rather than Python source."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -50,12 +50,12 @@ def _is_snapshot(path: Path) -> bool:
 
 
 def _snapshot(path: Path, budget_bytes: int | None, *, json: bool) -> None:
-    """What a memory snapshot holds, and whether that is within the budget."""
+    """Print what a memory snapshot holds; exits with 3 if it is over the budget."""
     from fivefold.diagnosis.explain import explain
     from fivefold.rendering.explanation import page
 
-    found = explain([path])
-    show(found[0].model_dump_json(indent=2) if json else page(found))
-    memory = found[0].memory
+    explanations = explain([path])
+    show(explanations[0].model_dump_json(indent=2) if json else page(explanations))
+    memory = explanations[0].memory
     if budget_bytes is not None and memory is not None and memory.needed_bytes > budget_bytes:
         raise SystemExit(DOES_NOT_FIT)

@@ -1,4 +1,4 @@
-"""The command draw: one picture into one file, as SVG, PNG, PDF or HTML."""
+"""``fivefold draw``: one picture as one file, as SVG, PNG, PDF or HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
 
 OF_STEPS = ("pipeline", "memory", "parts", "roofline")
-SIZES = tuple(2**power for power in range(12, 35))  # bytes of a buffer
+SIZES = tuple(2**power for power in range(12, 35))  # buffer sizes in bytes
 
 
 @takes_request(DrawOptions)
@@ -62,8 +62,8 @@ def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:
     if picture == "formats":
         return formats.chart(words)
     if len(words) > 1 or (not words and picture in ("topology", "bandwidth")):
-        such = "MACHINE, such as h100:16" if picture in ("topology", "bandwidth") else "RANKS, such as 4"
-        raise Mistake(f"draw {picture} takes one {such}")
+        usage = "MACHINE, such as h100:16" if picture in ("topology", "bandwidth") else "RANKS, such as 4"
+        raise Mistake(f"draw {picture} takes one {usage}")
     if picture in ("collectives", "masks"):
         ranks = whole_numbers(words[0], option=picture, of="ranks", such="4")[0] if words else 4
         return collectives.chart(ranks) if picture == "collectives" else masks.chart(ranks)
@@ -74,7 +74,7 @@ def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:
 
 
 def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, float]]]:
-    """Bytes that a rank sends per second, by ranks and size of the buffer, as the planner prices it."""
+    """Return the bytes that a rank sends per second, by ranks and buffer size, with the planner's cost model."""
     from fivefold.layout.mesh import Group
     from fivefold.planner.time.network import Network
     from fivefold.rendering.figures.machine import series

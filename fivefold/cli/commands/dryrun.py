@@ -1,6 +1,6 @@
-"""The command dryrun: whole steps of the real training code on one CPU, for any number of ranks, without a GPU.
+"""``fivefold dryrun``: full steps of the real training code on one CPU, for any number of ranks, without a GPU.
 
-A job that would fail is shown with what would go wrong first, and ends with exit code 3.
+For a job that would fail, it prints what would go wrong first and exits with 3.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
     from fivefold.rendering.progress import bar
     from fivefold.trainer.run import Run
 
-    asked = _ranks(request.ranks)
+    selected = _ranks(request.ranks)
     refuse(layout, model=model, job=job, machine=machine)
     table = Run(schedule=request.schedule, job=job).table(layout)
     with bar("rehearsing") as progress:
         from fivefold.dry_run import dryrun as run
         from fivefold.dry_run.report import data
 
-        found = run(
+        rehearsal = run(
             model=model, machine=machine, layout=layout, job=job, table=table, every_rank=request.every_rank,
-            replay=not request.every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
+            replay=not request.every_layer, ranks=selected, progress=lambda done, total: progress("ranks", done, total),
         )  # fmt: skip
-        known = found.step is not None and table is None  # the planner has the layout's own schedules
-        predicted = predict(model=model, machine=machine, layout=layout, job=job) if known else None
-    show(json_module.dumps(data(found, predicted), indent=2) if request.as_json else _page(found, predicted))
-    if found.step is not None:
+        # The planner knows only the layout's own schedules.
+        is_predictable = rehearsal.step is not None and table is None
+        predicted = predict(model=model, machine=machine, layout=layout, job=job) if is_predictable else None
+    show(json_module.dumps(data(rehearsal, predicted), indent=2) if request.as_json else _page(rehearsal, predicted))
+    if rehearsal.step is not None:
         if request.over_time and not request.as_json:
-            _draw(found, machine)
-        segments = job.stack.expandable_segments
+            _draw(rehearsal, machine)
+        expandable = job.stack.expandable_segments
         _save(
-            found, machine, asked, charts=request.charts, trace=request.trace, snapshot=request.snapshot,
-            expandable=segments,
+            rehearsal, machine, selected, charts=request.charts, trace=request.trace, snapshot=request.snapshot,
+            expandable=expandable,
         )  # fmt: skip
-    if found.findings:
+    if rehearsal.findings:
         raise SystemExit(WOULD_FAIL)
 
 
@@ -85,24 +86,24 @@ def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
 
 
 def _draw(found: Rehearsal, machine: Machine) -> None:
-    """The pipeline and the fullest rank's memory, on the terminal."""
+    """Draw the pipeline and the fullest rank's memory on the terminal."""
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
     assert found.step is not None
-    rows, lives, rank = _pictured(found)
+    rows, memory_levels, rank = _pictured(found)
     title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
     show(heading(title, pipeline.finding(found.step.time)))
     show(pipeline.Picture(rows))
     show(heading(f"Memory over time of rank {rank}"))
-    show(memory.Picture(lives, rank=rank, capacity_bytes=machine.chip.memory_bytes))
+    show(memory.Picture(memory_levels, rank=rank, capacity_bytes=machine.chip.memory_bytes))
 
 
 def _save(
     found: Rehearsal, machine: Machine, asked: tuple[int, ...], *, charts: Path | None, trace: Path | None,
     snapshot: Path | None, expandable: bool,
 ) -> None:  # fmt: skip
-    """The files; unless ranks are named, the trace of all at hand and the snapshot of the fullest."""
+    """Save the files; without ``--ranks``, the trace has all dry-run ranks and the snapshot the fullest rank."""
     if charts:
         _save_charts(found, machine, folder=charts)
     if trace:
@@ -114,17 +115,17 @@ def _save(
 
 
 def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
-    """The same as pictures and as pages."""
+    """Save the same pictures as .svg and .html."""
     from fivefold.rendering import charts
     from fivefold.rendering.drawing import memory, pipeline
 
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"--charts {folder}: is a file; name a folder")
     assert found.step is not None
-    rows, lives, rank = _pictured(found)
+    rows, memory_levels, rank = _pictured(found)
     pictures = {
         "pipeline": pipeline.draw_file(rows, step=found.step, drawn="priced, not measured"),
-        "memory": memory.draw_file(lives, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
+        "memory": memory.draw_file(memory_levels, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
@@ -135,7 +136,7 @@ def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
 
 
 def _pictured(found: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
-    """Spans of every pipeline rank; memory over time of the fullest rank, and which that is."""
+    """Return spans of every pipeline rank, memory over time of the fullest rank, and the number of that rank."""
     from fivefold.dry_run.time.pictures import levels, spans
 
     assert found.played is not None
@@ -169,7 +170,7 @@ def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Where to write what is to be at ``path`` once it is whole; of what is interrupted nothing stays."""
+    """Yield a temporary path that replaces ``path`` at the end; an interruption leaves no partial file."""
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
         yield partial

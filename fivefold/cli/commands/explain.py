@@ -1,4 +1,4 @@
-"""The command explain: why a run failed, from what it has left behind. No torch, and nothing in a file is run."""
+"""``fivefold explain``: why a run failed, from the files it left; it runs nothing from a file and imports no torch."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def explain(request: ExplainOptions, job: Job) -> None:
     against = request.against
     if against is None and job != Job():
         raise Mistake("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
-    found = read(request.files, top=request.top)
-    beside = _beside(found, against, job) if against else None
+    explanations = read(request.files, top=request.top)
+    comparison = _beside(explanations, against, job) if against else None
     if request.as_json:
-        data = {"found": [each.model_dump(mode="json") for each in found],
-                "against": beside.model_dump(mode="json") if beside else None}  # fmt: skip
+        data = {"found": [explanation.model_dump(mode="json") for explanation in explanations],
+                "against": comparison.model_dump(mode="json") if comparison else None}  # fmt: skip
         show(json_module.dumps(data, indent=2))
     else:
-        show(page(found, beside=beside))
+        show(page(explanations, beside=comparison))
 
 
 def _beside(found: Sequence[Explanation], words: tuple[str, str, str], job: Job) -> AgainstPrediction:
-    """The prediction beside the memory of the file that holds most."""
+    """Compare the prediction with the memory of the file that holds most."""
     from fivefold.diagnosis.explain.against import against
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
-    held = [each.memory for each in found if each.memory is not None]
-    if not held:
+    memories = [explanation.memory for explanation in found if explanation.memory is not None]
+    if not memories:
         raise Mistake("--against lays a prediction beside memory, and the files tell of none; give a snapshot or a log")
-    memory = max(held, key=lambda each: each.needed_bytes)
+    memory = max(memories, key=lambda held: held.needed_bytes)
     return against(memory, model=model, machine=machine, layout=layout, job=job)

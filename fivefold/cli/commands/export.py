@@ -1,4 +1,4 @@
-"""``fivefold export``: the weights of a checkpoint as a folder of Hugging Face."""
+"""``fivefold export``: the weights of a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command generate: text from what was trained, printed as it comes."""
+"""``fivefold generate``: text from a trained model, printed as it is generated."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def generate(request: GenerateOptions) -> None:
     sampling = SamplingParams.read(
         {name: getattr(request, name) for name in ("temperature", "top_p", "seed")}, origin="generate"
     )
-    found = Source.find(request.source)
-    used, prompts = found.tokenizer(request.tokenizer), [*request.prompt] or [""]
-    decoder = found.decoder(dtype=request.dtype)
-    alone = len(prompts) == 1 and not request.as_json
-    if alone:
+    source = Source.find(request.source)
+    tokenizer, prompts = source.tokenizer(request.tokenizer), [*request.prompt] or [""]
+    decoder = source.decoder(dtype=request.dtype)
+    is_streamed = len(prompts) == 1 and not request.as_json
+    if is_streamed:
         _write(prompts[0])
     begin = perf_counter()
     texts = samples(
-        decoder, used, prompts, tokens=request.tokens, window=request.window or found.window, sampling=sampling,
-        ends=found.ends(used), **({"on_text": _aloud} if alone else {}),
+        decoder, tokenizer, prompts, tokens=request.tokens, window=request.window or source.window, sampling=sampling,
+        ends=source.ends(tokenizer), **({"on_text": _aloud} if is_streamed else {}),
     )  # fmt: skip
     seconds = perf_counter() - begin
-    _finish(found.path, texts, seconds=seconds, alone=alone, json=request.as_json)
+    _finish(source.path, texts, seconds=seconds, alone=is_streamed, json=request.as_json)
 
 
 def _finish(path: Path, texts: list[Sample], *, seconds: float, alone: bool, json: bool) -> None:
-    drawn = sum(text.tokens for text in texts)
-    facts: dict[str, Any] = {"source": str(path), "seconds": seconds, "tokens_per_second": drawn / seconds}
+    token_count = sum(text.tokens for text in texts)
+    facts: dict[str, Any] = {"source": str(path), "seconds": seconds, "tokens_per_second": token_count / seconds}
     if json:
         import json as json_module
 
@@ -53,7 +53,7 @@ def _finish(path: Path, texts: list[Sample], *, seconds: float, alone: bool, jso
         _write("\n")
     else:
         show("\n\n".join(text.prompt + text.text for text in texts))
-    say(f"{path}: {drawn} tokens in {seconds:.2f} s, {facts['tokens_per_second']:.1f} a second")
+    say(f"{path}: {token_count} tokens in {seconds:.2f} s, {facts['tokens_per_second']:.1f} a second")
 
 
 def _aloud(_number: int, piece: str) -> None:
@@ -61,6 +61,6 @@ def _aloud(_number: int, piece: str) -> None:
 
 
 def _write(text: str) -> None:
-    """To stdout at once."""
+    """Write to stdout without buffering."""
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""``fivefold import``: look at a folder of Hugging Face, and write a run file that starts from its weights.
+"""``fivefold import``: examines a Hugging Face folder, and writes a run file that starts from its weights.
 
-Nothing is converted: a run file names the folder, and each rank reads its rows from it.
+Nothing is converted: a run file names the folder, and each rank reads its own shard from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fivefold.units import show_bytes, show_count
 if TYPE_CHECKING:
     from fivefold.trainer.checkpoint.huggingface_import import Folder
 
-LONGEST = 4096  # tokens of a sequence in a run file that is written here, if the model was made for as many
+LONGEST = 4096  # highest sequence length in the written run file; lower if the model has fewer positions
 
 
 @takes_request(ImportOptions)
@@ -28,8 +28,8 @@ def import_(request: ImportOptions) -> None:
 
     folder, to = request.folder, request.to
     opened = Folder.open(folder)
-    if said := remark(read_file(folder / CONFIG), name=opened.model.name):
-        say(f"fivefold: {said}")
+    if warning := remark(read_file(folder / CONFIG), name=opened.model.name):
+        say(f"fivefold: {warning}")
     model, stored = opened.model, opened.dtypes()
     stored_bytes = sum(DTYPES[dtype] * count for dtype, count in stored.items())
     if to is not None:
@@ -58,7 +58,7 @@ def import_(request: ImportOptions) -> None:
 
 
 def _write_run(path: Path, opened: Folder) -> None:
-    """A run file with the folder as its model, its weights and, if it has one, its tokenizer; the rest as always."""
+    """Write a run file with the folder as model and weights, and its tokenizer; the rest has its defaults."""
     from fivefold.machine.toml import emit
 
     tokenizer = opened.path / "tokenizer.json"

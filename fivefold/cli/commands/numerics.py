@@ -1,4 +1,4 @@
-"""The command numerics: what the recipe of a run loses against fp32, tensor by tensor."""
+"""``fivefold numerics``: the error of a run's precision recipe against fp32, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ def numerics(request: NumericsOptions) -> None:
     try:
         check_chip(job, model=model)
         with bar("numerics") as report:
-            found = examine(
+            result = examine(
                 model=model, job=job, source=source, tokens=tokens, end=shards.tokenizer.end, device=device,
                 report=report,
             )  # fmt: skip
     finally:
         process.end()
-    show(found.model_dump_json(indent=2) if json else shown.page(found))
+    show(result.model_dump_json(indent=2) if json else shown.page(result))
     if chart is not None:
-        save(shown.error_map(found), chart)
+        save(shown.error_map(result), chart)
         say(f"drew {chart}")
 
 
 def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
-    """Whose weights: those that are named, the newest of the run, those it starts from; else they are drawn."""
+    """Return the source of the weights: those named, the run's newest, or those it starts from; None: random ones."""
     from fivefold.trainer.checkpoint.checkpoint_folder import latest
     from fivefold.trainer.generate.source import Source
 
-    place = weights or latest(run.folder / "checkpoints") or run.start.weights
-    if place is None:
+    path = weights or latest(run.folder / "checkpoints") or run.start.weights
+    if path is None:
         return None
-    source = Source.find(place)
-    if (was := source.model.parameters) != model.parameters:
+    source = Source.find(path)
+    if (parameters := source.model.parameters) != model.parameters:
         raise Mistake(
-            f"{place}: has {was} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"
+            f"{path}: has {parameters} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"
         )
     return source

@@ -1,4 +1,4 @@
-"""``fivefold plan``: from a model, a machine and tokens to a run file, step by step. No torch."""
+"""``fivefold plan``: from a model, a machine and tokens to a run file, step by step. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
     if write and not write.parent.is_dir():
         raise Mistake(f"--write {write}: there is no folder {write.parent}")
     (priced_machine,) = priced([machine], request.price)
-    found = playbook(
+    plan_result = playbook(
         model, priced_machine, job, tokens=request.tokens, batch=request.batch, where=request.where,
         assume=request.assume, write=write, risk=request.risk,
     )  # fmt: skip
-    show(found.model_dump_json(indent=2) if request.as_json else page.page(found))
+    show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result))
     if write:
-        write.write_text(found.run_file, encoding="utf-8")
+        write.write_text(plan_result.run_file, encoding="utf-8")
         say(f"wrote {write}")
-        write_model(model, found, write)
-        for line in found.typed.get("fivefold", ())[:1]:
+        write_model(model, plan_result, write)
+        for line in plan_result.typed.get("fivefold", ())[:1]:
             say(f"start: {line}")
 
 
 def write_model(model: Model, found: Playbook, file: Path) -> None:
-    """The model beside the run file, if it is not of the catalog."""
+    """Write the model next to the run file, unless it is in the catalog."""
     from fivefold.interop.format import Plan
     from fivefold.interop.launch import run_file
     from fivefold.job import Job

@@ -1,4 +1,4 @@
-"""``fivefold predict``: memory, FLOPs, messages and time of one training step. No torch."""
+"""``fivefold predict``: memory, FLOPs, messages and time of one training step. Does not import torch."""
 
 from __future__ import annotations
 

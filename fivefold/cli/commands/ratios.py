@@ -1,4 +1,4 @@
-"""``fivefold ratios``: when an axis stops paying. No torch."""
+"""``fivefold ratios``: the degree at which each axis becomes communication-bound. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layou
     from fivefold.planner.ratios import ratios as run
     from fivefold.rendering import ratios as page
 
-    found = run(model, machine=machine, layout=layout, job=job)
+    result = run(model, machine=machine, layout=layout, job=job)
     if not request.as_json:
         show_question(model, machine, job)
-    show(found.model_dump_json(indent=2) if request.as_json else page.page(found))
+    show(result.model_dump_json(indent=2) if request.as_json else page.page(result))
     if request.degrees and not request.as_json:
-        show(page.degrees(found))
+        show(page.degrees(result))

@@ -1,4 +1,4 @@
-"""``fivefold read``: a config of other software as model, layout and job. No torch."""
+"""``fivefold read``: a config of other software as model, layout and job. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def read(request: ReadOptions) -> None:
     from fivefold.interop.read import read as run
     from fivefold.rendering import reading
 
-    found = run(request.words, build_request(request.gpus, request.model, request.vocab))
-    show(found.model_dump_json(indent=2) if request.as_json else reading.page(found))
+    reading_result = run(request.words, build_request(request.gpus, request.model, request.vocab))
+    show(reading_result.model_dump_json(indent=2) if request.as_json else reading.page(reading_result))

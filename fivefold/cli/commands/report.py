@@ -1,4 +1,4 @@
-"""The command report: a run, steps, a search, a sweep, or an answer asked for at once, as one HTML file to share."""
+"""``fivefold report``: a run, steps, a search, a sweep or a new answer as one HTML file to share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 NAME = "report.html"
-LEVELS = 6  # memory limits for the front: more take longer than the search itself
+LEVELS = 6  # memory limits for the Pareto front: more would take longer than the search itself
 
 
 @takes_request(ReportOptions)
@@ -71,21 +71,21 @@ def report(request: ReportOptions, job: Job) -> None:
 
 
 def _is_written(path: Path) -> bool:
-    """Whether it is what a command has written, rather than a word of a question, as a model's config or folder is."""
+    """Tell whether a path is the output of a command, rather than a model's config or folder."""
     model = path.name == "config.json" or (path.is_dir() and (path / "config.json").exists())
     return not model and (path.suffix in SUFFIXES or path.is_dir())
 
 
 def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
-    """Write the report of a run into its folder, with the run file that makes it again."""
+    """Write the report of a run into its folder, with the run file that reproduces it."""
     from fivefold.rendering import report as page
     from fivefold.results import run_folder
 
     fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
     path = run.folder / NAME
-    what, parts = run.measured, page.of_run(run, drawing, run_folder.lanes(run.folder))
-    _write(path, _title(what.model, what.machine, what.world), parts, commands)
+    measured, parts = run.measured, page.of_run(run, drawing, run_folder.lanes(run.folder))
+    _write(path, _title(measured.model, measured.machine, measured.world), parts, commands)
     return path
 
 
@@ -117,7 +117,7 @@ def _asked(commands: list[str]) -> Asked:
 
 
 def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """A config of any software, on the machine of ``--gpus``."""
+    """Return the report of a config of any software, on the machine of ``--gpus``."""
     from fivefold.cli.arguments import machine_of
     from fivefold.planner.predict import planner, predict
     from fivefold.rendering import report as page
@@ -128,18 +128,18 @@ def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[
     machine = machine_of(gpus, layout.world)
     step = predict(model=model, machine=machine, layout=layout, job=job)
     parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
-    said = list(describe_notes(config.notes))
-    for line in said:
+    notes = list(describe_notes(config.notes))
+    for line in notes:
         say(f"fivefold: {line}")
-    parts += [heading("Keys of the config"), *map(paragraph, said)] if said else []
-    more = [word for keys in ignore for word in ("--ignore", keys)]
-    options = ["--from", str(file), "--gpus", gpus, *more]
-    again = [shlex.join(["fivefold", verb, *options]) for verb in ("predict", "report")]
-    return _title(model.name, machine.name, machine.ranks), parts, again
+    parts += [heading("Keys of the config"), *map(paragraph, notes)] if notes else []
+    ignore_options = [word for keys in ignore for word in ("--ignore", keys)]
+    options = ["--from", str(file), "--gpus", gpus, *ignore_options]
+    commands = [shlex.join(["fivefold", verb, *options]) for verb in ("predict", "report")]
+    return _title(model.name, machine.name, machine.ranks), parts, commands
 
 
 def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
-    """A model, a machine and perhaps a layout: the predicted step, or what a search proposes."""
+    """Return the report of a model, a machine and perhaps a layout: the predicted step, or a search's proposal."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
     from fivefold.planner.predict import planner, predict
@@ -163,19 +163,23 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     from fivefold.requests.search import others
 
     with bar("searching") as progress:
-        found = search(
+        result = search(
             model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=LEVELS, risk=risk,
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
-    choice = found.proposal.choice if found.proposal else None
-    drawn = None
+    choice = result.proposal.choice if result.proposal else None
+    proposal_drawing = None
     if choice is not None:
-        asked = job_said(choice.step)
-        drawn = drawing(planner(model, machine, asked), Layout.parse(choice.step.layout), choice.step)
-    again = [command("search", what, job, risk=risk)]
-    again += [command("predict", [*what, choice.step.layout], job_said(choice.step))] if choice else []
-    parts = [] if found.best else [paragraph(describe_question(model, machine, job))]
-    return _title(model.name, machine.name, machine.ranks), [*parts, *page.of_search(found, drawn)], again
+        proposed_job = job_said(choice.step)
+        proposal_drawing = drawing(planner(model, machine, proposed_job), Layout.parse(choice.step.layout), choice.step)
+    commands = [command("search", what, job, risk=risk)]
+    commands += [command("predict", [*what, choice.step.layout], job_said(choice.step))] if choice else []
+    parts = [] if result.best else [paragraph(describe_question(model, machine, job))]
+    return (
+        _title(model.name, machine.name, machine.ranks),
+        [*parts, *page.of_search(result, proposal_drawing)],
+        commands,
+    )
 
 
 def _title(model: str, machine: str, ranks: int) -> str:
@@ -183,15 +187,15 @@ def _title(model: str, machine: str, ranks: int) -> str:
 
 
 def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
-    """Whatever the files hold, one after another; commands that made it."""
+    """Return the reports of the files one after another, and the commands that made them."""
     from fivefold.api.load import load
     from fivefold.rendering.elements import heading
 
-    found = [_of_file(path, load(path)) for path in paths]
-    commands = [line for _, _, lines in found for line in lines]
-    if len(found) == 1:
-        return found[0][0], found[0][1], commands
-    parts = [part for title, inside, _ in found for part in (heading(title, level=1), *inside)]
+    reports = [_of_file(path, load(path)) for path in paths]
+    commands = [line for _, _, lines in reports for line in lines]
+    if len(reports) == 1:
+        return reports[0][0], reports[0][1], commands
+    parts = [part for title, sections, _ in reports for part in (heading(title, level=1), *sections)]
     return f"{len(paths)} reports", parts, commands
 
 
@@ -204,40 +208,43 @@ def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
     from fivefold.step import Step
 
     if isinstance(found, RunFolder):
-        title, drawn, again = _again(found.predicted, "predict")
-        return title, page.of_run(found, drawn, run_folder.lanes(found.folder)), again
+        title, step_drawing, commands = _again(found.predicted, "predict")
+        return title, page.of_run(found, step_drawing, run_folder.lanes(found.folder)), commands
     if isinstance(found, SearchResult):
         if not found.best:
             return str(path), page.of_search(found), []
         choice = found.proposal.choice if found.proposal else found.best[0]
-        title, drawn, again = _again(choice.step, "search")
-        return title, page.of_search(found, drawn), again
+        title, step_drawing, commands = _again(choice.step, "search")
+        return title, page.of_search(found, step_drawing), commands
     if isinstance(found, Step):
-        title, drawn, again = _again(found, "dryrun" if found.kind == "rehearsed" else "predict")
-        return title, page.of_step(found, drawn), again
+        title, step_drawing, commands = _again(found, "dryrun" if found.kind == "rehearsed" else "predict")
+        return title, page.of_step(found, step_drawing), commands
     return str(path), page.of_rows(found) if isinstance(found, Rows) else [found._repr_html_()], []
 
 
 def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
-    """Title, drawing and command of a step that was read; no drawing where its names no longer say what they said."""
+    """Return title, drawing and command of a step that was read.
+
+    The drawing is None if the step's names now stand for something else.
+    """
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
     from fivefold.planner.predict import planner
 
-    title, asked = _title(step.model, step.machine, step.world), job_said(step)
+    title, step_job = _title(step.model, step.machine, step.world), job_said(step)
     names = [step.model, f"{step.machine}:{step.world}", step.layout]
-    again = [command(verb, names[:2] if verb == "search" else names, asked)]
+    commands = [command(verb, names[:2] if verb == "search" else names, step_job)]
     try:
         model, machine, layout = resolve(names[0]), load_machine(names[1]), Layout.parse(names[2])
-        found = planner(model, machine, asked)
-        same = step.kind != "predicted" or found.step(layout).memory.peak_bytes == step.memory.peak_bytes
+        step_planner = planner(model, machine, step_job)
+        is_unchanged = step.kind != "predicted" or step_planner.step(layout).memory.peak_bytes == step.memory.peak_bytes
     except Mistake:
-        return title, None, again
-    return title, drawing(found, layout, step) if same else None, again
+        return title, None, commands
+    return title, drawing(step_planner, layout, step) if is_unchanged else None, commands
 
 
 def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
-    """The planned step's spans and the fullest rank's live bytes."""
+    """Return the planned step's spans and the fullest rank's live bytes over time."""
     from fivefold.cli.pictures import IN_CHART
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import shown, spans
@@ -247,8 +254,8 @@ def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
     rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
     limit, micro_batches = IN_CHART // layout.v, layout.micro_batches(planner.job)
     rows = spans(planner, layout, limit=limit)
-    drawn = remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+    caption = remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(
-        rows, [f"rank {place}" for place in range(len(rows))], levels(planner, layout, rank=rank, limit=limit), rank,
-        planner.machine.chip.memory_bytes, layout.pp, drawn,
+        rows, [f"rank {index}" for index in range(len(rows))], levels(planner, layout, rank=rank, limit=limit), rank,
+        planner.machine.chip.memory_bytes, layout.pp, caption,
     )  # fmt: skip

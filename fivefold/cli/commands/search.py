@@ -1,4 +1,4 @@
-"""``fivefold search``: the best layouts of one machine, one change at a time from a layout. No torch."""
+"""``fivefold search``: the best layouts for one machine, or single changes of one layout. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,43 +25,45 @@ if TYPE_CHECKING:
     from fivefold.results.search_result import SearchResult
 
 
-WRITABLE = 200  # layouts of a ranking, one of which the stack's config can say
+WRITABLE = 200  # layouts to rank, so that the stack's config can express at least one
 
 
 @takes_request(SearchOptions)
 def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
     """The best of all legal layouts that fit, and why the others lost; or one run on several machines."""
-    only, near = admitted(request.where), alike_within(request)
+    constraints, tolerance = admitted(request.where), alike_within(request)
     if request.is_of_run:
         refuse_of_one(request)
-        machines = [limited(each, request.memory) for each in (machine, *map(load_machine, request.machines))]
-        show_offers(request, model, machines, job, where=only, within=near or 0.0)
+        machines = [
+            limited(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
+        ]
+        show_offers(request, model, machines, job, where=constraints, within=tolerance or 0.0)
         return
     machine = _wanted(machine, request.price, memory=request.memory, by=request.by)
     if request.keep is not None:
-        show_walk(request, model, machine, job, start=request.keep, where=only)
+        show_walk(request, model, machine, job, start=request.keep, where=constraints)
         return
-    most = _to_write(request.top, model, machine, job) if request.write else request.top
-    found = found_layouts(
-        model, machine, job, also=request.also, measure=request.measure, top=most, by=request.by,
-        levels=request.front, within=near, where=only, two_dimensional=request.two, risk=request.risk,
+    layout_count = _to_write(request.top, model, machine, job) if request.write else request.top
+    result = found_layouts(
+        model, machine, job, also=request.also, measure=request.measure, top=layout_count, by=request.by,
+        levels=request.front, within=tolerance, where=constraints, two_dimensional=request.two, risk=request.risk,
     )  # fmt: skip
-    show_found(found.replace(best=found.best[: request.top]), model, machine, job, json=request.as_json)
+    show_found(result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json)
     if request.write:
-        write_best(ranking(found), model=model, machine=machine, job=job, path=request.write)
+        write_best(ranking(result), model=model, machine=machine, job=job, path=request.write)
     if request.chart:
-        draw_front(found, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
-    say_if_stopped(found)
+        draw_front(result, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
+    say_if_stopped(result)
 
 
 def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
-    """How many layouts to look for; ``Mistake`` if the config of the job's stack has no words for model or job."""
+    """Return how many layouts to rank; raises ``Mistake`` if the stack's config cannot express model or job."""
     refuse_untold(model, machine, job)
     return max(top, WRITABLE)
 
 
 def _wanted(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
-    """The machine with what options say of it; one without a price is named where layouts are ranked by cost."""
+    """Return the machine with the price and memory of the options; prints a line if a ranking by cost has no price."""
     (machine,) = priced([machine], price)
     if by == "cost" and machine.dollars_per_rank_hour is None:
         name = machine.name.split()[0]
@@ -70,14 +72,14 @@ def _wanted(machine: Machine, price: Sequence[str], *, memory: str | None, by: s
 
 
 def say_if_stopped(found: SearchResult) -> None:
-    """End with the exit code of what Ctrl-C ended, if it ended the search."""
+    """Exit with the code of an interrupted command, if Ctrl-C stopped the search."""
     if found.stopped:
         say(f"stopped: the best when {found.tried:,} layouts were decided; others may be better")
         raise typer.Exit(130)
 
 
 def show_found(found: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
-    """The page of a search, or its data."""
+    """Print the page of a search, or its data."""
     from fivefold.rendering import search as page
 
     if not json:
@@ -86,23 +88,23 @@ def show_found(found: SearchResult, model: Model, machine: Machine, job: Job, *,
 
 
 def ranking(found: SearchResult) -> list[str]:
-    """Layouts in the order of preference: the proposal, then the fastest first."""
-    chosen = [found.proposal.layout] if found.proposal else []
-    return [*chosen, *(each.step.layout for each in found.best)]
+    """Return layouts in order of preference: the proposal, then the fastest first."""
+    proposed = [found.proposal.layout] if found.proposal else []
+    return [*proposed, *(ranked.step.layout for ranked in found.best)]
 
 
 def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, *, start: str, where: Where) -> None:
-    """One change at a time from the layout ``start``."""
+    """Print the single changes of the layout ``start``."""
     from fivefold.rendering import search as page
 
-    found = walk(model, machine, job, start=start, by=request.by, where=where, risk=request.risk)
+    result = walk(model, machine, job, start=start, by=request.by, where=where, risk=request.risk)
     if not request.as_json:
         show_question(model, machine, job)
-    show(found.model_dump_json(indent=2) if request.as_json else page.walk(found, top=request.top))
+    show(result.model_dump_json(indent=2) if request.as_json else page.walk(result, top=request.top))
 
 
 def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
-    """The front of memory against time, as a picture."""
+    """Draw the Pareto front of memory against time as a picture."""
     from fivefold.rendering.charts import save
     from fivefold.rendering.drawn import draw_front_file
 

@@ -26,10 +26,10 @@ def show(request: ShowOptions) -> None:
     from fivefold.results.step_comparison import assumed, compare, read_pair
 
     folder = request.folder
-    if (alone := _measured_alone(folder / "step.json")) is not None:
+    if (unpredicted_step := _measured_alone(folder / "step.json")) is not None:
         from fivefold.rendering.table import step as step_page
 
-        print_data(alone.model_dump_json(indent=2) if request.as_json else step_page(alone))
+        print_data(unpredicted_step.model_dump_json(indent=2) if request.as_json else step_page(unpredicted_step))
         return
     predicted, measured = read_pair(folder / "step.json")
     rows = compare(predicted, measured)
@@ -56,9 +56,9 @@ def show(request: ShowOptions) -> None:
 
 
 def _measured_alone(path: Path) -> Step | None:
-    """The step of a watched loop that has no prediction beside it; None for what ``train`` writes."""
+    """Return the step of a watched loop without a prediction; None for the folder of ``train``."""
     from fivefold.record import read_file
     from fivefold.step import Step
 
-    found = read_file(path)
-    return Step.read(found["measured"], origin=f"{path}: measured") if [*found] == ["measured"] else None
+    steps = read_file(path)
+    return Step.read(steps["measured"], origin=f"{path}: measured") if [*steps] == ["measured"] else None

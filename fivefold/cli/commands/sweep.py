@@ -1,4 +1,4 @@
-"""The command sweep: many layouts of many models, machines and jobs, predicted and measured; rows and pictures."""
+"""``fivefold sweep``: many layouts of many models, machines and jobs, predicted and measured; rows and pictures."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def sweep(request: SweepOptions) -> None:
     with opened(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
         submit = _submit if request.slurm else None
         measures = request.measure or request.slurm
-        how = trials(path, steps=request.steps, timeout=request.timeout, submit=submit) if measures else None
-        rows = run(plan, journal, trials=how, report=progress, risk=request.risk)
+        measurement = trials(path, steps=request.steps, timeout=request.timeout, submit=submit) if measures else None
+        rows = run(plan, journal, trials=measurement, report=progress, risk=request.risk)
         rows_file.write(rows, path)
         journal.drop("predicted")
     say(f"wrote {len(rows):,} rows to {path}")
@@ -68,9 +68,9 @@ def _draw(rows: list[Row], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in PICTURES.items():
-        drawn = picture(rows)
-        if isinstance(drawn, str):
-            say(f"not drawn: {name}, which {drawn}")
+        chart = picture(rows)
+        if isinstance(chart, str):
+            say(f"not drawn: {name}, which {chart}")
         else:
-            charts.save(drawn, folder / f"{name}.svg")
+            charts.save(chart, folder / f"{name}.svg")
             say(f"drew {folder / name}.svg")

@@ -1,4 +1,4 @@
-"""The command trace: PyTorch profiler traces of any trainer, read for where the time went. No torch."""
+"""``fivefold trace``: breaks down the time in PyTorch profiler traces of any trainer. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def trace(request: TraceOptions, job: Job) -> None:
     links = load_machine(request.machine) if request.machine else None
     predicted, layout, links = _predicted(request.against, job, links)
     with bar("reading") as progress:
-        found = read(
+        result = read(
             request.files, step=request.step, top=request.top, machine=links,
             axes=axes_of(layout) if layout else None, progress=progress,
         )  # fmt: skip
-    rows = beside(predicted, found.report, messages=found.lowest) if predicted else []
+    rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
     if request.as_json:
-        data = found.report.model_dump(mode="json")
+        data = result.report.model_dump(mode="json")
         data["against"] = [row.model_dump(mode="json") for row in rows]
         data["predicted"] = predicted.model_dump(mode="json") if predicted else None
         show(json_module.dumps(data, indent=2))
     else:
         about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
-        show(page(found.report, rows=rows, predicted=about))
+        show(page(result.report, rows=rows, predicted=about))
     if request.charts:
-        save_charts(found.report, found.pieces(), request.charts)
+        save_charts(result.report, result.pieces(), request.charts)
         say(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")
 
 
 def _predicted(
     against: tuple[str, str, str] | None, job: Job, links: Machine | None
 ) -> tuple[Step | None, Layout | None, Machine | None]:
-    """The predicted step and its layout; the machine that is named, or else the prediction's."""
+    """Return the predicted step, its layout, and the machine: the one named, else that of the prediction."""
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve

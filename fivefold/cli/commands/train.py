@@ -1,4 +1,4 @@
-"""``fivefold train``: predict, train, and compare the measured step with the predicted one."""
+"""``fivefold train``: predicts, trains, and compares the measured step with the prediction."""
 
 from __future__ import annotations
 
@@ -34,56 +34,61 @@ def train(request: TrainOptions) -> None:
     from fivefold.model.catalog import resolve
     from fivefold.trainer.run import Run
 
-    said = {"layout": request.layout, "machine": request.machine, "trace_steps": request.trace}
+    overrides = {"layout": request.layout, "machine": request.machine, "trace_steps": request.trace}
     force, slurm = request.force, request.slurm
-    settings = Run.load(request.run).replace(**{name: value for name, value in said.items() if value is not None})
+    settings = Run.load(request.run).replace(**{name: value for name, value in overrides.items() if value is not None})
     model, chips = resolve(settings.model), _machine(settings)
-    chosen = Layout.parse(_layout(settings, chips))
-    chips = _machine(settings) if settings.measure else chips  # with what was measured meanwhile
-    refuse(chosen, model=model, job=settings.job, machine=chips)
-    _must_be_supported(chosen, settings.job, model=model)
+    layout = Layout.parse(_layout(settings, chips))
+    chips = _machine(settings) if settings.measure else chips  # includes the measurements just made
+    refuse(layout, model=model, job=settings.job, machine=chips)
+    _must_be_supported(layout, settings.job, model=model)
     if launcher() is None:
         _must_be_there(settings, model=model)
-    if not slurm:  # else the job starts on other chips than this computer's
+    if not slurm:  # a Slurm job starts on other chips than this computer's
         if launcher() is None and not force:
-            _must_be_this_host(settings, chosen, machine=chips, file=request.run)
+            _must_be_this_host(settings, layout, machine=chips, file=request.run)
         settings = settings.replace(job=_on_this_chip(settings.job, model=model))
-    settings.check(chosen)
+    settings.check(layout)
     if launcher() is None and not force:
-        _must_fit(settings, chosen, model=model, machine=chips, here=not slurm)
-    again = ["--machine", request.machine] if request.machine is not None else []
+        _must_fit(settings, layout, model=model, machine=chips, here=not slurm)
+    options = ["--machine", request.machine] if request.machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
 
-        say(submit(settings, path=request.run, layout=chosen, machine=chips, force=force, words=again))
+        say(submit(settings, path=request.run, layout=layout, machine=chips, force=force, words=options))
         return
     with hold_folder(settings.folder):
-        if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
+        # The launcher prepares it before it starts ranks; under torchrun the first rank does it while the others wait.
+        if launcher() is None:
             prepare_corpus(settings, model)
-        if chosen.world > 1 and "RANK" not in os.environ:
-            again += ["--json"] if request.as_json else []
-            again += ["--trace", str(request.trace)] if request.trace else []
-            _launch_ranks(settings, chosen, words=["train", str(request.run), "--layout", str(chosen), *again])
+        if layout.world > 1 and "RANK" not in os.environ:
+            options += ["--json"] if request.as_json else []
+            options += ["--trace", str(request.trace)] if request.trace else []
+            _launch_ranks(
+                settings,
+                layout,
+                words=["train", str(request.run), "--layout", str(layout), *options],
+            )
         else:
-            _train_here(settings, chosen, model=model, machine=chips, json=request.as_json)
+            _train_here(settings, layout, model=model, machine=chips, json=request.as_json)
 
 
 def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
-    """Start every rank on this host by the command ``words``, and wait for them."""
+    """Start every rank on this host with the command ``words``, and wait for them."""
     from fivefold.trainer.process import launch
 
     launch(words, ranks=layout.world, folder=run.folder, restarts=run.faults.max_restarts)
 
 
 def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
-    """Refuse what the engine does not run; this loads torch, so it comes after all that is refused without it."""
+    """Reject what the engine does not support; it imports torch, so it comes after the checks that do not need it."""
     from fivefold.trainer.supported import check_supported
 
     check_supported(layout, job, model=model)
 
 
 def _on_this_chip(job: Job, *, model: Model) -> Job:
-    """``job`` with the kernels that run here; a ``Mistake`` if its precision or kernels do not."""
+    """Return ``job`` with kernels that run here; raises ``Mistake`` if its precision or kernels do not."""
     from fivefold.trainer.model.kernels.choice import check_kernels
     from fivefold.trainer.model.precision import check_chip
 
@@ -95,7 +100,7 @@ def _on_this_chip(job: Job, *, model: Model) -> Job:
 
 
 def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:
-    """Train as one rank of ``layout``; the first prints what came of it."""
+    """Train as one rank of ``layout``; rank 0 prints the outcome."""
     answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
     with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.cli.hosts import choose_interface, count_restarts, keeps_store
@@ -128,7 +133,7 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
 
 
 def _machine(run: Run) -> Machine:
-    """The run's machine; where the layout is ours to find, of as many ranks as torchrun --nnodes 1:2 has started."""
+    """Return the run's machine; for ``layout = "auto"`` under torchrun, with as many ranks as torchrun has started."""
     machine = load_machine(run.machine)
     if run.layout == "auto" and "WORLD_SIZE" in os.environ:
         return machine.replace(ranks=int(os.environ["WORLD_SIZE"]))
@@ -136,30 +141,34 @@ def _machine(run: Run) -> Machine:
 
 
 def _layout(run: Run, machine: Machine) -> str:
-    """The run's layout; ``auto`` is the fastest that fits."""
+    """Return the run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
     from fivefold.model.catalog import resolve
     from fivefold.requests.answers import fastest
     from fivefold.requests.search import measured_best
 
-    if run.measure and "RANK" not in os.environ:  # torchrun's ranks all come here: they take the planner's word
+    # Under torchrun all ranks get here and must agree on a layout, so they use the prediction.
+    if run.measure and "RANK" not in os.environ:
         finalists, _ = measured_best(resolve(run.model), machine, run.job, count=run.measure)
         best = finalists[0]
         if best.measured_seconds is None:
             raise Mistake(f"none of the {len(finalists)} best layouts could run; the first, {best.layout}: {best.why}")
-        others = ", ".join(f"{each.layout} {show_seconds(each.measured_seconds or 0.0)}" for each in finalists[1:])
-        took = show_seconds(best.measured_seconds)
-        say(f"layout {best.layout}: the fastest of {len(finalists)} measured, {took}; {others or 'no other fits'}")
+        slower = ", ".join(
+            f"{finalist.layout} {show_seconds(finalist.measured_seconds or 0.0)}" for finalist in finalists[1:]
+        )
+        duration = show_seconds(best.measured_seconds)
+        say(f"layout {best.layout}: the fastest of {len(finalists)} measured, {duration}; {slower or 'no other fits'}")
         return str(best.layout)
-    found = fastest(resolve(run.model), machine, run.job)
-    say(f"layout {found}: the fastest that fits {machine.name}")
-    return str(found)
+    layout = fastest(resolve(run.model), machine, run.job)
+    say(f"layout {layout}: the fastest that fits {machine.name}")
+    return str(layout)
 
 
 def _must_be_there(run: Run, *, model: Model) -> None:
-    """Refuse, before the corpus is read, weights and packages that the run file wants and that are not here; say
-    what of the model does nothing.
+    """Reject, before the corpus is read, a run file whose weights or packages are missing.
+
+    It also prints a line about a part of the model that has no effect.
     """
     from fivefold.trainer.supported import idle_window
 
@@ -176,10 +185,10 @@ def _must_be_there(run: Run, *, model: Model) -> None:
 
 
 def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:
-    """Refuse, before any process starts, what is planned for another machine than this host or those of torchrun."""
+    """Reject, before any process starts, a plan for a machine that is neither this host nor the hosts of torchrun."""
     from fivefold.trainer.host import Host, check_host
 
-    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first of a host speaks for it
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first rank of a host checks for it
         return
     host, started = Host.here(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if line := check_host(host, machine=machine, named=run.machine, layout=layout, file=file, started=started):
@@ -190,7 +199,7 @@ ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 
 
 def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
-    """Refuse a step that does not fit its chips or, with ``here``, this host; warn of one that is tight."""
+    """Reject a step that does not fit its chips or, with ``here``, this host; warn of one that is tight."""
     from fivefold.planner.predict import predict
     from fivefold.rendering.verdict import judgement
     from fivefold.trainer.host import Host, check_memory

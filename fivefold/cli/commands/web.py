@@ -1,4 +1,4 @@
-"""The command web: the page."""
+"""``fivefold web``: the web page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fivefold write``: the config with which another software runs a layout. No torch."""
+"""``fivefold write``: the config with which another software runs a layout. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def write(request: WriteOptions, job: Job) -> None:
 
 
 def say_defaults(what: str, plan: Plan) -> None:
-    """Say which values of a written config are defaults: of Fivefold for a layout, of the software for a config."""
+    """Print which values of a written config are defaults of Fivefold; nothing for a translated config."""
     if not Path(what).exists() and (line := describe_defaults(plan.job)):
         say(f"fivefold: {line}")
 
 
 def _plan(request: WriteOptions, job: Job) -> Plan:
-    """Model, layout and job of a layout's text with --model, of our run file, or of another software's config."""
+    """Return model, layout and job from a layout's text with --model, our run file, or another software's config."""
     from fivefold.interop.format import Plan
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -53,8 +53,8 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
 
 
 def _machine_of(path: Path) -> str:
-    """The machine of a run file; empty for other configs."""
+    """Return the machine of a run file; empty for other configs."""
     from fivefold.record import read_file
 
-    said = read_file(path).get("machine") if path.suffix == ".toml" and path.is_file() else None
-    return said if isinstance(said, str) else ""
+    machine_name = read_file(path).get("machine") if path.suffix == ".toml" and path.is_file() else None
+    return machine_name if isinstance(machine_name, str) else ""

@@ -1,8 +1,8 @@
 """The pages: each turns a question into records by ``answers``, and records into HTML by its template.
 
 render · stream   templates, filters, the frame of every page; long work as events
-plan · search     one layout; all of them, streamed
-compare · sweep   up to six beside each other; the rows of a sweep's file
+plan · search     one layout; all layouts, streamed
+compare · sweep   up to six variants side by side; the rows of a sweep's file
 rehearse · runs   a dry run with its tape; the folder's runs, live
-learn             the book
+learn             the guide
 """

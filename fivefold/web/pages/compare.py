@@ -1,4 +1,4 @@
-"""Compare up to six layouts, machines, stacks or precisions, with what differs first."""
+"""The Compare page: up to six layouts, machines, stacks or precisions, with the differences first."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from fivefold.web.pages.render import page
 from fivefold.web.question import CompareQuestion
 from fivefold.web.site import Site
 
-MOST = 6  # beside each other
+MOST = 6  # largest number of variants side by side
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/compare")
     async def compare(request: Request, asked: Annotated[CompareQuestion, Query()]) -> HTMLResponse:
-        found, mistake = None, ""
+        comparison, mistake = None, ""
         if len(asked.layout) * (1 + len(asked.machines)) > 1 or asked.stacks or asked.precisions:
             try:
-                found = await site.work.soon(lambda: look(site, asked))
+                comparison = await site.work.soon(lambda: look(site, asked))
             except Mistake as error:
                 mistake = site.folder.plain(str(error))
-        return page("compare.html", request, asked=asked, found=found, mistake=mistake)
+        return page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
 
     return pages
 
 
 def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
-    """The comparison with its pictures, all to one scale."""
+    """Return the comparison with its pictures, all to one scale."""
     cases = asked.cases(folder=site.folder, local=site.local)
     if len(cases) > MOST:
         raise Mistake(f"{len(cases)} variants are more than the {MOST} that can be read beside each other; drop some")
-    found = run(list(cases), risk=asked.risk)
-    known = [variant.step for variant in found.variants if variant.step]
-    slowest = max(step.time.step_seconds for step in known)
-    fullest = max(step.memory.peak_bytes for step in known)
+    comparison = run(list(cases), risk=asked.risk)
+    steps = [variant.step for variant in comparison.variants if variant.step]
+    slowest = max(step.time.step_seconds for step in steps)
+    fullest = max(step.memory.peak_bytes for step in steps)
     return {
-        "differences": make_difference_grid(found, most=MOST), "equal": list_equal(found),
-        "shared": describe_shared(found), "finding": finding(found), "why": why(found),
-        "variants": list(zip(found.variants, cases.values(), strict=True)),
-        "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in found.predicted],
-        "times": looks(found, memory=False), "memories": looks(found, memory=True),
+        "differences": make_difference_grid(comparison, most=MOST), "equal": list_equal(comparison),
+        "shared": describe_shared(comparison), "finding": finding(comparison), "why": why(comparison),
+        "variants": list(zip(comparison.variants, cases.values(), strict=True)),
+        "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted],
+        "times": looks(comparison, memory=False), "memories": looks(comparison, memory=True),
     }  # fmt: skip
 
 
 def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
-    """The time and the memory of a variant."""
+    """Return bars of a variant's time and memory."""
     assert variant.step is not None
     step = variant.step
     stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
@@ -67,7 +67,7 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
 
 
 def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:
-    """Classes and names of what the bars show."""
+    """Return CSS classes and names of the parts of the bars."""
     parts: list[Part] = []
     for variant in found.predicted:
         assert variant.step is not None

@@ -1,4 +1,4 @@
-"""Learn: the book, a chapter a page; below it the numbers it is about, live, for a step of one's own."""
+"""The Learn page: one chapter of the guide, with its numbers below it, live, for any step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fivefold.web.site import Site
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/learn")
@@ -25,11 +25,11 @@ def router(site: Site) -> APIRouter:
     @pages.get("/learn/{name}")
     async def learn(request: Request, name: str, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         try:
-            found = chapter(name)
+            found_chapter = chapter(name)
         except Mistake as error:
             return page("mistake.html", request, asked=asked, mistake=str(error), code=404)
-        view = await site.work.soon(lambda: look(site, asked)) if found.live else View()
-        return page("learn.html", request, asked=asked, chapter=found, chapters=chapters(), view=view,
+        view = await site.work.soon(lambda: look(site, asked)) if found_chapter.live else View()
+        return page("learn.html", request, asked=asked, chapter=found_chapter, chapters=chapters(), view=view,
                     mistake=site.folder.plain(view.mistake))  # fmt: skip
 
     return pages

@@ -1,4 +1,4 @@
-"""Plan: one layout of one model on one machine, redrawn with every change of any of them."""
+"""The Plan page: one layout of one model on one machine, redrawn with every change."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from fivefold.web.site import Site
 
 
 class PlanQuestion(Question):
-    """... and of which pipeline rank the memory is drawn."""
+    """A question about one layout, with the pipeline rank whose memory is drawn."""
 
     rank: int | None = Field(None, description="Pipeline rank whose memory is drawn; by default the fullest.")
 
 
 class View(NamedTuple):
-    """What the template shows of a question; ``answer`` is None where there is a ``mistake``."""
+    """The content of the page; ``answer`` is None if there is a ``mistake``."""
 
     noun: Noun | None = None
     rows: list[Control] = []
     sizes: list[Size] = []
     answer: dict[str, Any] | None = None
     mistake: str = ""
-    start: str = ""  # a layout to begin with, where the one of the question cannot be read
+    start: str = ""  # a layout to start from, if that of the question cannot be parsed
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/plan")
@@ -60,22 +60,24 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/plan/changes")
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
-        """What one more change would give, with the plan of those that are changes of the layout."""
-        found = await site.answer(asked, lambda noun: questions.changes(
+        """Return what single changes would give, with the plans of those that change the layout."""
+        change_list = await site.answer(asked, lambda noun: questions.changes(
             model=noun.model, machine=noun.machine, job=noun.job, layout=asked.chosen()))  # fmt: skip
-        same = str(asked.chosen())
+        own_layout = str(asked.chosen())
 
         def address(each: Change) -> str:
-            return asked.url("/plan", layout=each.layout) if each.layout != same else ""
+            return asked.url("/plan", layout=each.layout) if each.layout != own_layout else ""
 
-        links = [address(each) for each in found]
-        return HTMLResponse(fragment("changes.html", grid=make_grid(CHANGES, found).without(["layout"]), links=links))
+        links = [address(each) for each in change_list]
+        return HTMLResponse(
+            fragment("changes.html", grid=make_grid(CHANGES, change_list).without(["layout"]), links=links)
+        )
 
     return pages
 
 
 def look(site: Site, asked: PlanQuestion) -> View:
-    """The view of a question; of one that has no answer, as much as can be shown, and why."""
+    """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
         noun = site.resolve(asked)
     except Mistake as mistake:
@@ -92,20 +94,20 @@ def look(site: Site, asked: PlanQuestion) -> View:
 
 
 def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
-    """The answer with its pictures."""
-    found = answers.planned(noun, layout, rank=rank)
-    step, chip = found.step, noun.machine.chip.memory_bytes
-    whole, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
+    """Return the answer with its pictures."""
+    plan = answers.planned(noun, layout, rank=rank)
+    step, chip = plan.step, noun.machine.chip.memory_bytes
+    scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
-        "step": step, "view": view_step(step), "rank": found.rank, "drawn": found.drawn, "layout": layout,
+        "step": step, "view": view_step(step), "rank": plan.rank, "drawn": plan.drawn, "layout": layout,
         "chip": chip, "cost": cost(step, noun.machine),
-        "stages": [(stage, stage_bar(stage, whole=whole, limit=limit)) for stage in step.memory.stages],
+        "stages": [(stage, stage_bar(stage, whole=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
-        "memory": memory.picture(found.levels, rank=found.rank, capacity_bytes=chip),
-        "memory_finding": memory_finding(found.levels, rank=found.rank, capacity_bytes=chip),
-        "memory_looks": memory.looks(found.levels),
-        "pipeline": pipeline.picture(found.rows, label=finding(step.time, found.rows)),
-        "pipeline_finding": finding(step.time, found.rows), "pipeline_looks": pipeline.looks(found.rows),
+        "memory": memory.picture(plan.levels, rank=plan.rank, capacity_bytes=chip),
+        "memory_finding": memory_finding(plan.levels, rank=plan.rank, capacity_bytes=chip),
+        "memory_looks": memory.looks(plan.levels),
+        "pipeline": pipeline.picture(plan.rows, label=finding(step.time, plan.rows)),
+        "pipeline_finding": finding(step.time, plan.rows), "pipeline_looks": pipeline.looks(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
@@ -114,32 +116,32 @@ def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
 
 
 def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
-    """The parts as a bar, all stages to one scale."""
+    """Return a stage's memory as a bar, all stages to one scale."""
     label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
     return stacked(list_memory_parts(stage), whole=whole, label=label, limit=limit)
 
 
 def cost(step: Step, machine: Machine) -> dict[str, float | None]:
-    """GPU-hours per 1 T tokens, and what they cost where the machine has a price."""
+    """Return GPU-hours per 1 T tokens, and their price if the machine has one."""
     speed, price = step.tokens_per_second_per_gpu, machine.dollars_per_rank_hour
     hours = 1e12 / speed / 3600 if speed else 0.0
     return {"hours": hours, "dollars": None if price is None else hours * price}
 
 
 def bands(step: Step) -> list[tuple[str, Any, Any]]:
-    """Where comparable runs lie, of time and of memory."""
-    found = []
-    for name, each, size, show in (
+    """Return the intervals of comparable runs, for time and for memory."""
+    interval_bands = []
+    for name, band, size, show in (
         ("step time", step.time.interval, step.time.step_seconds, show_seconds),
         ("peak memory", step.memory.interval, step.memory.peak_bytes, lambda size: show_bytes(round(size))),
     ):
-        if each is not None:
-            found.append((name, each, interval.band(each, predicted=size, show=show, label=name)))
-    return found
+        if band is not None:
+            interval_bands.append((name, band, interval.band(band, predicted=size, show=show, label=name)))
+    return interval_bands
 
 
 def sheet(noun: Noun) -> list[tuple[str, str]]:
-    """The model, the machine and the job in a few facts."""
+    """Return the model, the machine and the job in a few facts."""
     model = noun.model
     shape = (
         f"{model.layers} layers of width {model.width:,}, {model.heads} heads ({model.kv_heads} kv), ffn {model.ffn:,}"

@@ -1,4 +1,4 @@
-"""Rehearse: a dry run of the training code in a process of its own, with a limit of time; its tape as pictures."""
+"""The dry-run page: executes the training code in a process with a time limit, and draws its tape."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fivefold.web.site import Site
 
 
 class RehearsePage(Begun, Question):
-    """... as the page asks it."""
+    """A question to ``dryrun`` as the page asks it."""
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
 
     @pages.get("/rehearse")

@@ -1,4 +1,4 @@
-"""Templates, how numbers are written in them (as on the terminal), and what every page has around it."""
+"""Templates, the filters that format numbers in them as on the terminal, and the frame of every page."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PAGES = (
     ("learn", "Learn"),
 )
 
-CODE = ("layout", "best", "nearest", "choice")  # columns of layouts and words of them
+CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
 PROSE = ("why", "where", "scenario", "source", "quantity", "part")  # columns that need room to wrap
 
 
 def _find_cell_class(heading: str, grid: Grid) -> str:
-    """Return the class of the cells under a heading: number, code, prose or none."""
+    """Return the CSS class of the cells under a heading: number, code, prose or none."""
     if heading not in grid.words:
         return "n"
     return "code" if heading in CODE else "w" if heading in PROSE else ""
@@ -65,7 +65,10 @@ environment.globals |= {
 def page(
     template: str, request: Request, *, asked: About, mistake: str = "", code: int = 200, **values: Any
 ) -> HTMLResponse:
-    """The page: ``mistake`` in one line in the place of an answer, which it is: a browser takes no offence at it."""
+    """Render a page; a ``mistake``, in one line, takes the place of the answer.
+
+    Its status is 200 unless ``code`` says otherwise, because for a browser the message is an answer.
+    """
     text = environment.get_template(template).render(
         here=request.url.path, asked=asked, about=asked.about(), mistake=mistake, **values
     )
@@ -73,5 +76,5 @@ def page(
 
 
 def fragment(template: str, **values: Any) -> str:
-    """A part of a page."""
+    """Render a part of a page."""
     return environment.get_template(template).render(**values)

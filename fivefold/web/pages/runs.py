@@ -1,4 +1,4 @@
-"""Runs: the folder's runs, and of one its curves, live, predicted beside measured, its timeline, samples and events."""
+"""The Runs page: the folder's runs; for one of them curves, predicted next to measured, timeline and events."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from fivefold.web.pages.render import page
 from fivefold.web.question import About
 from fivefold.web.site import Site
 
-LAST = 40  # events that are shown
-LIVE, QUIET = 2000, 5000  # milliseconds after which the page asks again: where something runs, and where it may begin
+LAST = 40  # number of events shown
+LIVE, QUIET = 2000, 5000  # polling intervals in milliseconds: while something runs, and while it may start
 
 
 class RunQuestion(About):
-    """Which run is looked at; none: the list."""
+    """The run to show; without one, the list."""
 
     folder: str = Field("", max_length=1000)
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/runs")
     async def listed(request: Request, asked: Annotated[RunQuestion, Query()]) -> HTMLResponse:
         if not asked.folder:
-            found = await site.work.soon(lambda: runs.find(site.folder))
-            live = any(each.state == "running" for each in found)
-            return page("runs.html", request, asked=asked, found=found, poll=LIVE if live else QUIET)
+            summaries = await site.work.soon(lambda: runs.find(site.folder))
+            live = any(run_summary.state == "running" for run_summary in summaries)
+            return page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
         try:
             run = await site.work.soon(lambda: look(site, asked.folder))
         except Mistake as error:
@@ -55,33 +55,33 @@ def router(site: Site) -> APIRouter:
 
 
 def look(site: Site, name: str) -> dict[str, Any]:
-    """All that is shown of a run."""
-    found = runs.log(site.folder, name)
-    training = [line for line in found if "loss" in line]
+    """Return everything that is shown for a run."""
+    log_lines = runs.log(site.folder, name)
+    training = [line for line in log_lines if "loss" in line]
     ended, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
     predicted = ended.predicted if ended else runs.promised(site.folder, name)
     return {
         "name": name, "poll": 0 if ended else LIVE if live else QUIET,
         "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended, "predicted": predicted,
-        "loss": draw_losses(found).chart if list_loss_curves(found) else "",
+        "loss": draw_losses(log_lines).chart if list_loss_curves(log_lines) else "",
         "speed": speed(training, predicted), "memory": memory(training),
         "compared": table(rows) if (rows := compared(predicted, ended, training)) else None,
         "budget": make_budget_grid(ended.predicted.time, ended.measured.time)
         if ended and ended.measured.time.parts else None,
         "lanes": lanes(site, name),
-        "events": [line for line in found if "event" in line][: -LAST - 1 : -1],
+        "events": [line for line in log_lines if "event" in line][: -LAST - 1 : -1],
     }  # fmt: skip
 
 
 def compared(predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]) -> list[Row]:
-    """Predicted beside measured: all of it once the run has ended, before that what is logged."""
+    """Compare prediction and measurement: in full once the run has ended, before that what is logged."""
     if ended is not None:
         return compare(ended.predicted, ended.measured)
     return so_far(predicted, training) if predicted is not None else []
 
 
 def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
-    """Tokens per second of each step, and what was predicted."""
+    """Draw tokens per second of each step, and their prediction."""
     pairs = pairwise(training)
     points = [
         (after["step"], (after["tokens"] - before["tokens"]) / after["seconds"])
@@ -90,14 +90,14 @@ def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
     ]
     curves = [Curve("measured", "W", points, show_count)]
     if predicted is not None and points:
-        whole = predicted.tokens_per_second_per_gpu * predicted.world
-        ends = [(points[0][0], whole), (points[-1][0], whole)]
+        predicted_speed = predicted.tokens_per_second_per_gpu * predicted.world
+        ends = [(points[0][0], predicted_speed), (points[-1][0], predicted_speed)]
         curves.append(Curve("predicted", "predicted", ends, show_count))
     return lines.picture(curves, label="tokens per second over steps")
 
 
 def memory(training: list[dict[str, Any]]) -> Any:
-    """What the process holds."""
+    """Draw the memory that the process holds."""
     sizes = list_points(training, "resident_bytes")
     size, unit = byte_unit(max((held for _, held in sizes), default=0))
     curve = Curve(
@@ -107,16 +107,16 @@ def memory(training: list[dict[str, Any]]) -> Any:
 
 
 def lanes(site: Site, name: str) -> dict[str, Any]:
-    """The timeline: predicted, rehearsed and traced, one above the other."""
+    """Return the timeline: predicted, dry run and traced, one above the other."""
     try:
         kinds = run_folder.lanes(site.folder.path(name))
     except Mistake:
         return {}
-    rows = [tuple(row) for each in kinds.values() for row in each if row]
+    rows = [tuple(row) for ranks in kinds.values() for row in ranks if row]
     if not rows:
         return {}
-    names = [f"{kind} {rank}" for kind, each in kinds.items() for rank, row in enumerate(each) if row]
-    whole = show_seconds(max(row[-1].end for row in rows))
-    stages = min(len(each) for each in kinds.values())
-    drawn = pipeline.picture(rows, label=f"the step over time, {whole}", names=names, pp=stages)
+    names = [f"{kind} {rank}" for kind, ranks in kinds.items() for rank, row in enumerate(ranks) if row]
+    duration = show_seconds(max(row[-1].end for row in rows))
+    stages = min(len(ranks) for ranks in kinds.values())
+    drawn = pipeline.picture(rows, label=f"the step over time, {duration}", names=names, pp=stages)
     return {"picture": drawn, "looks": pipeline.looks(rows)}

@@ -1,4 +1,7 @@
-"""Search: begins with a button, streams how far it is, can be stopped; then proposal, front, table, why others lost."""
+"""The Search page: started by a button, streams progress, can be stopped; then proposal, Pareto front and table.
+
+It also lists why the other layouts lost.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,19 @@ FOUND: TypeAdapter[Found] = TypeAdapter(Found)
 
 
 class SearchPage(Begun, SearchQuestion):
-    """... as the page asks it: more of everything."""
+    """A question to ``search`` as the page asks it, with higher limits."""
 
     top: int = Field(20, ge=1, le=200, description="How many layouts to show.")
     front: int = Field(6, ge=1, le=64, description="Memory limits for the front of memory against time.")
 
     def question(self) -> SearchQuestion:
-        """What is asked; of a run on several machines without a front that the reader did not ask for."""
-        usual = self.front == type(self).model_fields["front"].default
-        return self.as_(SearchQuestion).replace(front=1 if self.is_of_run and usual else self.front)
+        """Return the question; a run on several machines has a front only if the reader asked for one."""
+        is_default = self.front == type(self).model_fields["front"].default
+        return self.as_(SearchQuestion).replace(front=1 if self.is_of_run and is_default else self.front)
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "ranked")
 
     @pages.get("/search")
@@ -63,40 +66,42 @@ def router(site: Site) -> APIRouter:
 
 
 def shown(site: Site, asked: SearchPage, found: Found) -> str:
-    """The result as HTML."""
+    """Return the result as HTML."""
     if isinstance(found, Offers):
         links = [plan_of(site, asked, offer) for offer in found.offers if offer.run]
         return fragment("offers.html", found=found, grid=make_offer_grid(found), links=links, span=span,
-                        assumption=assumption, to=lambda each: plan_of(site, asked, each))  # fmt: skip
+                        assumption=assumption, to=lambda item: plan_of(site, asked, item))  # fmt: skip
     if isinstance(found, Walk):
-        tables = [(make_grid(CHANGES, steps), [_plan(asked, layout=each.layout) for each in steps])
+        tables = [(make_grid(CHANGES, steps), [_plan(asked, layout=item.layout) for item in steps])
                   for steps in (choose_changes(found.changes, asked.top), found.path)]  # fmt: skip
-        return fragment("walk.html", found=found, tables=tables, to=lambda each: _plan(asked, layout=each.layout))
+        return fragment("walk.html", found=found, tables=tables, to=lambda item: _plan(asked, layout=item.layout))
     grids = {"reasons": make_grid(REASONS, found.reasons)}
     grids |= {"best": make_best_grid(found.best)} if found.best else {}
     grids |= {"choices": make_grid(CHOICES, found.proposal.why)} if found.proposal else {}
     grids |= {"regrets": regrets(found.robust), "scenarios": make_scenario_grid(found.robust)} if found.robust else {}
     return fragment(
-        "found.html", asked=asked, found=found, grids=grids, to=lambda each: address(asked, each),
+        "found.html", asked=asked, found=found, grids=grids, to=lambda item: address(asked, item),
         figures=list_key_figures(found.proposal.choice.step) if found.proposal else (),
-        links=[address(asked, each) for each in found.best], layouts=[each.step.layout for each in found.best],
+        links=[address(asked, item) for item in found.best], layouts=[item.step.layout for item in found.best],
         front=front(asked, found) if len(found.front) > 1 else None,
         worded=worded(found.robust) if found.robust else "",
     )  # fmt: skip
 
 
 def address(asked: SearchQuestion, each: Ranked) -> str:
-    """The plan of one of the layouts found, with what the search changed of the job."""
+    """Return the URL of the plan of one layout, with what the search changed in the job."""
     name = each.step.job["precision"]["name"]  # type: ignore[index]
     changes = {"precision": name} if name.removesuffix("-grad16") in asked.also else {}
     return _plan(asked, layout=each.step.layout, reduce=each.reduce, **changes)
 
 
 def plan_of(site: Site, asked: SearchQuestion, offer: Offer) -> str:
-    """The plan of an offer, on the machine by the word with which it was asked for."""
+    """Return the URL of an offer's plan, on the machine by the name used in the question."""
     words = (asked.machine, *asked.machines)
-    known = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
-    return asked.about().url("/plan", machine=of_ranks(known[offer.machine], offer.ranks), layout=offer.layout)
+    word_by_machine = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
+    return asked.about().url(
+        "/plan", machine=of_ranks(word_by_machine[offer.machine], offer.ranks), layout=offer.layout
+    )
 
 
 def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **changes: Any) -> str:
@@ -105,17 +110,17 @@ def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **
 
 
 def front(asked: SearchQuestion, found: SearchResult) -> Any:
-    """The front as stairs, and the other layouts of the table as points."""
-    on_it = {(each.layout, each.reduce) for each in found.front}
+    """Draw the Pareto front as a staircase, and the other layouts of the table as points."""
+    front_layouts = {(entry.layout, entry.reduce) for entry in found.front}
     points = [
-        _point(each.layout, each.step_seconds, each.memory_bytes, each.precision,
-               _plan(asked, layout=each.layout, reduce=each.reduce))
-        for each in found.front
+        _point(entry.layout, entry.step_seconds, entry.memory_bytes, entry.precision,
+               _plan(asked, layout=entry.layout, reduce=entry.reduce))
+        for entry in found.front
     ]  # fmt: skip
     points += [
-        _point(each.step.layout, each.step.time.step_seconds, each.step.memory.peak_bytes, "", address(asked, each),
+        _point(entry.step.layout, entry.step.time.step_seconds, entry.step.memory.peak_bytes, "", address(asked, entry),
                look="dot other")
-        for each in found.best if (each.step.layout, each.reduce) not in on_it
+        for entry in found.best if (entry.step.layout, entry.reduce) not in front_layouts
     ]  # fmt: skip
     return draw_front(points)
 

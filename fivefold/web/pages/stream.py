@@ -1,7 +1,8 @@
-"""Long work as server-sent events: ``begun`` (a name, where it can be stopped with what it has found), ``progress``
-(done, total, doing), then ``found`` (HTML), ``stopped`` or ``mistake`` (a line).
+"""Streams long work as server-sent events.
 
-The work lives as long as the stream: who closes the page, or stops, ends it. The last results are kept for a while.
+The events are ``begun`` (a name, for work that can be stopped with what it has found so far), ``progress`` (done,
+total, doing), then ``found`` (HTML), ``stopped`` or ``mistake`` (a line).
+The work lives as long as the stream: closing or stopping the page ends it. The last results are kept for a while.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from fivefold.web.question import About
 from fivefold.web.site import Site
 from fivefold.web.work import Busy
 
-KEPT = 16  # results
+KEPT = 16  # number of results kept
 
 
 class Begun(Record):
-    """What the address of a page with long work says besides its question."""
+    """The fields of a page with long work besides its question."""
 
     run: bool = Field(False, description="Whether the work begins at once.")
 
 
 class Stream:
-    """The answers of one verb that takes long, as pages ask for them."""
+    """The answers of one long-running command, as pages request them."""
 
     def __init__(self, site: Site, verb: str) -> None:
         self.site, self.verb = site, verb
         self.kept: OrderedDict[str, str] = OrderedDict()
 
     def answer(self, asked: About, draw: Callable[[Any], str]) -> StreamingResponse:
-        """The events of one question, whose result ``draw`` turns into HTML."""
+        """Return the events of one question, whose result ``draw`` turns into HTML."""
         return StreamingResponse(self._events(asked, draw), media_type="text/event-stream")
 
     def describe(self, asked: About) -> str:
-        """Return what was asked as the first paragraph of an answer."""
+        """Return the question as the first paragraph of an answer."""
         noun = self.site.resolve(asked)
         return paragraph(describe_question(noun.model, noun.machine, noun.job), kind="about")
 
@@ -53,8 +54,8 @@ class Stream:
             return
         ended = False
         try:
-            async for each in self.site.events(self.verb, asked):
-                ((name, data),) = each.items()
+            async for event_item in self.site.events(self.verb, asked):
+                ((name, data),) = event_item.items()
                 ended = name in ("result", "mistake", "stopped")
                 if name == "result":
                     text = draw(data)
@@ -78,5 +79,5 @@ class Stream:
 
 
 def event(name: str, data: Any) -> str:
-    """One server-sent event."""
+    """Return one server-sent event as text."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -1,4 +1,4 @@
-"""Sweep: the rows of a sweep's file as points, as a table of colours, and as rows that lead to their plans."""
+"""The Sweep page: the rows of a sweep's file as points, as a heat map, and as rows that link to their plans."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fivefold.web.pages.render import page
 from fivefold.web.question import About, of_ranks
 from fivefold.web.site import Site
 
-SHOWN, DOTS = 300, 1500  # rows of the table, and points
-REACH = 2  # points that do not fit are drawn up to so many times the fullest that does
+SHOWN, DOTS = 300, 1500  # largest number of rows in the table, and of points
+REACH = 2  # points that do not fit are drawn up to this multiple of the largest memory that fits
 Across = Literal["dp", "tp", "cp", "pp", "ep", "v", "zero", "mbs", "sequence", "batch", "ranks", "recomputation",
                  "schedule", "precision", "stack", "model", "machine"]  # fmt: skip
 Value = Literal["mfu_causal", "tokens_per_second_per_gpu", "step_seconds", "peak_bytes"]
@@ -33,7 +33,7 @@ VALUES = {"mfu_causal": "MFU", "tokens_per_second_per_gpu": "tokens/s per GPU", 
 
 
 class SweepQuestion(About):
-    """Which file, and what of it."""
+    """The file to show, and the axes and value of its heat map."""
 
     file: str = Field("", max_length=1000)
     across: Across = "tp"
@@ -42,33 +42,33 @@ class SweepQuestion(About):
 
 
 def router(site: Site) -> APIRouter:
-    """The routes of the page."""
+    """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/sweep")
     async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
-        files, found, mistake = await site.work.soon(lambda: files_below(site.folder)), None, ""
+        files, content, mistake = await site.work.soon(lambda: files_below(site.folder)), None, ""
         if asked.file:
             try:
-                found = await site.work.soon(lambda: look(site, asked))
+                content = await site.work.soon(lambda: look(site, asked))
             except Mistake as error:
                 mistake = site.folder.plain(str(error))
-        return page("sweep.html", request, asked=asked, files=files, found=found, mistake=mistake, values=VALUES,
+        return page("sweep.html", request, asked=asked, files=files, found=content, mistake=mistake, values=VALUES,
                     axes=Across.__args__)  # type: ignore[attr-defined]  # fmt: skip
 
     return pages
 
 
 def files_below(folder: Folder) -> list[str]:
-    """Files that may hold rows, at most three folders deep."""
+    """Return files that may hold rows, at most three folders deep."""
     patterns = [f"{'*/' * depth}*{suffix}" for depth in range(4) for suffix in SUFFIXES]
-    found = (path for pattern in patterns for path in sorted(folder.root.glob(pattern)))
-    names = (folder.name(path) for path in found if path.name != "log.jsonl" and not path.is_symlink())
+    paths = (path for pattern in patterns for path in sorted(folder.root.glob(pattern)))
+    names = (folder.name(path) for path in paths if path.name != "log.jsonl" and not path.is_symlink())
     return [name for name in names if not any(part.startswith(".") for part in Path(name).parts)][:200]
 
 
 def describe_question(rows: Sequence[Row]) -> str:
-    """Return in one line what the rows have in common, and how many values there are of what they have not."""
+    """Return in one line what the rows share, and the number of values of what varies."""
     parts = []
     for name in ("model", "machine", "ranks", "sequence", "batch", "precision", "stack"):
         values = list(dict.fromkeys(str(getattr(row, name)) for row in rows))
@@ -78,15 +78,15 @@ def describe_question(rows: Sequence[Row]) -> str:
 
 
 def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
-    """The rows and their pictures."""
+    """Return the rows and their pictures."""
     rows = read(site.folder.path(asked.file))
-    known = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
-    fitting = [row for row in known if row.status == "fits"]
+    predicted = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
+    fitting = [row for row in predicted if row.status == "fits"]
     best = sorted(fitting, key=lambda row: -(row.mfu_causal or 0.0))
     return {
         "rows": rows, "question": describe_question(rows),
         "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
-        "points": points(best, known) if known else "",
+        "points": points(best, predicted) if predicted else "",
         "heat": heat.table(cells(fitting, asked), show=lambda size: worded(asked.value, size),
                            less=asked.value in ("step_seconds", "peak_bytes")) if fitting else None,
         "shown": make_row_grid(best[:SHOWN], axes=("model", "machine", "ranks", "sequence", "batch")),
@@ -95,7 +95,7 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
 
 
 def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
-    """Memory against speed: those that fit, those that do not, those that were measured."""
+    """Draw memory against speed: rows that fit, rows that do not, rows that were measured."""
     most = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= most)
     chosen = [*best[:DOTS], *over][:DOTS]
@@ -110,7 +110,7 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
 
 
 def told(row: Row) -> str:
-    """A row in a few lines."""
+    """Return a row in a few lines."""
     seconds, size = show_seconds(row.step_seconds or 0.0), show_bytes(row.peak_bytes or 0)
     measured = f"\nmeasured {show_seconds(row.measured_step_seconds)}" if row.measured_step_seconds else ""
     return (f"{row.layout}\n{row.model} on {row.ranks} {row.machine}, seq {row.sequence}, batch {row.batch}, "
@@ -118,18 +118,18 @@ def told(row: Row) -> str:
 
 
 def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
-    """The best value of each pair of places, and the address of its plan."""
+    """Return the best value for each pair of axis values, and the URL of its plan."""
     sign = -1 if asked.value in ("step_seconds", "peak_bytes") else 1
-    found: dict[tuple[Any, Any], tuple[float, str]] = {}
+    best: dict[tuple[Any, Any], tuple[float, str]] = {}
     for row in rows:
-        place, value = (getattr(row, asked.down), getattr(row, asked.across)), getattr(row, asked.value)
-        if value is not None and (place not in found or sign * value > sign * found[place][0]):
-            found[place] = value, address(row)
-    return found
+        cell, value = (getattr(row, asked.down), getattr(row, asked.across)), getattr(row, asked.value)
+        if value is not None and (cell not in best or sign * value > sign * best[cell][0]):
+            best[cell] = value, address(row)
+    return best
 
 
 def address(row: Row) -> str:
-    """The plan of a row."""
+    """Return the URL of a row's plan."""
     about = About(
         model=row.model[:MAX_LENGTH], machine=of_ranks(row.machine, row.ranks)[:MAX_LENGTH], seq=row.sequence,
         gbs=row.batch, precision=row.precision, stack=None if row.stack == "fivefold" else row.stack,
@@ -138,7 +138,7 @@ def address(row: Row) -> str:
 
 
 def worded(value: str, size: float | None) -> str:
-    """A value in its unit."""
+    """Return a value with its unit."""
     if size is None:
         return "–"
     shows: dict[str, Any] = {"mfu_causal": "{:.1%}".format, "step_seconds": show_seconds, "peak_bytes": show_bytes}
