@@ -87,7 +87,7 @@ class Advice(Record):
 
 
 class Cost(Record):
-    """What one rank holds, computes and sends in a step of the module, in the variant that ``what`` names."""
+    """A variant of the module, named by ``what``, and what one rank holds, computes and sends in a step of it."""
 
     what: str
     ranks: PositiveInt

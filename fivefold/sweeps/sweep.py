@@ -20,7 +20,7 @@ Report = Callable[[str, int, int], None]  # what is counted, done, total
 
 
 class Trials(NamedTuple):
-    """How rows are measured. ``submit`` submits a trial as a Slurm job; ``folder`` holds the folders of the trials."""
+    """The settings of measured rows. ``submit`` submits a trial to Slurm; ``folder`` holds the trials' folders."""
 
     folder: Path
     steps: int = STEPS

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class JobWords(TypedDict, total=False):
-    """A job: ``job`` is a .toml file, a table of fields or a ``Job``; the others count over it. None says nothing."""
+    """The fields of a job. The others override ``job``, a .toml file, a mapping or a ``Job``. None: not given."""
 
     job: str | PathLike[str] | Mapping[str, Any] | Job | None
 '''
