@@ -1,12 +1,12 @@
-"""Measures this computer (matmuls, attention, memory-bound kernels, collectives) and returns a machine named ``local``.
+"""Measure this computer (matmuls, attention, memory-bound kernels, collectives) and return a machine named ``local``.
 
-For each number of ranks that many workers run side by side, as in training: on a CPU each has its share of the cores,
-on GPUs each has one GPU. This file starts them and fits the machine to their results.
+For each number of ranks, that many workers run in parallel, as in training: on a CPU each has its share of the cores,
+on GPUs each has one GPU. This module starts the workers and fits the machine to their results.
 
-points · kernels · worker · processes · hosts   what is measured; a process; several; hosts under torchrun
-profile · unit_worker · unit_clock              units of one run; a rank's real step; its time by unit
+points · kernels · worker · processes · hosts   what is measured; one worker; several workers; hosts under torchrun
+profile · unit_worker · unit_clock              the units of one run; a rank's real step; its time by unit
 null_process_group                              a process group that sends nothing
-messages                                        messages between pieces of work
+messages                                        timing of messages between stretches of compute
 """
 
 from __future__ import annotations
@@ -42,22 +42,27 @@ def calibrate(
     progress: Callable[[str, int, int], None] | None = None,
     points: Points | None = None,
 ) -> Machine:
-    """Measure this computer with each number of ``ranks`` side by side: about a minute, ``quick`` a quarter of it.
+    """Measure this computer with each number of ``ranks`` in parallel, in about a minute (``quick``: a quarter of it).
 
     ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes.
-    Raises ``Mistake`` for a bad number of ranks, ``Fault`` when a worker dies or hangs.
+    Raises ``Mistake`` for an invalid number of ranks, ``Fault`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MOST:
         raise Mistake(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
-    found: dict[Kind, list[dict[str, Any]]] = {"matmuls": [], "attentions": [], "kernels": [], "collectives": []}
+    points_by_kind: dict[Kind, list[dict[str, Any]]] = {
+        "matmuls": [],
+        "attentions": [],
+        "kernels": [],
+        "collectives": [],
+    }
     facts: Facts | None = None
     spreads: list[float] = []
     for part, count in enumerate(counts):
 
         def note(heard: Progress | MeasuredPoint, part: int = part, count: int = count) -> None:
             if isinstance(heard, MeasuredPoint):
-                found[heard.kind].append(heard.point)
+                points_by_kind[heard.kind].append(heard.point)
                 if heard.spread is not None:
                     spreads.append(heard.spread)
             elif progress:
@@ -66,9 +71,9 @@ def calibrate(
 
         facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"
-    found["collectives"] = rising(found["collectives"])
+    points_by_kind["collectives"] = rising(points_by_kind["collectives"])
     values: dict[str, Any] = {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores()}
-    values.update({str(kind): found[kind] for kind in found})
+    values.update({str(kind): points_by_kind[kind] for kind in points_by_kind})
     if len(spreads) > 1:
         values["spread"] = quantiles(spreads, n=10)[-1]
     calibration = Calibration.model_validate(values)
@@ -76,14 +81,14 @@ def calibrate(
 
 
 def rising(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The points of each collective with seconds that never fall as the message grows.
+    """Return the points of each collective with seconds that never fall as the message grows.
 
-    Neighbours in the wrong order, which only noise can explain, take their geometric mean (isotonic regression).
+    Neighbours in the wrong order, which only noise can explain, are set to their geometric mean (isotonic regression).
     """
     curves: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for point in points:
         curves.setdefault((point["collective"], point["ranks"]), []).append(point)
-    found = []
+    monotonic_points = []
     for curve in curves.values():
         curve.sort(key=lambda point: point["bytes"])
         levels: list[list[float]] = []
@@ -92,8 +97,10 @@ def rising(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
             while len(levels) > 1 and geometric_mean(levels[-2]) > geometric_mean(levels[-1]):
                 levels[-2:] = [levels[-2] + levels[-1]]
         seconds = [geometric_mean(level) for level in levels for _ in level]
-        found += [point | {"seconds": each} for point, each in zip(curve, seconds, strict=True)]
-    return found
+        monotonic_points += [
+            point | {"seconds": smoothed_seconds} for point, smoothed_seconds in zip(curve, seconds, strict=True)
+        ]
+    return monotonic_points
 
 
 def cores() -> int:

@@ -1,9 +1,10 @@
-"""Measures several hosts under torchrun: each as one computer, all at once, then the links between them.
+"""Measure several hosts under torchrun: each as one computer, all at the same time, then the links between them.
 
     torchrun --nnodes 2 --nproc-per-node 1 … -m fivefold calibrate
 
-A collective is timed as a step meets it: its ranks come ``APART_SECONDS`` apart, in turn last, and the last one's
-seconds count. Ranks that come at the same moment have both ways of an exchange at once, which no step has.
+A collective is timed as it occurs in a training step, where ranks do not arrive together: in each repeat another rank
+starts ``APART_SECONDS`` after the rest, and the seconds of this last rank count. Ranks that start at the same moment
+would use both directions of an exchange at once, which does not happen in a step.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from fivefold.machine.spec import Calibration, Collective, CollectivePoint, Link
 from fivefold.record import Mistake
 from fivefold.trainer.process import Process
 
-APART_SECONDS = 5e-3  # many times a message's latency
-SHORT_SECONDS = 4e-3  # of a message whose last bytes are not worth a barrier's seconds, which vary by as much
-LONG_SECONDS = 0.25  # larger messages are no different
+APART_SECONDS = 5e-3  # delay of the last rank: many times the latency of a message
+SHORT_SECONDS = 4e-3  # below this the barrier is not counted: its seconds vary by as much as it would add
+LONG_SECONDS = 0.25  # larger messages have the same bandwidth and are not measured
 BUDGET_SECONDS = 0.3  # for the repeats of one point
 MOST_REPEATS = 24
 
 
 class HostGroup(NamedTuple):
-    """Ranks on several hosts that are timed together; ``place`` is this rank's among them."""
+    """A group of ranks on several hosts that are timed together; ``place`` is the index of this rank in the group."""
 
     ranks: int
     nodes: int
@@ -41,7 +42,7 @@ class HostGroup(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds of a collective, and of them those of CPU."""
+    """The seconds of a collective, and the CPU seconds that it takes of them (``busy``)."""
 
     seconds: float
     busy: float
@@ -51,9 +52,9 @@ def calibrate_hosts(
     process: Process, *, quick: bool = False, points: Points | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Machine | None:  # fmt: skip
-    """Measure the hosts of ``process``'s world; every rank calls it. The machine on rank 0, None on the others.
+    """Measure the hosts of ``process``'s world; return the machine on rank 0, None on the other ranks.
 
-    Raises ``Mistake`` with GPUs, and if hosts have unequal numbers of ranks.
+    Every rank calls it. Raises ``Mistake`` if there are GPUs, or if hosts have unequal numbers of ranks.
     """
     if torch.cuda.is_available():
         raise Mistake("links between hosts are measured on CPUs only; calibrate one host and name its nic= in a file")
@@ -62,28 +63,28 @@ def calibrate_hosts(
     try:
         if len(set(_of_all(local))) > 1 or nodes * local != process.world:
             raise Mistake(f"hosts have {sorted(set(_of_all(local)))} ranks; calibrate needs equally many on each")
-        own = (
+        host_machine = (
             calibrate(ranks=(1, local), quick=quick, points=points, progress=progress)
             if process.local_rank == 0
             else None
         )
-        found = [machine for machine in _of_all(own) if machine is not None]
+        machines = [machine for machine in _of_all(host_machine) if machine is not None]
         chosen = points or default_points("gloo", quick=False)
         links = [point for group in _groups(process) for point in _measure(group, chosen.collective_bytes)]
-        return _machine(found, links, ranks=process.world, local=local) if process.rank == 0 else None
+        return _machine(machines, links, ranks=process.world, local=local) if process.rank == 0 else None
     finally:
         process.end()
 
 
 def _of_all(mine: Any) -> list[Any]:
-    """Every rank's value; waits for the slowest host."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone
+    """Return the value of every rank, once the slowest host has sent its own."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, mine)
+    return values
 
 
 def _groups(process: Process) -> Iterator[HostGroup]:
-    """All ranks; and where hosts have several, one of each host, all such groups side by side."""
+    """Yield all ranks; and, where hosts have several ranks, groups of one rank of each host, which run concurrently."""
     local, nodes = process.local_ranks, process.world // process.local_ranks
     yield HostGroup(process.world, nodes, process.rank, None)
     if local > 1:
@@ -93,7 +94,7 @@ def _groups(process: Process) -> Iterator[HostGroup]:
 
 
 def _measure(group: HostGroup, sizes: tuple[int, ...]) -> Iterator[CollectivePoint]:
-    """Every collective at every size, until one takes ``LONG_SECONDS``."""
+    """Yield a point for every collective and size; larger sizes are skipped once one takes ``LONG_SECONDS``."""
     for name in COLLECTIVES:
         for size in sorted(sizes):
             full = torch.zeros(max(1, size // 4 // group.ranks) * group.ranks)
@@ -108,12 +109,15 @@ def _measure(group: HostGroup, sizes: tuple[int, ...]) -> Iterator[CollectivePoi
 
 
 def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[], object]:
-    """The collective on a full tensor; p2p goes there and back between neighbours, the last of an odd number idle."""
+    """Return a function that runs the collective on a full tensor.
+
+    A p2p message goes there and back between neighbours; the last of an odd number of ranks is idle.
+    """
     share, other, among = full.chunk(group.ranks)[0].clone(), torch.empty_like(full), group.group
 
     def there_and_back() -> None:
         ranks = dist.get_process_group_ranks(among or dist.group.WORLD)
-        step = group.ranks // group.nodes  # to the same place on the next host
+        step = group.ranks // group.nodes  # distance to the same local rank on the next host
         near = group.place // step % 2 == 0
         peer = group.place + (step if near else -step)
         if peer < group.ranks:
@@ -131,9 +135,10 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
 
 
 def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing:
-    """Median over repeats whose last rank changes, divided by ``ways``. The same on every rank of the group.
+    """Return the median time over repeats in which another rank comes last each time, divided by ``ways``.
 
-    There and back (``ways`` 2), those who send first and receive last are always the last to come.
+    The result is equal on every rank of the group. In a round trip (``ways`` = 2), the ranks that send first and
+    receive last are always the last to arrive.
     """
     step, meeting = group.ranks // group.nodes, _meeting(group)
     first = {place for place in range(group.ranks) if place // step % 2 == 0}
@@ -150,46 +155,48 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
 
 
 def _once(run: Callable[[], object], group: HostGroup, *, last: set[int], meeting: float) -> Timing:
-    """One run, to which the ranks in ``last`` come last: the slowest one's seconds of these, and this rank's of CPU.
+    """Time one run for which the ranks in ``last`` arrive last.
 
-    A rank's own seconds end when what it sends is in a buffer. So a barrier, which takes ``meeting`` s, follows: behind
-    all that was sent.
+    Returns the seconds of the slowest of these ranks, and the CPU seconds of this rank. A rank's own call returns as
+    soon as what it sends is in a buffer; so a barrier, which takes ``meeting`` seconds, follows behind all that was
+    sent.
     """
     dist.barrier(group=group.group)
     if group.place in last:
         time.sleep(APART_SECONDS)
     start, cpu = time.perf_counter(), time.process_time()
     run()
-    own, busy = time.perf_counter() - start, time.process_time() - cpu
+    own_seconds, busy = time.perf_counter() - start, time.process_time() - cpu
     dist.barrier(group=group.group)
-    through = time.perf_counter() - start - meeting
-    took = own if own < SHORT_SECONDS else max(own, through)
-    return Timing(_largest(took if group.place in last else 0.0, group), busy)
+    barrier_end_seconds = time.perf_counter() - start - meeting
+    run_seconds = own_seconds if own_seconds < SHORT_SECONDS else max(own_seconds, barrier_end_seconds)
+    return Timing(_largest(run_seconds if group.place in last else 0.0, group), busy)
 
 
 def _meeting(group: HostGroup) -> float:
-    """Seconds of a barrier at which all arrive at once."""
-    taken = []
+    """Return the seconds of a barrier at which all ranks arrive at the same time."""
+    barrier_times = []
     for _ in range(9):
         start = time.perf_counter()
         dist.barrier(group=group.group)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        barrier_times.append(time.perf_counter() - start)
+    return statistics.median(barrier_times)
 
 
 def _largest(value: float, group: HostGroup) -> float:
-    """The largest value of all ranks of the group."""
-    found = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=group.group)
-    return float(found)
+    """Return the largest value of all ranks of the group."""
+    largest = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group.group)
+    return float(largest)
 
 
 def _machine(found: list[Machine], links: list[CollectivePoint], *, ranks: int, local: int) -> Machine:
-    """The slowest of the hosts at every point, with the links between them."""
+    """Return a machine that is as slow as the slowest host at every point, with the links between the hosts."""
     first, calibrations = found[0], [machine.calibration for machine in found if machine.calibration is not None]
     slowest = {
         kind: tuple(
-            max(same, key=_seconds) for same in zip(*(getattr(each, kind) for each in calibrations), strict=True)
+            max(host_points, key=_seconds)
+            for host_points in zip(*(getattr(host_calibration, kind) for host_calibration in calibrations), strict=True)
         )
         for kind in ("matmuls", "attentions", "kernels", "collectives")
     }
@@ -207,7 +214,7 @@ def _machine(found: list[Machine], links: list[CollectivePoint], *, ranks: int, 
 
 
 def between(points: list[CollectivePoint], *, span: int, date: str) -> Link:
-    """The link between hosts: a line through the messages from one to another, all ranks of a host at once."""
+    """Fit the link between hosts: a line through the p2p messages, which all ranks of a host send at the same time."""
     messages = [point for point in points if point.collective == "p2p"]
     latency, bandwidth = fit_line([point.bytes for point in messages], [point.seconds for point in messages])
     source = f"fivefold calibrate, {date}: line through {len(messages)} message sizes between hosts"

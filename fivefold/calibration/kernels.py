@@ -1,6 +1,7 @@
 """The memory-bound kernels that ``calibrate`` times, each made from a one-dimensional tensor.
 
-Bytes moved are counted as in ``planner/counts/operations/op.py``, so that measured bandwidths fit the planner's bytes.
+Bytes moved are counted as in ``planner/counts/operations/op.py``, so that measured bandwidths agree with the bytes that
+the planner counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fivefold.trainer.model.kernels.fused.kernels import TRITON
 from fivefold.trainer.model.kernels.fused.launch import unavailable
 from fivefold.trainer.model.kernels.loss import cross_entropy as cross_entropy_of
 
-WIDTH = 256  # elements of a row; the kernels' rates hardly depend on it
+WIDTH = 256  # elements of a row; the bandwidth of the kernels hardly depends on it
 
 
 class Work(NamedTuple):
@@ -27,19 +28,19 @@ class Work(NamedTuple):
 
 
 def copy(x: Tensor) -> Work:
-    """Read x, write a copy into an existing tensor."""
+    """Return the kernel that reads x and writes a copy into an existing tensor."""
     target = torch.empty_like(x)
     return Work(lambda: target.copy_(x), 2 * x.nbytes)
 
 
 def add(x: Tensor) -> Work:
-    """Read x and y, write the sum to a new tensor, as a residual connection does."""
+    """Return the kernel that reads x and y and writes their sum to a new tensor, as a residual connection does."""
     y = torch.ones_like(x)
     return Work(lambda: x + y, 3 * x.nbytes)
 
 
 def adamw(x: Tensor) -> Work:
-    """Read parameter, gradient and two moments; write all but the gradient (fused AdamW)."""
+    """Return fused AdamW, which reads parameter, gradient and two moments, and writes all but the gradient."""
     parameter = torch.nn.Parameter(x)
     parameter.grad = torch.ones_like(x)
     optimizer = torch.optim.AdamW([parameter], fused=True)
@@ -47,31 +48,31 @@ def adamw(x: Tensor) -> Work:
 
 
 def kernels_on(x: Tensor) -> Kernels:
-    """The kernels that a job gets by default where ``x`` is."""
+    """Return the kernels that a job uses by default on the device of ``x``."""
     return TRITON if x.is_cuda and not unavailable() else EAGER
 
 
 def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """RMS norm over rows of ``WIDTH``; returns output and differentiable inputs, as do the three below."""
+    """Run RMS norm over rows of ``WIDTH`` elements; return the output and the differentiable inputs."""
     rows, weight = x.view(-1, WIDTH).requires_grad_(), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
     return kernels_on(x).rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
 
 
 def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Rotary embedding of 64 positions of 4 heads of dim 32."""
+    """Run rotary embedding over 64 positions of 4 heads of dim 32; return the output and the differentiable inputs."""
     heads = x.view(-1, 64, 4, 32).requires_grad_()
     table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
     return kernels_on(x).rotate_first(heads, table, table), (heads,)
 
 
 def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """SwiGLU of a gate and an up tensor of the size of x."""
+    """Run SwiGLU on a gate and an up tensor of the size of x; return the output and the differentiable inputs."""
     gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
     return kernels_on(x).gated(gate, up, "silu"), (gate, up)
 
 
 def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Cross entropy of logits over a vocabulary of ``WIDTH``."""
+    """Run cross entropy over a vocabulary of ``WIDTH``; return the output and the differentiable inputs."""
     logits = x.view(-1, WIDTH).requires_grad_()
     targets = torch.zeros(logits.shape[0], dtype=torch.int64, device=x.device)
     kernels = kernels_on(x)
@@ -84,7 +85,7 @@ def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times:
 
 def _backward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
     def work(x: Tensor) -> Work:
-        # Cross entropy writes its gradient over its logits; the hooks keep autograd from refusing a second run.
+        # Cross entropy writes its gradient over its logits; the hooks keep autograd from raising in a second run.
         with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved):
             out, inputs = make(x.detach())
         grad = torch.ones_like(out)

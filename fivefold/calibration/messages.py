@@ -1,7 +1,7 @@
-"""The distinct messages of a run, timed among ranks of this computer between pieces of work as long as in a step.
+"""Time the distinct messages of a run among ranks of this computer, between stretches of compute as long as in a step.
 
-A message in a loop of its own takes a fraction of what it takes in a step on a CPU: there one rank comes late, and the
-threads that carry the message must first get a core.
+On a CPU, a message that is repeated in a tight loop takes a fraction of its time in a step: in a step, one rank arrives
+late, and the threads that send the message must first get a core.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fivefold.planner.counts.memory.peak import table_of
 from fivefold.planner.counts.traffic import messages
 from fivefold.record import Record
 
-FEW, MANY = 10, 30  # repeats of one message
-ALIKE = 1.6  # messages that differ by less are one
-HICCUPS = 10  # of so many repeats the slowest is left out: a hiccup of the computer
+FEW, MANY = 10, 30  # least and most repeats of one message
+ALIKE = 1.6  # sizes that differ by a smaller factor count as equal
+HICCUPS = 10  # one repeat in this many, the slowest, is excluded as an outlier
 
 # torch 2.13 renamed the two single-tensor collectives.
 all_gather: Callable[..., dist.Work] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -37,8 +37,9 @@ reduce_scatter: Callable[..., dist.Work] = getattr(dist, "reduce_scatter_single"
 
 
 class MessageOrder(Record):
-    """A message to time: full tensor of ``bytes`` over ``ranks``; ``both_ways``: a hop of a ring, to the next rank and
-    from the one before.
+    """A message to time: a full tensor of ``bytes`` over ``ranks`` ranks.
+
+    ``both_ways``: one hop of a ring, which sends to the next rank and receives from the previous one.
     """
 
     collective: Collective
@@ -48,38 +49,46 @@ class MessageOrder(Record):
 
 
 class Timed(Record):
-    """Seconds of one occurrence: the median over steps; ``spread``: (slowest - fastest) / median."""
+    """The seconds of one occurrence (median over steps) and their ``spread``: (slowest - fastest) / median."""
 
     seconds: float
     spread: float
 
 
 class Circle(NamedTuple):
-    """The ranks that exchange a message: ``first`` and the next ones, ``ranks`` in all."""
+    """The ranks that exchange a message: ``ranks`` consecutive ranks of the world, beginning with ``first``."""
 
-    rank: int  # of the world
+    rank: int  # in the world
     first: int
     ranks: int
     group: dist.ProcessGroup | None
 
 
 def distinct_messages(counts: Counts, layout: Layout, *, beside: int) -> tuple[MessageOrder, ...]:
-    """Those of a step of ``layout`` whose ranks are all among the ``beside`` of this computer."""
-    held = table_of(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
-    found: dict[MessageOrder, None] = {}
-    for message in (message for chunks in held for message in messages(counts, layout, chunks=chunks)):
-        hop = message.collective == "p2p" and message.axis == "pp"
-        ranks = layout.pp if hop else message.ranks
+    """Return the distinct messages of a step of ``layout`` whose ranks all fit on this computer.
+
+    ``beside``: the number of ranks that run on this computer.
+    """
+    rank_stages = table_of(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
+    orders: dict[MessageOrder, None] = {}
+    for message in (message for chunks in rank_stages for message in messages(counts, layout, chunks=chunks)):
+        is_stage_hop = message.collective == "p2p" and message.axis == "pp"
+        ranks = layout.pp if is_stage_hop else message.ranks
         if message.times and 1 < ranks <= beside and beside % ranks == 0 and message.payload >= 1:
-            both_ways = message.collective == "p2p" and not hop
-            sent = {"collective": message.collective, "ranks": ranks, "bytes": message.payload, "both_ways": both_ways}
-            found[MessageOrder.model_validate(sent)] = None
-    return tuple(found)
+            both_ways = message.collective == "p2p" and not is_stage_hop
+            fields = {
+                "collective": message.collective,
+                "ranks": ranks,
+                "bytes": message.payload,
+                "both_ways": both_ways,
+            }
+            orders[MessageOrder.model_validate(fields)] = None
+    return tuple(orders)
 
 
 @contextmanager
 def gloo_world(meeting: Path, *, rank: int, world: int, silence: timedelta) -> Iterator[None]:
-    """The workers of this computer as a world that does send."""
+    """Initialize a process group of the workers of this computer that really sends (gloo, or NCCL on GPUs)."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=silence)
     try:
@@ -91,7 +100,7 @@ def gloo_world(meeting: Path, *, rank: int, world: int, silence: timedelta) -> I
 def time_messages(
     orders: tuple[MessageOrder, ...], *, rank: int, beside: int, work: Callable[[], object], device: torch.device
 ) -> list[CollectivePoint]:
-    """Time each message, on all ranks at once; the same points on each."""
+    """Time each message on all ranks together; return equal points on every rank."""
     circles = {ranks: circle(ranks, rank=rank, beside=beside) for ranks in {order.ranks for order in orders}}
     return [time_message(order, circles[order.ranks], work=work, device=device) for order in orders]
 
@@ -99,7 +108,7 @@ def time_messages(
 def time_message(
     order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
 ) -> CollectivePoint:
-    """Time one message; every rank calls it. A p2p also tells how long it keeps a core from its work."""
+    """Time one message; every rank calls it. For p2p, also measure how long the message occupies a core."""
     if order.collective == "p2p":
         timing = hop_beside if order.both_ways else there_and_back
         seconds, busy = timing(order, among, work=work, device=device)
@@ -113,15 +122,19 @@ def time_message(
 def there_and_back(
     order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
 ) -> tuple[float, float]:
-    """Seconds of a message one way, and those until it has left its sender, who worked; the receiver waited for it.
+    """Time a round trip; return the seconds one way, and the seconds until the message has left its sender.
 
-    The last of an odd number of ranks does nothing.
+    The sender computes before it sends; the receiver waits for it. The last of an odd number of ranks does nothing.
     """
     rows = torch.zeros(max(1, order.bytes // 4), device=device)
-    place = among.rank - among.first
-    peer, sends, alone = among.rank + (-1 if place % 2 else 1), place % 2 == 0, (place ^ 1) >= among.ranks
-    ways, left = list[float](), list[float]()
-    for _ in range(MANY if not alone else 0):
+    group_rank = among.rank - among.first
+    peer, sends, has_no_peer = (
+        among.rank + (-1 if group_rank % 2 else 1),
+        group_rank % 2 == 0,
+        (group_rank ^ 1) >= among.ranks,
+    )
+    one_way_seconds, sent_seconds = list[float](), list[float]()
+    for _ in range(MANY if not has_no_peer else 0):
         if not sends:
             dist.recv(rows, peer, group=among.group)
             dist.send(rows, peer, group=among.group)
@@ -129,20 +142,23 @@ def there_and_back(
         work()
         start = time.perf_counter()
         dist.send(rows, peer, group=among.group)
-        left.append(time.perf_counter() - start)
+        sent_seconds.append(time.perf_counter() - start)
         dist.recv(rows, peer, group=among.group)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        ways.append((time.perf_counter() - start) / 2)
-    found = torch.tensor([_without_hiccups(ways), _without_hiccups(left), float(bool(ways))], dtype=torch.float64)
-    dist.all_reduce(found)
-    return float(found[0] / found[2]), float(found[1] / found[2])
+        one_way_seconds.append((time.perf_counter() - start) / 2)
+    sums = torch.tensor(
+        [_without_hiccups(one_way_seconds), _without_hiccups(sent_seconds), float(bool(one_way_seconds))],
+        dtype=torch.float64,
+    )
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[2]), float(sums[1] / sums[2])
 
 
 def hop_beside(
     order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
 ) -> tuple[float, float]:
-    """Seconds of a hop that is waited for at once, and those by which it delays work that is done meanwhile."""
+    """Time a hop of a ring: the seconds if it is waited for at once, and its delay of concurrent compute."""
     sent = torch.zeros(max(1, order.bytes // 4), device=device)
     received = torch.empty_like(sent)
     seconds = amid(lambda: _wait(_hop(sent, received, among)), work)
@@ -156,9 +172,10 @@ def hop_beside(
 
 
 def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
-    """Seconds of messages of this size that were timed in a step, by names such as ``message all_reduce 2 4096``.
+    """Return the seconds of messages of this size that were timed in a step.
 
-    Without one of exactly this size those within a factor of ``ALIKE``: routed tokens are never as many as expected.
+    Keys of ``timed`` are names such as ``message all_reduce 2 4096``. If there is none of exactly this size, those
+    within a factor of ``ALIKE`` are taken: the number of routed tokens is never exactly the expected one.
     """
     start = f"message {order.collective} {order.ranks} "
     if exact := timed.get(f"{start}{order.bytes}"):
@@ -168,13 +185,13 @@ def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
 
 
 def circle(ranks: int, *, rank: int, beside: int) -> Circle:
-    """The group of ``ranks`` neighbours of which ``rank`` is one; every rank calls it."""
+    """Create the group of ``ranks`` neighbours that contains ``rank``; every rank calls it."""
     groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, beside, ranks)]
     return Circle(rank, rank - rank % ranks, ranks, groups[rank // ranks])
 
 
 def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> Callable[[], object]:
-    """A function that sends one such message and waits for it."""
+    """Return a function that sends one such message and waits for it."""
     ranks, group = among.ranks, among.group
     share = torch.zeros(max(1, order.bytes // 4 // ranks), device=device)
     full = torch.zeros(share.numel() * ranks, device=device)
@@ -195,23 +212,24 @@ def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> C
 
 
 def _hop(sent: Tensor, received: Tensor, among: Circle) -> list[dist.Work]:
-    """Start a message to the next rank and one from the rank before."""
-    after = among.first + (among.rank - among.first + 1) % among.ranks
-    before = among.first + (among.rank - among.first - 1) % among.ranks
+    """Start a message to the next rank and one from the previous rank."""
+    next_rank = among.first + (among.rank - among.first + 1) % among.ranks
+    previous_rank = among.first + (among.rank - among.first - 1) % among.ranks
     operations = [
-        dist.P2POp(dist.irecv, received, before, among.group), dist.P2POp(dist.isend, sent, after, among.group)
-    ]  # fmt: skip
+        dist.P2POp(dist.irecv, received, previous_rank, among.group),
+        dist.P2POp(dist.isend, sent, next_rank, among.group),
+    ]
     started: list[dist.Work] = dist.batch_isend_irecv(operations)
     return started
 
 
 def _wait(works: list[dist.Work]) -> None:
-    for each in works:
-        each.wait()
+    for message in works:
+        message.wait()
 
 
 def amid(run: Callable[[], object], work: Callable[[], object]) -> float:
-    """Seconds of one message that follows ``work`` on every rank: the mean over ranks, without hiccups."""
+    """Return the seconds of one message that follows ``work`` on every rank: the mean over ranks, without outliers."""
     run()
     begin, seconds = time.perf_counter(), list[float]()
     while len(seconds) < MANY and (len(seconds) < FEW or not _late(begin)):
@@ -227,20 +245,20 @@ def amid(run: Callable[[], object], work: Callable[[], object]) -> float:
 
 
 def _without_hiccups(seconds: list[float]) -> float:
-    """The mean of all but the slowest few; 0 of none."""
+    """Return the mean of all but the slowest few values; 0 if there are none."""
     kept = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
     return statistics.fmean(kept) if kept else 0.0
 
 
 def _late(begin: float) -> bool:
-    """Whether the repeats have taken their time, by the slowest rank; every rank calls it."""
+    """Return whether the repeats of the slowest rank have used up their time; every rank calls it."""
     longest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return float(longest) > 0.3
 
 
 def some_work(seconds: float) -> Callable[[], object]:
-    """Matmuls and passes over memory larger than the caches near a core, for about ``seconds``, always as many."""
+    """Return a function of matmuls and passes over memory that takes about ``seconds``, the same work on each call."""
     x, weight, row = torch.ones(512, 256), torch.ones(256, 512), torch.ones(2**18)
 
     def once() -> None:
@@ -251,9 +269,9 @@ def some_work(seconds: float) -> Callable[[], object]:
     begin = time.perf_counter()
     for _ in range(5):
         once()
-    each = torch.tensor((time.perf_counter() - begin) / 5, dtype=torch.float64)
-    dist.all_reduce(each, dist.ReduceOp.MAX)
-    times = max(1, round(seconds / float(each)))
+    once_seconds = torch.tensor((time.perf_counter() - begin) / 5, dtype=torch.float64)
+    dist.all_reduce(once_seconds, dist.ReduceOp.MAX)
+    times = max(1, round(seconds / float(once_seconds)))
 
     def work() -> None:
         for _ in range(times):

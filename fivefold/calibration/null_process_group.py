@@ -1,9 +1,9 @@
-"""A process group of any size whose messages return at once; what they bring is made up.
+"""A process group of any size whose messages return at once, with made-up contents.
 
-It is for timing one rank's own work on real tensors. A gather brings this rank's own part in every place, a receive
-small random numbers: with buffers as they happen to be, activations become NaN and all tokens choose the same experts.
-Making it up is no work of the step: ``aside`` is entered around it, by which a clock leaves it out. Another thread
-writes it, as gloo's do, so that caches are as cold.
+It serves to time the compute of one rank on real tensors. A gather fills every position with this rank's own shard; a
+receive writes small random numbers: with uninitialized buffers, activations would become NaN and all tokens would be
+routed to the same experts. Making up the contents is not part of the step, so the context manager ``aside`` is entered
+around it, which stops the clock. Another thread writes the contents, as gloo's threads do, so that caches are as cold.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch._C._distributed_c10d import FakeWork
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 BACKEND = "silent"
-SMALL = 0.02  # spread of what a receive brings: about that of initial weights and activations
+SMALL = 0.02  # standard deviation of received values: about that of initial weights and activations
 
 
 Group: Any = dist.ProcessGroup  # untyped: the methods of a group differ between torch 2.11 and 2.13
 
 
 class SilentGroup(Group):  # type: ignore[misc]
-    """A group of which this process is one rank; the others do not exist. ``aside`` is shared by all groups."""
+    """A process group of which only this process exists; ``aside`` is shared by all groups."""
 
     aside: ClassVar[list[Callable[[], AbstractContextManager[None]]]] = [nullcontext]
 
@@ -40,14 +40,14 @@ class SilentGroup(Group):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """The name that torch gave it."""
+        """Return the name that torch gave the group."""
         return self._named
 
     def _set_group_name(self, name: str) -> None:
         self._named = name
 
     def _write(self, target: Tensor, write: Callable[[], object]) -> FakeWork:
-        """Run ``write``, which changes ``target`` alone."""
+        """Run ``write``, which changes only ``target``."""
 
         def carried() -> None:
             with torch.no_grad():

@@ -1,7 +1,7 @@
-"""The shapes and sizes that ``calibrate`` measures, and its messages to and from the workers (no torch here).
+"""The shapes and sizes that ``calibrate`` measures, and the records that it exchanges with its workers (without torch).
 
-Shapes and sizes are evenly spaced in the logarithm, in which the planner interpolates.
-Matmuls (m, k) @ (k, n) form a cube without its most expensive corner, where rates are flat.
+Shapes and sizes are evenly spaced in the logarithm, in which the planner interpolates. Matmuls (m, k) @ (k, n) form a
+cube without its most expensive corner, where the rate no longer changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AttentionShape(Record):
 
 
 class Points(Record):
-    """The points of one calibration; byte sizes are those of one tensor."""
+    """The points of one calibration; byte sizes are the bytes of one tensor."""
 
     dtypes: tuple[Dtype, ...]
     matmuls: tuple[tuple[PositiveInt, PositiveInt, PositiveInt], ...]  # m, n, k
@@ -33,7 +33,7 @@ class Points(Record):
     kernel_bytes: tuple[PositiveInt, ...]
     collective_bytes: tuple[PositiveInt, ...]
     rounds: PositiveInt  # passes over all points: a disturbance longer than one point rarely hits it twice
-    budget_seconds: PositiveFloat  # after which rounds beyond the first stop
+    budget_seconds: PositiveFloat  # rounds after the first stop when it is spent
     seconds_per_point: PositiveFloat  # time for repeats of a point in one round
 
 
@@ -46,11 +46,11 @@ class WorkerOrder(Record):
     meeting: str  # path of a file that does not exist yet, for torch's file:// rendezvous
     silence_seconds: PositiveFloat
     quick: bool
-    points: Points | None  # None: the default points of the device that the worker finds
+    points: Points | None  # None: the default points of the worker's device
 
 
 class Facts(Record):
-    """What rank 0 reports before it measures; memory is that of the whole device."""
+    """The device that rank 0 reports before it measures; memory is that of the full device."""
 
     device: str
     backend: Literal["gloo", "nccl"]
@@ -62,7 +62,7 @@ Kind = Literal["matmuls", "attentions", "kernels", "collectives"]  # the fields 
 
 
 class Progress(Record):
-    """How many measurements rank 0 has done, sent after each."""
+    """The number of measurements that rank 0 has done, sent after each."""
 
     kind: Kind
     done: PositiveInt
@@ -74,7 +74,7 @@ class MeasuredPoint(Record):
 
     kind: Kind
     point: dict[str, Any]
-    spread: NonNegativeFloat | None = None  # between its two best rounds, relative; None: it had one
+    spread: NonNegativeFloat | None = None  # relative, between its two best rounds; None: measured once
 
 
 def matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:

@@ -1,7 +1,7 @@
-"""Runs worker processes side by side, reads the first one's output, and ends all of them together.
+"""Run worker processes in parallel, read the output of the first one, and end all of them together.
 
-The first worker writes lines to its standard output. Whatever happens (a worker dies or hangs, Ctrl-C, an exception
-in the caller), no worker is left when ``side_by_side`` returns.
+The first worker writes lines to its standard output. Whatever happens (a worker dies or hangs, Ctrl-C, an exception in
+the caller), no worker is left when ``side_by_side`` returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fivefold.record import Fault
 
 
 class Worker(NamedTuple):
-    """A process, and the file that its standard error goes to."""
+    """A worker process, and the file that its standard error goes to."""
 
     process: subprocess.Popen[str]
     errors: Path
@@ -31,7 +31,7 @@ class Worker(NamedTuple):
 def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
     """Run ``commands`` in parallel and pass each output line of the first to ``on_line``, until all have exited with 0.
 
-    Raises ``Fault`` when a worker fails, or the first one writes nothing for ``silence_seconds``.
+    Raises ``Fault`` when a worker fails, or when the first one writes nothing for ``silence_seconds``.
     """
     with TemporaryDirectory(prefix="fivefold-") as folder:
         workers: list[Worker] = []
@@ -47,10 +47,10 @@ def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, o
 
 
 def carry_out(work: Callable[[], None]) -> NoReturn:
-    """Do the work of a worker process and exit; a failure is one line on standard error and code 1.
+    """Do the work of a worker process and exit; a failure is one line on standard error and exit code 1.
 
-    It skips the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
-    without an active exception").
+    The interpreter's tear-down is skipped, because threads of torch 2.13 abort one process in ten in it ("terminate
+    called without an active exception").
     """
     code = 0
     try:
@@ -78,24 +78,24 @@ def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Call
     stdout = workers[0].process.stdout
     assert stdout is not None, "the first worker is started with a pipe"
     threading.Thread(target=_forward_lines, args=(stdout, lines), daemon=True).start()
-    heard, talking = time.monotonic(), True
-    while talking or any(worker.process.poll() is None for worker in workers):
+    last_line_time, is_open = time.monotonic(), True
+    while is_open or any(worker.process.poll() is None for worker in workers):
         try:
             line = lines.get(timeout=0.1)
         except queue.Empty:
             if any(worker.process.poll() for worker in workers):
                 raise _first_failure(workers) from None
-            if time.monotonic() - heard > silence_seconds:
+            if time.monotonic() - last_line_time > silence_seconds:
                 raise Fault(
                     f"{len(workers)} workers have said nothing for {silence_seconds:g} s and were stopped; "
                     "try again when the computer is idle"
                 ) from None
             continue
         if line is None:
-            talking = False
+            is_open = False
         else:
             on_line(line)
-            heard = time.monotonic()
+            last_line_time = time.monotonic()
     if any(worker.process.returncode for worker in workers):
         raise _first_failure(workers)
 
@@ -115,5 +115,5 @@ def _first_failure(workers: Sequence[Worker]) -> Fault:
     rank, worker = min(dead.items(), key=lambda item: item[1].errors.stat().st_mtime_ns)
     code = worker.process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    said = worker.errors.read_text(errors="replace").strip().splitlines()
-    return Fault(f"worker {rank} of {len(workers)} {how}{f': {said[-1].strip()}' if said else ''}")
+    error_lines = worker.errors.read_text(errors="replace").strip().splitlines()
+    return Fault(f"worker {rank} of {len(workers)} {how}{f': {error_lines[-1].strip()}' if error_lines else ''}")

@@ -1,9 +1,10 @@
-"""``calibrate --for MODEL LAYOUT``: times every distinct unit of a run in the trainer's own step, rank by rank.
+"""``calibrate --for MODEL LAYOUT``: time every distinct unit of a run in the trainer's own step, rank by rank.
 
-A rank of each pipeline stage runs its real step (``unit_worker.py``), as many ranks side by side as share this
+One rank of each pipeline stage runs its real step (``unit_worker.py``), with as many ranks in parallel as share this
 computer. Their units enter the machine's store, where predictions find them by what they compute
-(``planner/time/profiled.py``). Messages return at once, and the network's model adds them, so that one GPU prices a run
-on a thousand; where all ranks of the layout are on this computer's cores they are sent, and timed as well.
+(``planner/time/profiled.py``). Messages return at once and the network model adds their time, so that one GPU can price
+a run on a thousand GPUs. Where all ranks of the layout run on this computer's cores, messages are really sent and timed
+as well.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from fivefold.planner.time.units import Units
 from fivefold.record import Fault, Mistake
 
 SILENCE_SECONDS = 300.0
-STEPS, SECONDS = 7, 2.0  # measured steps: at least so many, for at least so long
-LEAST_WORK, MOST_WORK = 1e-3, 20e-3  # seconds between two messages that are timed
-DEEP = 6  # layers of a stage that are run: fewer find more of their tensors in the caches than a whole model does
+STEPS, SECONDS = 7, 2.0  # least number of measured steps, and least time they take
+LEAST_WORK, MOST_WORK = 1e-3, 20e-3  # bounds of the seconds of compute between two timed messages
+DEEP = 6  # layers of a stage that are run: with fewer, more tensors would stay in the caches than in the full model
 
 
 def profile(
     *, model: Model, layout: Layout, job: Job, machine: Machine, cores: int,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Machine:  # fmt: skip
-    """Return ``machine`` with the units of this run in its store; earlier ones with the same key are replaced.
+    """Return ``machine`` with the units of this run in its store; earlier units with the same key are replaced.
 
     ``machine`` is a calibrated one. Raises ``Mistake`` for micro-batches that alternate within a unit, ``Fault`` when a
     worker dies or hangs.
@@ -65,46 +66,61 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     """Return ``machine`` with the units of ``profiles`` in its store."""
     calibration = machine.calibration
     assert calibration is not None
-    bare = machine.replace(calibration=calibration.replace(units=(), updates=()))
-    counts = planner(model, bare, job).counts  # of the job as it runs on this machine's backend
-    keys, curves, ranks = Profiled(counts, machine), Units(counts, bare), beside(layout, machine)
-    found: dict[str, list[UnitPoint]] = defaultdict(list)
-    for one in profiles:
-        for point in _points(one, counts=counts, layout=layout, keys=keys, curves=curves, ranks=ranks):
-            found[point.key].append(point)
+    unprofiled_machine = machine.replace(calibration=calibration.replace(units=(), updates=()))
+    counts = planner(model, unprofiled_machine, job).counts  # the job as it runs on this machine's backend
+    keys, curves, ranks = Profiled(counts, machine), Units(counts, unprofiled_machine), beside(layout, machine)
+    points_by_key: dict[str, list[UnitPoint]] = defaultdict(list)
+    for rank_profile in profiles:
+        for point in _points(rank_profile, counts=counts, layout=layout, keys=keys, curves=curves, ranks=ranks):
+            points_by_key[point.key].append(point)
     units = {(p.key, p.ranks): p for p in calibration.units}
-    units |= {(key, ranks): _mean(points) for key, points in found.items()}
-    held = memory(counts, layout)
+    units |= {(key, ranks): _mean(points) for key, points in points_by_key.items()}
+    memory_by_rank = memory(counts, layout)
     updates = {(p.key, p.ranks): p for p in calibration.updates}
     update = UpdatePoint(
-        key=keys.update_key(layout), label=f"{job.optimizer.kind} {layout}", ranks=ranks,
-        elements=round(statistics.fmean(held[_stage_rank(layout, one.rank)].updated for one in profiles)),
-        seconds=statistics.fmean(one.timed["update"].seconds for one in profiles),
-        spread=max(one.timed["update"].spread for one in profiles),
-    )  # fmt: skip
+        key=keys.update_key(layout),
+        label=f"{job.optimizer.kind} {layout}",
+        ranks=ranks,
+        elements=round(
+            statistics.fmean(
+                memory_by_rank[_stage_rank(layout, rank_profile.rank)].updated for rank_profile in profiles
+            )
+        ),
+        seconds=statistics.fmean(rank_profile.timed["update"].seconds for rank_profile in profiles),
+        spread=max(rank_profile.timed["update"].spread for rank_profile in profiles),
+    )
     updates[update.key, ranks] = update
-    sent = {(p.collective, p.ranks, p.nodes, p.bytes): p for p in calibration.collectives}
-    points = [p for one in profiles for p in one.messages] + _in_step(
+    collectives = {(p.collective, p.ranks, p.nodes, p.bytes): p for p in calibration.collectives}
+    points = [p for rank_profile in profiles for p in rank_profile.messages] + _in_step(
         profiles, counts=counts, layout=layout, ranks=ranks
     )
-    sent |= {(p.collective, p.ranks, p.nodes, p.bytes): p for p in points}
-    store = {"collectives": tuple(sent.values()), "units": tuple(units.values()), "updates": tuple(updates.values())}
+    collectives |= {(p.collective, p.ranks, p.nodes, p.bytes): p for p in points}
+    store = {
+        "collectives": tuple(collectives.values()),
+        "units": tuple(units.values()),
+        "updates": tuple(updates.values()),
+    }
     return machine.replace(calibration=calibration.replace(**store))
 
 
 def _in_step(profiles: list[RankProfile], *, counts: Counts, layout: Layout, ranks: int) -> list[CollectivePoint]:
-    """The messages that were timed in the step, in the mean over ranks: of which some come late and others wait."""
+    """Return the messages that were timed in the step, with the mean seconds over ranks.
+
+    The mean is taken because some ranks arrive late and others wait for them.
+    """
     orders = distinct_messages(counts, layout, beside=ranks) if ranks > 1 else ()
-    found = {order: [each for one in profiles for each in heard(order, one.timed)] for order in orders}
+    seconds_by_order = {
+        order: [value for rank_profile in profiles for value in heard(order, rank_profile.timed)] for order in orders
+    }
     return [
         CollectivePoint(collective=o.collective, ranks=o.ranks, bytes=o.bytes, seconds=statistics.fmean(seconds))
-        for o, seconds in found.items()
+        for o, seconds in seconds_by_order.items()
         if seconds
     ]
 
 
 def measured(machine: Machine, *, model: Model, layout: Layout, job: Job) -> bool:
-    """Whether the store has every unit of a layout, by its own key."""
+    """Return whether the store holds every unit of a layout under its own key."""
     counts = planner(model, machine, job).counts
     store = Profiled(counts, machine)
     units = {run for stage in counts.stage_work(layout) for run, _ in stage}
@@ -112,7 +128,7 @@ def measured(machine: Machine, *, model: Model, layout: Layout, job: Job) -> boo
 
 
 def shortened(model: Model, layout: Layout, job: Job) -> Model:
-    """``model`` with no more layers per stage than ``DEEP``, if every kind of block is still there."""
+    """Return ``model`` with at most ``DEEP`` layers per stage, provided that every kind of block is still there."""
     layers, kinds = layout.pp * layout.v * DEEP, set(Counts(model, job).kinds)
     if model.moe is not None:
         layers = max(layers, model.moe.dense_layers + 1)
@@ -125,7 +141,7 @@ def shortened(model: Model, layout: Layout, job: Job) -> Model:
 
 
 def _measured_ranks(layout: Layout, together: int) -> list[int]:
-    """One rank of each pipeline rank; of a layout without a pipeline as many as run side by side."""
+    """Return one rank of each pipeline stage; without a pipeline, as many ranks as run in parallel."""
     pp = group(layout, "pp")
     ranks = [place * pp.stride for place in range(pp.ranks)]
     others = [rank for rank in range(layout.world) if rank not in ranks]
@@ -137,16 +153,16 @@ def _stage_rank(layout: Layout, rank: int) -> int:
 
 
 def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job: Job, cores: int) -> list[RankProfile]:
-    """Run workers for ``ranks`` side by side; ``plans``: of this model and job here."""
-    heard: list[RankProfile] = []
-    sent = distinct_messages(plans.counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
-    work = _between_messages(plans, layout) if sent else MOST_WORK
+    """Run workers for ``ranks`` in parallel. ``plans`` is the planner of this model and job on this machine."""
+    profiles: list[RankProfile] = []
+    message_orders = distinct_messages(plans.counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
+    work = _between_messages(plans, layout) if message_orders else MOST_WORK
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
             ProfileOrder(
                 place=place, beside=len(ranks), rank=rank, model=model, layout=str(layout), job=job,
                 threads=max(1, cores // len(ranks)), meeting=str(Path(folder) / "meeting"), seconds=SECONDS,
-                steps=STEPS, silence_seconds=SILENCE_SECONDS, messages=sent, work_seconds=work,
+                steps=STEPS, silence_seconds=SILENCE_SECONDS, messages=message_orders, work_seconds=work,
             )
             for place, rank in enumerate(ranks)
         ]  # fmt: skip
@@ -155,26 +171,29 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
         ]
         side_by_side(
             commands, silence_seconds=SILENCE_SECONDS,
-            on_line=lambda line: heard.append(RankProfile.model_validate_json(line)),
+            on_line=lambda line: profiles.append(RankProfile.model_validate_json(line)),
         )  # fmt: skip
-    if len(heard) != len(ranks):
-        raise Fault(f"{len(ranks)} workers reported {len(heard)} profiles; run it again")
-    return heard
+    if len(profiles) != len(ranks):
+        raise Fault(f"{len(ranks)} workers reported {len(profiles)} profiles; run it again")
+    return profiles
 
 
 def _between_messages(plans: Planner, layout: Layout) -> float:
-    """Seconds that a rank computes between two messages, by the curves and within reason."""
-    many = sum(message.times for message in messages(plans.counts, layout))
+    """Return the seconds that a rank computes between two messages, estimated from the curves and bounded."""
+    message_count = sum(message.times for message in messages(plans.counts, layout))
     compute = plans.estimate(layout).step_time.compute
-    return min(MOST_WORK, max(LEAST_WORK, compute / max(1, many)))
+    return min(MOST_WORK, max(LEAST_WORK, compute / max(1, message_count)))
 
 
 def _points(
     one: RankProfile, *, counts: Counts, layout: Layout, keys: Profiled, curves: Units, ranks: int
 ) -> list[UnitPoint]:
-    """The units of one rank, each averaged over its layers; W is shared among a stage's units as their curves say."""
+    """Return the units of one rank, each averaged over its layers.
+
+    The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
+    """
     stages, last = stage_layers(counts.model.layers, layout), layout.pp * layout.v - 1
-    found: dict[Run, list[tuple[float, float, float, float]]] = defaultdict(list)
+    rows_by_run: dict[Run, list[tuple[float, float, float, float]]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
         names = [*(["embed"] if stage == 0 else []), *(f"block {layer}" for layer in stages[stage]),
                  *(["head"] if stage == last else [])]  # fmt: skip
@@ -186,21 +205,26 @@ def _points(
         stage_weight = one.timed.get(f"W {stage}", Timed(seconds=0.0, spread=0.0)).seconds
         for name, run in runs.items():
             forward = one.timed[f"F {name}"]
-            found[run].append((forward.seconds, *_backward(one, name, stage_weight * times[run].weight / weights)))
+            rows_by_run[run].append(
+                (forward.seconds, *_backward(one, name, stage_weight * times[run].weight / weights))
+            )
     return [
         _point(run, rows, key=keys.unit_key(layout, run), curve=curves.unit(layout, run), ranks=ranks, layout=layout)
-        for run, rows in found.items()
+        for run, rows in rows_by_run.items()
     ]
 
 
 def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float, float]:
-    """Seconds of B and of W, and their spread. Where a schedule runs B and BW, the many BW say what the two sum to."""
-    whole, apart = one.timed.get(f"BW {name}"), one.timed.get(f"B {name}")
-    if apart is None:
-        assert whole is not None, f"{name} ran no backward"
-        return whole.seconds, 0.0, whole.spread
-    scale = 1.0 if whole is None else whole.seconds / (apart.seconds + weight)
-    return scale * apart.seconds, scale * weight, (whole or apart).spread
+    """Return the seconds of B and of W, and their spread.
+
+    Where a schedule runs both B and BW, the more frequent BW determines the sum of the two.
+    """
+    full, input_gradient = one.timed.get(f"BW {name}"), one.timed.get(f"B {name}")
+    if input_gradient is None:
+        assert full is not None, f"{name} ran no backward"
+        return full.seconds, 0.0, full.spread
+    scale = 1.0 if full is None else full.seconds / (input_gradient.seconds + weight)
+    return scale * input_gradient.seconds, scale * weight, (full or input_gradient).spread
 
 
 def _point(
@@ -216,7 +240,7 @@ def _point(
 
 
 def _run_of(name: str, counts: Counts, layout: Layout) -> Run:
-    """The unit of a name as ``stage_work`` has it."""
+    """Return the unit of a name as ``stage_work`` has it."""
     if name in ("embed", "head"):
         return Run(name, 0, 1) if name == "embed" else counts.head(layout)
     layer = int(name.split()[1])
@@ -225,6 +249,6 @@ def _run_of(name: str, counts: Counts, layout: Layout) -> Run:
 
 
 def _mean(points: list[UnitPoint]) -> UnitPoint:
-    """The mean over ranks: where they exchange messages, each waits for the other in turn."""
+    """Return the mean over ranks: where ranks exchange messages, each waits for the other in turn."""
     fields = ("forward_seconds", "backward_seconds", "weight_seconds", "over_curves", "spread")
     return points[0].replace(**{name: statistics.fmean(getattr(p, name) for p in points) for name in fields})

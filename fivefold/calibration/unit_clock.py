@@ -1,10 +1,11 @@
-"""Seconds of a real step by unit and direction: forward, backward and W of embedding, blocks and head, and the rest.
+"""Time a real step by unit and direction: forward, backward and W of embedding, blocks and head, and the rest.
 
     update │ F embed │ F block 0 │ F block 1 │ F head │ B head │ B block 1 │ … │ update
 
-One clock runs from the first to the last moment of the step, and every boundary switches what it counts for: hooks
-before and after a unit's forward, the arrival of the gradient of its output, and the schedule's actions. So nothing is
-left out and nothing is counted twice. Of messages that are really sent it counts what the rank spends on them.
+One clock runs from the first to the last moment of the step, and every boundary switches the label that it counts for:
+hooks before and after a unit's forward, the arrival of the gradient of its output, and the actions of the schedule. So
+nothing is omitted or counted twice. For messages that are really sent, the clock counts the time that the rank spends
+on them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Label = tuple[str, str]
 
 
 class UnitSeconds(NamedTuple):
-    """Seconds of a step by (F, B, BW, W, update or message; unit), and how often each ran.
+    """The seconds of a step by (F, B, BW, W, update or message; unit), and how often each ran.
 
     W is by stage, a message by ``collective ranks bytes``.
     """
@@ -36,7 +37,7 @@ class UnitSeconds(NamedTuple):
 
 
 class UnitClock:
-    """Follows ``engine`` through one step at a time: ``start``, then ``engine.step``, then ``stop``."""
+    """A clock that follows ``engine`` through one step at a time: ``start``, then ``engine.step``, then ``stop``."""
 
     def __init__(self, engine: Engine) -> None:
         self._cuda = engine.built.ranks.device.type == "cuda"
@@ -54,7 +55,7 @@ class UnitClock:
         engine.pipeline.on_action, engine.pipeline.on_pass = self._on_action, self._on_pass
 
     def start(self) -> None:
-        """Begin a step; it counts for the update until the first action."""
+        """Begin a step; time counts as the update until the first action."""
         self._marks.clear()
         self._times.clear()
         self._left = sum(2 if action.kind == "FB" else 1 for action, *_ in self._pipeline.row)
@@ -62,21 +63,21 @@ class UnitClock:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within, the clock counts for ``ASIDE``, which is no part of the step."""
+        """Count the time within this context for ``ASIDE``, which is not part of the step."""
         label = self.switch(ASIDE)
         yield
         self._mark(label)
 
     def switch(self, label: Label) -> Label:
-        """Count for ``label`` from now on; return what was counted for before."""
-        before = self._marks[-1][0] if self._marks else UPDATE
+        """Count for ``label`` from now on; return the label that was counted for before."""
+        previous_label = self._marks[-1][0] if self._marks else UPDATE
         self._mark(label)
-        return before
+        return previous_label
 
     def follow(self, engine: Engine) -> None:
-        """Count messages, which this rank really exchanges with the others.
+        """Count the messages that this rank really exchanges with the others.
 
-        Not those that wait for another stage of a pipeline: they are a bubble, and no part of what is measured.
+        Messages that wait for another stage of a pipeline are excluded: they are a bubble, which is not measured here.
         """
         stages = engine.layout.pp > 1
 
@@ -87,7 +88,7 @@ class UnitClock:
         engine.built.ranks.listener.post = post
 
     def count(self, label: Label) -> None:
-        """One more occurrence of ``label``."""
+        """Count one more occurrence of ``label``."""
         self._times[label] += 1
 
     def stop(self) -> UnitSeconds:
@@ -95,11 +96,11 @@ class UnitClock:
         self._mark(UPDATE)
         if self._cuda:
             torch.cuda.synchronize()
-        found: Counter[Label] = Counter()
+        seconds: Counter[Label] = Counter()
         for (label, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            found[label] += begin.elapsed_time(end) / 1e3 if self._cuda else (end - begin) / 1e9
-        found.pop(ASIDE, None)
-        return UnitSeconds(found, Counter(self._times))
+            seconds[label] += begin.elapsed_time(end) / 1e3 if self._cuda else (end - begin) / 1e9
+        seconds.pop(ASIDE, None)
+        return UnitSeconds(seconds, Counter(self._times))
 
     def _mark(self, label: Label) -> None:
         """Switch the clock to ``label``."""
@@ -139,7 +140,7 @@ class UnitClock:
         unit.register_forward_hook(after)
 
     def _backward(self, name: str) -> None:
-        """The gradient of a unit's output has arrived: its backward begins."""
+        """Switch to the backward of a unit, when the gradient of its output has arrived."""
         self._times[self._kind, name] += 1
         self._mark((self._kind, name))
 
@@ -163,12 +164,12 @@ class _Posted:
 
 
 def _recomputing() -> bool:
-    """Whether a forward that runs now is part of a backward."""
+    """Return whether the forward that is running is part of a backward pass (recomputation)."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _ends(layers: range, stages: Sequence[range]) -> tuple[str, str]:
-    """Names of the first and the last unit of the stage that holds ``layers``."""
+    """Return the names of the first and the last unit of the stage that holds ``layers``."""
     first = "embed" if layers == stages[0] else f"block {layers.start}"
     last = "head" if layers == stages[-1] else f"block {layers.stop - 1}"
     return first, last

@@ -1,10 +1,10 @@
-"""One worker process of ``calibrate --for``: runs one rank's real training step.
+"""Worker process of ``calibrate --for``: run the real training step of one rank.
 
     python -m fivefold.calibration.unit_worker '{"rank": 0, ...}'
 
 Modules, optimizer, schedule and tensors are those of ``train``. Where the workers of this computer are all ranks of the
-layout they send their messages; else messages return at once (``null_process_group.py``). The workers of a computer
-begin every step together. The first prints the ``RankProfile`` of each.
+layout, they send their messages; otherwise messages return at once (``null_process_group.py``). The workers of a
+computer begin every step together. The first worker prints the ``RankProfile`` of each.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fivefold.record import Record
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.engine import Engine
 
-WARM = 2  # steps before those that count: moments and buffers exist by then
+WARM = 2  # warm-up steps that are not counted: optimizer states and buffers exist after them
 
 
 class ProfileOrder(Record):
-    """The order to one worker. ``place``: of ``beside`` workers; ``rank``: of the layout's world."""
+    """The order to one worker: number ``place`` of ``beside`` workers, which runs ``rank`` of the layout's world."""
 
     place: NonNegativeInt
     beside: PositiveInt
@@ -47,7 +47,7 @@ class ProfileOrder(Record):
     job: Job
     threads: PositiveInt
     meeting: str  # path of a file that does not exist yet
-    seconds: PositiveFloat  # of steps that count, at least ``steps`` of them
+    seconds: PositiveFloat  # least time of the measured steps, of which there are at least ``steps``
     steps: PositiveInt
     silence_seconds: PositiveFloat
     messages: tuple[MessageOrder, ...] = ()  # to time among the workers, after the steps
@@ -55,8 +55,10 @@ class ProfileOrder(Record):
 
 
 class RankProfile(Record):
-    """Timed occurrences of one rank by ``direction unit`` such as ``F block 3``, ``update``, and messages in the step
-    such as ``message all_reduce 2 4096``; ``messages``: those that were timed by themselves.
+    """The timed occurrences of one rank.
+
+    ``timed``: by ``direction unit`` such as ``F block 3``, by ``update``, and by message in the step, such as ``message
+    all_reduce 2 4096``. ``messages``: those that were timed by themselves.
     """
 
     place: NonNegativeInt
@@ -68,7 +70,7 @@ class RankProfile(Record):
 
 
 class Meeting:
-    """A barrier and a table between the workers: they share a file, as their process groups are silent."""
+    """A barrier and a table between the workers, which share a file because their process groups send nothing."""
 
     def __init__(self, order: ProfileOrder) -> None:
         self._store = FileStore(order.meeting, order.beside)
@@ -76,7 +78,7 @@ class Meeting:
         self._order, self._round = order, 0
 
     def together(self) -> None:
-        """Return when all workers have called it."""
+        """Wait until all workers have called it."""
         self._round += 1
         name = f"round/{self._round}"
         if self._store.add(name, 1) == self._order.beside:
@@ -84,12 +86,12 @@ class Meeting:
         self._store.wait([f"{name}/go"])
 
     def longest(self, seconds: float) -> float:
-        """The largest of all workers' values."""
+        """Return the largest value of all workers."""
         self._store.set(f"value/{self._round}/{self._order.place}", repr(seconds))
-        return max(float(self._store.get(f"value/{self._round}/{p}")) for p in range(self._order.beside))
+        return max(float(self._store.get(f"value/{self._round}/{place}")) for place in range(self._order.beside))
 
     def report(self, profile: RankProfile) -> list[RankProfile]:
-        """Hand in a profile; all of them."""
+        """Publish the profile of this worker; return the profiles of all."""
         self._store.set(f"profile/{self._order.place}", profile.model_dump_json())
         return [
             RankProfile.model_validate_json(self._store.get(f"profile/{place}")) for place in range(self._order.beside)
@@ -97,7 +99,7 @@ class Meeting:
 
 
 def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> RankProfile:
-    """Build the rank's part and time its steps."""
+    """Build the rank's share of the model and time its steps."""
     layout = Layout.parse(order.layout)
     with _world(order, layout):
         built = build(model=order.model, layout=layout, job=order.job, device=device, streams=False)
@@ -119,13 +121,16 @@ def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> R
 
 
 def _sends(order: ProfileOrder) -> bool:
-    """Whether the workers exchange messages: gloo's take other times in a step; NCCL's have streams of their own."""
+    """Return whether the workers exchange messages.
+
+    Messages of gloo take different times in a step than alone; those of NCCL run on streams of their own.
+    """
     world = Layout.parse(order.layout).world
     return order.beside == world > 1 and not torch.cuda.is_available()
 
 
 def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
-    """The world of the profiled steps."""
+    """Return the context of the process group in which the steps are profiled."""
     if not _sends(order):
         return silent_world(rank=order.rank, world=layout.world)
     silence = timedelta(seconds=order.silence_seconds)
@@ -133,7 +138,7 @@ def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
 
 
 def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], UnitSeconds]:
-    """A function that runs one step on random tokens under the clock."""
+    """Return a function that runs one step on random tokens under the clock."""
     layout, job, clock = engine.layout, order.job, UnitClock(engine)
     SilentGroup.aside[0] = clock.aside
     if _sends(order):
@@ -152,19 +157,19 @@ def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], 
 
 
 def _medians(steps: list[UnitSeconds]) -> dict[str, Timed]:
-    """Seconds of one occurrence of each unit and direction, over the least disturbed half of the steps."""
-    quickest = sorted(steps, key=lambda one: one.seconds.total())[: (len(steps) + 1) // 2]
-    found = {}
-    for label in sorted({label for one in steps for label in one.seconds}):
-        seconds = [one.seconds[label] / max(1, one.times[label]) for one in quickest]
-        middle = statistics.median(seconds)
-        spread = (max(seconds) - min(seconds)) / middle if middle else 0.0
-        found[" ".join(label).strip()] = Timed(seconds=middle, spread=spread)
-    return found
+    """Return the seconds of one occurrence of each unit and direction, over the least disturbed half of the steps."""
+    quickest = sorted(steps, key=lambda step: step.seconds.total())[: (len(steps) + 1) // 2]
+    timed = {}
+    for label in sorted({label for step in steps for label in step.seconds}):
+        seconds = [step.seconds[label] / max(1, step.times[label]) for step in quickest]
+        median_seconds = statistics.median(seconds)
+        spread = (max(seconds) - min(seconds)) / median_seconds if median_seconds else 0.0
+        timed[" ".join(label).strip()] = Timed(seconds=median_seconds, spread=spread)
+    return timed
 
 
 def _message_times(order: ProfileOrder, *, device: torch.device) -> list[CollectivePoint]:
-    """Time the messages of ``order`` among the workers, with the run's own work between two of them."""
+    """Time the messages of ``order`` among the workers, with compute as in the run between two of them."""
     silence = timedelta(seconds=order.silence_seconds)
     with gloo_world(Path(f"{order.meeting}.gloo"), rank=order.place, world=order.beside, silence=silence):
         work = some_work(order.work_seconds)
@@ -178,13 +183,15 @@ def main(order: ProfileOrder) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meeting = Meeting(order)
-    found = profile(order, meeting, device=device)
-    if left := tuple(each for each in order.messages if not heard(each, found.timed)):
-        found = found.replace(messages=tuple(_message_times(order.replace(messages=left), device=device)))
-    profiles = meeting.report(found)
+    own_profile = profile(order, meeting, device=device)
+    if untimed := tuple(item for item in order.messages if not heard(item, own_profile.timed)):
+        own_profile = own_profile.replace(
+            messages=tuple(_message_times(order.replace(messages=untimed), device=device))
+        )
+    profiles = meeting.report(own_profile)
     if order.place == 0:
-        for each in profiles:
-            print(each.model_dump_json(), flush=True)
+        for item in profiles:
+            print(item.model_dump_json(), flush=True)
     meeting.together()  # the file must outlive the last reader
 
 

@@ -1,10 +1,10 @@
-"""One worker process of ``calibrate``: measures all points in step with the other ranks; rank 0 prints the results.
+"""Worker process of ``calibrate``: measure all points together with the other ranks; rank 0 prints the results.
 
     python -m fivefold.calibration.worker '{"rank": 0, "ranks": 2, ...}'
 
 Every repeat begins at a barrier and runs long enough to time. The result is the median of the repeats, on the slowest
-rank (a training step waits for it), in the best round (disturbances only slow down).
-Output, one line each: ``Facts``, ``Progress`` at every point, in the end every ``MeasuredPoint``.
+rank (a training step waits for it), in the best round (disturbances only slow down). The output, one line each, is
+``Facts``, ``Progress`` at every point, and at the end every ``MeasuredPoint``.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ TORCH: dict[Dtype, torch.dtype] = {
 }
 
 
-WORK_SECONDS = 6e-3  # between two messages on a CPU: about what a layer of a small model computes
+WORK_SECONDS = 6e-3  # compute between two messages on a CPU: about that of one layer of a small model
 
 
 NOISY = 0.2  # a point whose two best rounds are further apart is measured once more
-AGAIN = 1.3  # of the budget, for all that
+AGAIN = 1.3  # most time, as a multiple of the budget, including these repetitions
 
 
 class WorkerContext(NamedTuple):
-    """A worker's rank, number of ranks, device, and seconds for the repeats of one point."""
+    """The rank, number of ranks and device of a worker, and the seconds for the repeats of one point."""
 
     rank: int
     ranks: int
@@ -96,8 +96,8 @@ class WorkerContext(NamedTuple):
 def noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
     """Return normal numbers, repeated with a prime period: drawing all of them would take longer than the matmuls."""
     count = math.prod(shape)
-    few = torch.randn(8191, device=context.device).to(TORCH[dtype])
-    return few.repeat(count // 8191 + 1)[:count].view(shape).clone()
+    samples = torch.randn(8191, device=context.device).to(TORCH[dtype])
+    return samples.repeat(count // 8191 + 1)[:count].view(shape).clone()
 
 
 def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
@@ -177,28 +177,29 @@ def seconds(point: Point) -> float:
 def best_of(
     todo: list[Callable[[], Point]], *, context: WorkerContext, points: Points
 ) -> list[tuple[Point, float | None]]:
-    """Run all measurements once, further rounds while the budget lasts, and once more those that did not agree.
+    """Run all measurements once, in further rounds while the budget lasts, and noisy ones once more.
 
-    The fastest of each, and by how much of it the second fastest differs; None if it was measured once.
+    Returns for each measurement the fastest point, and by what fraction the second fastest is slower (None if it was
+    measured once).
     """
     start = time.perf_counter()
-    seen: list[list[Point]] = [[] for _ in todo]
+    results: list[list[Point]] = [[] for _ in todo]
     total = points.rounds * len(todo)
 
     def measure(index: int, done: int) -> None:
-        seen[index] = sorted([*seen[index], todo[index]()], key=seconds)
-        say(Progress(kind=KINDS[type(seen[index][0])], done=done, total=total), context.rank)
+        results[index] = sorted([*results[index], todo[index]()], key=seconds)
+        say(Progress(kind=KINDS[type(results[index][0])], done=done, total=total), context.rank)
 
     for step in range(total):
         if step >= len(todo) and context.slowest(time.perf_counter() - start) > points.budget_seconds:
             break
         measure(step % len(todo), step + 1)
-    for index, found in enumerate(seen):
-        apart = context.slowest(_spread(found) or 0.0)
+    for index, points_of_one in enumerate(results):
+        spread = context.slowest(_spread(points_of_one) or 0.0)
         late = context.slowest(time.perf_counter() - start) > AGAIN * points.budget_seconds
-        if apart > NOISY and not late:
+        if spread > NOISY and not late:
             measure(index, total)
-    return [(found[0], _spread(found)) for found in seen]
+    return [(points_of_one[0], _spread(points_of_one)) for points_of_one in results]
 
 
 def _spread(found: list[Point]) -> float | None:
@@ -221,9 +222,9 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
 
 
 def processor_name() -> str:
-    """Return the processor's model name, or what ``platform`` knows of it."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text().splitlines() if known.exists() else []
+    """Return the model name of the processor, or what ``platform`` knows of it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
 
