@@ -1,9 +1,9 @@
-"""Where the time of a traced step went: every second of a rank belongs to compute, bubble, exposed messages, optimizer,
-data or host.
+"""Attribute every second of a traced step to compute, bubble, exposed messages, optimizer, data or host.
 
     wait of a message = bubble, until the last rank has posted its part + exposed, from then on
 
-The split is that of the rank that waits least, the mean of the traced steps, in the seconds of the median step.
+The breakdown is that of the rank that waits least, as the mean of the traced steps, scaled to the seconds of the median
+step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from fivefold.results.spans import ACTIONS, Message, RankStep, RankTrace, Span
 from fivefold.step import Time
 
-WAYS = {"weight": "backward"}  # the planner's backward is dx and dW
+WAYS = {"weight": "backward"}  # the planner's backward includes dgrad and wgrad
 Key = tuple[object, ...]
 
 
 class Item(NamedTuple):
-    """Seconds of one kind of work within one kind of action ("": outside all)."""
+    """The seconds of one kind of work within one kind of action ("": outside of all actions)."""
 
     action: str
     category: str  # compute, optimizer, data, host
@@ -31,7 +31,7 @@ class Item(NamedTuple):
 
 
 class StepSummary(NamedTuple):
-    """What ``split`` needs of one step of a rank: its work added up, and every message."""
+    """A step of one rank as ``split`` needs it: its work added up, and every message."""
 
     begin: float
     seconds: float
@@ -41,7 +41,7 @@ class StepSummary(NamedTuple):
 
 
 class RankSummary(NamedTuple):
-    """The steps of one rank."""
+    """The summarized steps of one rank."""
 
     rank: int
     stage: int
@@ -49,19 +49,19 @@ class RankSummary(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A message of one rank beside those of the others, in seconds."""
+    """A message of one rank matched with those of the other ranks, in seconds."""
 
     rank: int
     message: Message
     place: str
-    idle: float  # of the wait, until the last rank has posted
-    exposed: float  # posting it, and the rest of the wait
-    travel: float  # from the last post to its end
-    late: int  # rank that posted last
+    idle: float  # the part of the wait until the last rank has posted
+    exposed: float  # seconds to post it, and the rest of the wait
+    travel: float  # from the last post to the end of the message
+    late: int  # the rank that posted last
 
 
 class RankTime(NamedTuple):
-    """Mean seconds per step of one rank."""
+    """The mean seconds per step of one rank."""
 
     rank: int
     stage: int
@@ -71,24 +71,26 @@ class RankTime(NamedTuple):
     steps: int
 
     def of(self, category: str) -> float:
-        """Seconds of one category of ``items``."""
+        """Return the seconds of one category of ``items``."""
         return sum(item.seconds for item in self.items if item.category == category)
 
     @property
     def bubble(self) -> float:
-        """Seconds of waits for another rank to post."""
-        return sum(each.idle for each in self.exchanges) / self.steps
+        """Return the seconds of waits for another rank to post."""
+        return sum(exchange.idle for exchange in self.exchanges) / self.steps
 
     def messages(self, seconds: str, *, whole: bool = False) -> dict[str, float]:
-        """``exposed`` or ``travel`` seconds by axis, or (``whole``) by axis and collective."""
-        found: dict[str, float] = defaultdict(float)
-        for each in self.exchanges:
-            found[each.message.name if whole else each.message.axis] += getattr(each, seconds) / self.steps
-        return dict(found)
+        """Return ``exposed`` or ``travel`` seconds by axis, or (``whole``) by axis and collective."""
+        seconds_by_name: dict[str, float] = defaultdict(float)
+        for exchange in self.exchanges:
+            seconds_by_name[exchange.message.name if whole else exchange.message.axis] += (
+                getattr(exchange, seconds) / self.steps
+            )
+        return dict(seconds_by_name)
 
 
 def summary(trace: RankTrace) -> RankSummary:
-    """Add up what a rank did."""
+    """Add up the work of a rank, step by step."""
     return RankSummary(trace.rank, trace.stage, tuple(_step(step) for step in trace.steps))
 
 
@@ -97,17 +99,17 @@ def _step(step: RankStep) -> StepSummary:
     for span in step.spans:
         if span.kind in ("post", "wait"):
             continue
-        action = next((each.kind for each in enclosing(step.spans, span) if each.kind in ACTIONS), "")
-        found = sums[action, *_category(span, action)]
-        found[0] += span.own
-        found[1] += 1
+        action = next((outer.kind for outer in enclosing(step.spans, span) if outer.kind in ACTIONS), "")
+        seconds_and_count = sums[action, *_category(span, action)]
+        seconds_and_count[0] += span.own
+        seconds_and_count[1] += 1
     items = tuple(Item(*key, seconds, int(count)) for key, (seconds, count) in sums.items())
     places = tuple(_place(step.spans, message) for message in step.messages)
     return StepSummary(step.begin, step.seconds, items, step.messages, places)
 
 
 def enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
-    """``span`` and those around it, inside out."""
+    """Yield ``span`` and the spans around it, from the inside out."""
     while True:
         yield span
         if span.within < 0:
@@ -116,7 +118,7 @@ def enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
 
 
 def _category(span: Span, action: str) -> tuple[str, str]:
-    """Category of a span's own seconds, and their name among the parts."""
+    """Return the category of a span's own seconds, and their name among the parts of the step."""
     if span.kind == "op":
         return "compute", f"{span.name} {WAYS.get(span.way, span.way)}".strip()
     if span.kind in ("update", "data"):
@@ -125,27 +127,31 @@ def _category(span: Span, action: str) -> tuple[str, str]:
 
 
 def _place(spans: Sequence[Span], message: Message) -> str:
-    around = list(enclosing(spans, spans[message.span]))[1:]
-    inner = next((f"{each.name} {each.way}".strip() for each in around if each.kind in ("op", "call")), "")
-    action = next((each.name for each in around if each.kind in ACTIONS), "")
+    outer_spans = list(enclosing(spans, spans[message.span]))[1:]
+    inner = next((f"{outer.name} {outer.way}".strip() for outer in outer_spans if outer.kind in ("op", "call")), "")
+    action = next((outer.name for outer in outer_spans if outer.kind in ACTIONS), "")
     return " in ".join(filter(None, (inner, action)))
 
 
 def rank_times(summaries: Sequence[RankSummary]) -> list[RankTime]:
-    """Every rank's seconds, its messages beside those of the other ranks."""
-    count = min(len(each.steps) for each in summaries)
-    found: dict[int, list[Exchange]] = {each.rank: [] for each in summaries}
+    """Return the seconds of every rank, with its messages matched with those of the other ranks."""
+    count = min(len(rank_summary.steps) for rank_summary in summaries)
+    exchanges_by_rank: dict[int, list[Exchange]] = {rank_summary.rank: [] for rank_summary in summaries}
     for index in range(count):
-        steps = {each.rank: each.steps[index] for each in summaries}
+        steps = {rank_summary.rank: rank_summary.steps[index] for rank_summary in summaries}
         for rank, exchange in _exchanges(steps):
-            found[rank].append(exchange)
+            exchanges_by_rank[rank].append(exchange)
     return [
         RankTime(
-            each.rank, each.stage, sum(step.seconds for step in each.steps[:count]) / count,
-            tuple(_mean(step.items for step in each.steps[:count])), tuple(found[each.rank]), count,
+            rank_summary.rank,
+            rank_summary.stage,
+            sum(step.seconds for step in rank_summary.steps[:count]) / count,
+            tuple(_mean(step.items for step in rank_summary.steps[:count])),
+            tuple(exchanges_by_rank[rank_summary.rank]),
+            count,
         )
-        for each in summaries
-    ]  # fmt: skip
+        for rank_summary in summaries
+    ]
 
 
 def _mean(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
@@ -154,15 +160,15 @@ def _mean(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
     for items in steps:
         number += 1
         for item in items:
-            found = sums[item[:3]]
-            found[0] += item.seconds
-            found[1] += item.number
+            seconds_and_count = sums[item[:3]]
+            seconds_and_count[0] += item.seconds
+            seconds_and_count[1] += item.number
     for key, (seconds, count) in sums.items():
         yield Item(*key, seconds / number, round(count / number))
 
 
 def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, Exchange]]:
-    """Match the messages of one step over the ranks; ranks that are not here are taken to have posted in time."""
+    """Match the messages of one step over the ranks; ranks without a trace are assumed to have posted in time."""
     posted: dict[Key, list[tuple[float, int]]] = defaultdict(list)  # by message: when each rank has posted
     ended: dict[Key, list[float]] = defaultdict(list)
     for rank, step in steps.items():
@@ -173,19 +179,19 @@ def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, Exchange
                     posted[key].append((step.begin + message.posted, rank))
     for rank, step in steps.items():
         for message, place, keys in zip(step.messages, step.places, _keys(step.messages, rank), strict=True):
-            own = step.begin + message.posted
-            last, late = max([moment for key, _ in keys for moment in posted[key]], default=(own, rank))
+            own_post = step.begin + message.posted
+            last, late_rank = max([moment for key, _ in keys for moment in posted[key]], default=(own_post, rank))
             end = min(moment for key, _ in keys for moment in ended[key])
             wait = message.done - message.waits
             idle = min(wait, max(0.0, last - step.begin - message.waits))
             exposed = message.posted - message.begun + wait - idle
-            yield rank, Exchange(rank, message, place, idle, exposed, max(0.0, end - max(last, own)), late)
+            yield rank, Exchange(rank, message, place, idle, exposed, max(0.0, end - max(last, own_post)), late_rank)
 
 
 def _keys(messages: Sequence[Message], rank: int) -> list[tuple[tuple[Key, bool], ...]]:
-    """The names of each message that all its ranks agree on, and whether this rank's post is what others wait for."""
+    """Return for each message the keys that all its ranks agree on, and whether others wait for this rank's post."""
     numbers: dict[Key, int] = defaultdict(int)
-    found = []
+    keys_of_messages = []
     for message in messages:
         pairs: list[tuple[Key, bool]] = [((message.group, rank, peer), True) for peer in message.to]
         pairs += [((message.group, peer, rank), False) for peer in message.source]
@@ -193,44 +199,55 @@ def _keys(messages: Sequence[Message], rank: int) -> list[tuple[tuple[Key, bool]
         for name, posts in pairs or [((message.group, message.ranks), True)]:
             keys.append(((*name, numbers[name]), posts))
             numbers[name] += 1
-        found.append(tuple(keys))
-    return found
+        keys_of_messages.append(tuple(keys))
+    return keys_of_messages
 
 
 def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
-    """The time of the rank that waits least."""
-    one = min(times, key=lambda each: each.bubble)
-    scale = step_seconds / one.step if one.step else 1.0
+    """Return the time breakdown of the rank that waits least, scaled to ``step_seconds``."""
+    chosen = min(times, key=lambda rank_time: rank_time.bubble)
+    scale = step_seconds / chosen.step if chosen.step else 1.0
     parts: dict[str, float] = defaultdict(float)
-    for item in one.items:
+    for item in chosen.items:
         parts[item.name] += item.seconds
-    exposed, travel = one.messages("exposed"), hidden(times, one)
-    parts |= one.messages("exposed", whole=True) | {"bubble": one.bubble}
+    exposed, travel = chosen.messages("exposed"), hidden(times, chosen)
+    parts |= chosen.messages("exposed", whole=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
-    whole = {name: one.of(name) * scale for name in ("compute", "optimizer", "data", "host")}
-    bubble, shown = one.bubble * scale, {axis: seconds * scale for axis, seconds in exposed.items()}
-    sizes = {f"{axis} messages": seconds for axis, seconds in shown.items()} | whole | {"bubble": bubble}
+    by_category = {name: chosen.of(name) * scale for name in ("compute", "optimizer", "data", "host")}
+    bubble, exposed_by_axis = chosen.bubble * scale, {axis: seconds * scale for axis, seconds in exposed.items()}
+    sizes = (
+        {f"{axis} messages": seconds for axis, seconds in exposed_by_axis.items()} | by_category | {"bubble": bubble}
+    )
     return Time(
-        step_seconds=step_seconds, compute_seconds=whole["compute"], bubble_seconds=bubble, exposed_seconds=shown,
+        step_seconds=step_seconds,
+        compute_seconds=by_category["compute"],
+        bubble_seconds=bubble,
+        exposed_seconds=exposed_by_axis,
         hidden_seconds={axis: seconds * scale for axis, seconds in travel.items()},
-        optimizer_seconds=whole["optimizer"], data_seconds=whole["data"], host_seconds=whole["host"], parts=shares,
+        optimizer_seconds=by_category["optimizer"],
+        data_seconds=by_category["data"],
+        host_seconds=by_category["host"],
+        parts=shares,
         bound_by=max(sizes, key=lambda name: sizes[name]),
-    )  # fmt: skip
+    )
 
 
 def hidden(times: Sequence[RankTime], one: RankTime) -> dict[str, float]:
-    """Seconds by axis that messages of rank ``one`` travelled beside its work. One that had ended before all its ranks
-    waited travelled at most as long as is usual for its size.
+    """Return by axis the seconds in which messages of rank ``one`` travelled while it worked.
+
+    The travel time of a message that had ended before all its ranks waited is at most the usual one for its size.
     """
     usual: dict[Key, list[float]] = defaultdict(list)
-    for each in (each for rank in times for each in rank.exchanges if not each.message.early):
-        usual[_size(each.message)].append(each.travel)
-    found: dict[str, float] = defaultdict(float)
-    for each in one.exchanges:
-        known = usual[_size(each.message)]
-        travel = min(each.travel, median(known)) if each.message.early and known else each.travel
-        found[each.message.axis] += max(0.0, travel - each.exposed) / one.steps
-    return {axis: seconds for axis, seconds in found.items() if seconds > 0}
+    for exchange in (exchange for rank in times for exchange in rank.exchanges if not exchange.message.early):
+        usual[_size(exchange.message)].append(exchange.travel)
+    seconds_by_axis: dict[str, float] = defaultdict(float)
+    for exchange in one.exchanges:
+        usual_seconds = usual[_size(exchange.message)]
+        travel = (
+            min(exchange.travel, median(usual_seconds)) if exchange.message.early and usual_seconds else exchange.travel
+        )
+        seconds_by_axis[exchange.message.axis] += max(0.0, travel - exchange.exposed) / one.steps
+    return {axis: seconds for axis, seconds in seconds_by_axis.items() if seconds > 0}
 
 
 def _size(message: Message) -> Key:

@@ -1,4 +1,4 @@
-"""The closed loop: predicts a step, trains for real, measures the same step, and writes both to ``step.json``."""
+"""Predict a step, train for real, measure the same step, and write both to ``step.json``."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ from fivefold.trainer.run import Run
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of a run: predicted and measured step, outcome, and sampled text ("" if none). ``measured`` is None
-    if the run was too short to measure.
+    """The result of a run: predicted and measured step, outcome, and sampled text ("" if none).
+
+    ``measured`` is None if the run was too short to measure.
     """
 
     predicted: Step
@@ -51,8 +52,9 @@ class Proof:
 
 
 def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: Process, report: Report) -> Proof:
-    """Train ``run`` on this rank; rank 0 writes what is predicted as it begins and ``step.json`` at its end, and passes
-    every log line to ``report``. Raises ``Mistake`` if the number of processes is not the layout's.
+    """Train ``run`` on this rank; rank 0 writes the prediction as it begins and ``step.json`` at its end.
+
+    Rank 0 passes every log line to ``report``. Raises ``Mistake`` if the number of processes is not the layout's.
     """
     predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
     if process.world != layout.world:
@@ -61,10 +63,10 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     device = process.start()
     torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible
     try:
-        streams = device.type == "cuda" or process.several_hosts  # messages between hosts travel beside compute
+        streams = device.type == "cuda" or process.several_hosts  # messages between hosts overlap with compute
         built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout), streams=streams)
         if process.rank == 0:
-            with suppress(Fault):  # where there is no room the logs say so, and this is only looked at
+            with suppress(Fault):  # a full disk is reported by the logs; this file is for display only
                 write_steps(run.folder / PREDICTED, predicted.replace(operations=()))
         with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
@@ -88,7 +90,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
 
 
 def write_trace(trace: RankTrace, folder: Path) -> None:
-    """Write this rank's trace; if that fails say so and go on, as the other ranks wait for this one."""
+    """Write this rank's trace; if that fails, print why and go on, because the other ranks wait for this one."""
     try:
         trace_file.write(trace, folder)
     except Fault as fault:
@@ -99,28 +101,31 @@ def measured_step(
     outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process,
     predicted: Step | None = None,
 ) -> Step | None:  # fmt: skip
-    """Gather all ranks' measurements into a step record, the same on each rank; None if the run was too short.
+    """Gather the measurements of all ranks into a step record, equal on each rank; None if the run was too short.
 
-    Memory is that of the fullest rank of each stage, time that of the slowest rank. ``predicted``: for the findings.
+    Memory is that of the fullest rank of each stage, time that of the slowest rank. ``predicted`` is used for the
+    findings.
     """
-    mine = (outcome.measured, resident_bytes(), outcome.step_seconds)
-    everyone: list[Any] = [None] * process.world
-    dist.all_gather_object(everyone, mine)
-    if any(measured is None or seconds is None for measured, _, seconds in everyone):
+    own_measurement = (outcome.measured, resident_bytes(), outcome.step_seconds)
+    measurements: list[Any] = [None] * process.world
+    dist.all_gather_object(measurements, own_measurement)
+    if any(measured is None or seconds is None for measured, _, seconds in measurements):
         return None
-    seconds = max(seconds for _, _, seconds in everyone)
-    time, told = _measured_time(outcome, seconds=seconds, machine=machine, process=process, predicted=predicted)
+    seconds = max(seconds for _, _, seconds in measurements)
+    time, finding_lines = _measured_time(
+        outcome, seconds=seconds, machine=machine, process=process, predicted=predicted
+    )
     counted = work(model, layout=layout, job=run.job)
-    done = counted.replace(
-        parameters=round(sum(measured.parameters for measured, _, _ in everyone)),
-        hardware_flops=sum(measured.flops for measured, _, _ in everyone),
-    )  # the model FLOPs, and which parameters are active, are definitions and not measured
+    measured_work = counted.replace(
+        parameters=round(sum(measured.parameters for measured, _, _ in measurements)),
+        hardware_flops=sum(measured.flops for measured, _, _ in measurements),
+    )  # the model FLOPs and the active parameters are definitions, which are not measured
     pp = group(layout, "pp")
     stages = tuple(
-        stage_memory(stage, [one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == stage])
+        stage_memory(stage, [one for rank, (one, _, _) in enumerate(measurements) if pp.place(rank) == stage])
         for stage in range(pp.ranks)
     )
-    reserved = max(reserved for _, reserved, _ in everyone)
+    reserved = max(reserved for _, reserved, _ in measurements)
     return build_step(
         "measured",
         model=model,
@@ -130,40 +135,42 @@ def measured_step(
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
         ),
-        work=done,
-        traffic=traffic_of([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
+        work=measured_work,
+        traffic=traffic_of([one for rank, (one, _, _) in enumerate(measurements) if pp.place(rank) == 0]),
         time=time,
-        findings=tuple(told),
+        findings=tuple(finding_lines),
     )
 
 
 def _measured_time(
     outcome: Outcome, *, seconds: float, machine: Machine, process: Process, predicted: Step | None
 ) -> tuple[Time, list[str]]:
-    """Split ``seconds`` of the step by the traces of all ranks, and what is wrong with it; the same on each rank."""
-    everyone: list[Any] | None = [None] * process.world if process.rank == 0 else None
-    dist.gather_object(summary(outcome.trace), everyone)
-    found: list[Any] = [Time(step_seconds=seconds, compute_seconds=seconds), []]
-    if everyone is not None and all(each.steps for each in everyone):
-        times, network = rank_times(everyone), Network(machine)
+    """Break down ``seconds`` of the step by the traces of all ranks; return it with findings, equal on each rank."""
+    summaries: list[Any] | None = [None] * process.world if process.rank == 0 else None
+    dist.gather_object(summary(outcome.trace), summaries)
+    time_and_findings: list[Any] = [Time(step_seconds=seconds, compute_seconds=seconds), []]
+    if summaries is not None and all(rank_summary.steps for rank_summary in summaries):
+        times, network = rank_times(summaries), Network(machine)
 
         def expected(message: Message) -> float:
             ranks = message.ranks
             return network.seconds(message.collective, message.payload, Group(len(ranks), ranks[1] - ranks[0]))
 
-        told = findings(times, predicted=predicted.time, expected=expected) if predicted is not None else []
-        found = [split(times, step_seconds=seconds), told]
-    dist.broadcast_object_list(found)
-    return found[0], found[1]
+        lines = findings(times, predicted=predicted.time, expected=expected) if predicted is not None else []
+        time_and_findings = [split(times, step_seconds=seconds), lines]
+    dist.broadcast_object_list(time_and_findings)
+    return time_and_findings[0], time_and_findings[1]
 
 
 def traffic_of(ranks: list[Measured]) -> tuple[Traffic, ...]:
-    """Return the traffic of the first stage, its bytes averaged over ``ranks``: with experts they depend on routing."""
-    sent: Counter[tuple[str, str]] = Counter()
-    for one in ranks:
-        for item in one.traffic:
-            sent[item.axis, item.collective] += item.bytes
-    return tuple(item.replace(bytes=round(sent[item.axis, item.collective] / len(ranks))) for item in ranks[0].traffic)
+    """Return the traffic of the first stage, averaged over ``ranks``, because with experts it depends on routing."""
+    sent_bytes: Counter[tuple[str, str]] = Counter()
+    for measured in ranks:
+        for item in measured.traffic:
+            sent_bytes[item.axis, item.collective] += item.bytes
+    return tuple(
+        item.replace(bytes=round(sent_bytes[item.axis, item.collective] / len(ranks))) for item in ranks[0].traffic
+    )
 
 
 def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
@@ -186,11 +193,11 @@ def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
 
 
 def write_steps(path: Path, *steps: Step) -> None:
-    """Write steps of one run to ``path``, each under its kind; ``Fault`` if it cannot be written."""
-    found = {step.kind: step.model_dump(mode="json") for step in steps}
+    """Write steps of one run to ``path``, each under its kind; raises ``Fault`` if the file cannot be written."""
+    records = {step.kind: step.model_dump(mode="json") for step in steps}
     partial = path.with_suffix(".partial")
     try:
-        partial.write_text(json.dumps(found, indent=2) + "\n")
+        partial.write_text(json.dumps(records, indent=2) + "\n")
         os.replace(partial, path)
     except OSError as error:
         raise Fault(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None

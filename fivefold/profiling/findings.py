@@ -1,6 +1,4 @@
-"""What is wrong with a traced step, in one line each: a stalled loader, a rank or a stage that is slower than its
-peers, a slow link, a bubble that no schedule asks for.
-"""
+"""Report problems of a traced step in one line each: a stalled loader, a straggler, a slow link, a bubble."""
 
 from __future__ import annotations
 
@@ -13,97 +11,113 @@ from fivefold.results.spans import Message
 from fivefold.step import Time
 from fivefold.units import show_bytes, show_seconds
 
-SHARE = 0.05  # of the step: what takes less is not told
-SLOWER = 1.25  # than the median of its peers
-LINK = 3.0  # times what the machine, or another group of the same axis, takes for the same message
+SHARE = 0.05  # fraction of the step: what takes less is not reported
+SLOWER = 1.25  # a straggler works more than this many times the median of its peers
+LINK = 3.0  # a link is slow from this many times the seconds of the machine, or of another group of the axis
 
 
 def findings(
     times: Sequence[RankTime], *, predicted: Time, expected: Callable[[Message], float] | None = None
 ) -> list[str]:  # fmt: skip
-    """One line for each of them. ``expected``: seconds of a message on the machine."""
-    told = [*_loader(times)]
-    stalled = {rank for rank, _ in told}
-    lines = [line for _, line in told]
-    slow = list(_links(times, expected))
-    lines += slow
-    ranks = [] if slow else list(_stragglers([each for each in times if each.rank not in stalled]))
-    lines += ranks
-    if not told and not slow and not ranks:
+    """Return one line for each problem. ``expected``: seconds of a message on the machine."""
+    stalls = [*_loader(times)]
+    stalled = {rank for rank, _ in stalls}
+    lines = [line for _, line in stalls]
+    slow_links = list(_links(times, expected))
+    lines += slow_links
+    stragglers = (
+        [] if slow_links else list(_stragglers([rank_time for rank_time in times if rank_time.rank not in stalled]))
+    )
+    lines += stragglers
+    if not stalls and not slow_links and not stragglers:
         lines += _bubble(times, predicted)
     return lines
 
 
 def busy(one: RankTime) -> float:
-    """Seconds of a rank's own work."""
+    """Return the seconds of a rank's own work."""
     return one.of("compute") + one.of("host") + one.of("optimizer")
 
 
 def _loader(times: Sequence[RankTime]) -> Iterator[tuple[int, str]]:
-    """The rank that waits longest for its batch."""
-    worst = max(times, key=lambda each: each.of("data"))
+    """Yield the rank that waits longest for its batch, with the line that reports it."""
+    worst = max(times, key=lambda rank_time: rank_time.of("data"))
     seconds = worst.of("data")
     if seconds > SHARE * worst.step:
-        also = sum(each.of("data") > SHARE * each.step for each in times) - 1
-        others = f", {also} more ranks likewise" if also else ""
+        other_count = sum(rank_time.of("data") > SHARE * rank_time.step for rank_time in times) - 1
+        others = f", {other_count} more ranks likewise" if other_count else ""
         share = f"{show_seconds(seconds)} ({seconds / worst.step:.0%})"
         yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others}"
 
 
 def _stragglers(times: Sequence[RankTime]) -> Iterator[str]:
-    """A rank that takes longer than those that do the same work, and for which they wait."""
-    for stage in sorted({each.stage for each in times}):
-        peers = [each for each in times if each.stage == stage]
+    """Yield a line for each rank that takes longer than its peers, which wait for it."""
+    for stage in sorted({rank_time.stage for rank_time in times}):
+        peers = [rank_time for rank_time in times if rank_time.stage == stage]
         if len(peers) < 2:
             continue
         slowest = max(peers, key=busy)
-        others = [each for each in peers if each is not slowest]
-        usual, waited = median(map(busy, others)), mean(_waited_for(each, slowest.rank) for each in others)
-        if busy(slowest) > SLOWER * usual and waited > SHARE * slowest.step:
+        others = [rank_time for rank_time in peers if rank_time is not slowest]
+        usual, waited_seconds = (
+            median(map(busy, others)),
+            mean(_waited_for(rank_time, slowest.rank) for rank_time in others),
+        )
+        if busy(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
             yield (
                 f"straggler: rank {slowest.rank} works {show_seconds(busy(slowest))} a step, its peers "
-                f"{show_seconds(usual)}; they wait {show_seconds(waited)} for it; most is in {_excess(slowest, others)}"
+                f"{show_seconds(usual)}; they wait {show_seconds(waited_seconds)} for it; "
+                f"most is in {_excess(slowest, others)}"
             )
 
 
 def _waited_for(one: RankTime, other: int) -> float:
-    return sum(each.idle for each in one.exchanges if each.late == other) / one.steps
+    return sum(exchange.idle for exchange in one.exchanges if exchange.late == other) / one.steps
 
 
 def _excess(slowest: RankTime, others: Sequence[RankTime]) -> str:
-    """The work of ``slowest`` that exceeds that of ``others`` most."""
+    """Name the work of ``slowest`` that exceeds that of ``others`` most."""
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for item in (item for each in others for item in each.items):
+    for item in (item for rank_time in others for item in rank_time.items):
         usual[item.action, item.name].append(item.seconds)
-    more = {(item.action, item.name): item.seconds - sum(usual[item.action, item.name]) / len(others)
+    excess_seconds = {(item.action, item.name): item.seconds - sum(usual[item.action, item.name]) / len(others)
             for item in slowest.items}  # fmt: skip
-    action, name = max(more, key=lambda key: more[key])
+    action, name = max(excess_seconds, key=lambda key: excess_seconds[key])
     return f"{name} of {action}" if action and not name.startswith("host") else name
 
 
 def _links(times: Sequence[RankTime], expected: Callable[[Message], float] | None) -> Iterator[str]:
-    """The messages of one group that take much longer than they should, if that costs something: the worst group."""
+    """Report the group whose messages take much longer than they should, if that costs time: only the worst one."""
     travels: dict[tuple[str, int, tuple[int, ...]], list[Exchange]] = defaultdict(list)
-    for each in (each for one in times for each in one.exchanges if each.message.number):
-        message = each.message
-        travels[message.name, message.payload, _members(message, each)].append(each)
-    found = []
+    for exchange in (exchange for rank_time in times for exchange in rank_time.exchanges if exchange.message.number):
+        message = exchange.message
+        travels[message.name, message.payload, _members(message, exchange)].append(exchange)
+    slow_links = []
     for (name, payload, members), exchanges in travels.items():
-        seconds = median(each.travel for each in exchanges)
-        alike = [median(each.travel for each in other) for (n, size, who), other in travels.items()
-                 if (n, size) == (name, payload) and who != members]  # fmt: skip
+        seconds = median(exchange.travel for exchange in exchanges)
+        seconds_elsewhere = [
+            median(exchange.travel for exchange in other_exchanges)
+            for (n, size, other_members), other_exchanges in travels.items()
+            if (n, size) == (name, payload) and other_members != members
+        ]
         machine = expected(exchanges[0].message) if expected is not None else 0.0
-        usual, whose = (median(alike), "other groups take") if alike else (machine, "the machine takes")
-        cost = sum(each.exposed for each in exchanges) / times[0].steps / len(members)
+        usual, whose = (
+            (median(seconds_elsewhere), "other groups take") if seconds_elsewhere else (machine, "the machine takes")
+        )
+        cost = sum(exchange.exposed for exchange in exchanges) / times[0].steps / len(members)
         if usual and seconds > LINK * usual and cost > SHARE * times[0].step:
-            found.append((cost, f"slow link: {name} of {show_bytes(payload)} among ranks {_listed(members)} travels "
-                          f"{show_seconds(seconds)}, {whose} {show_seconds(usual)}; it costs {show_seconds(cost)} a "
-                          "step"))  # fmt: skip
-    yield from (line for _, line in sorted(found, reverse=True)[:1])
+            slow_links.append(
+                (
+                    cost,
+                    f"slow link: {name} of {show_bytes(payload)} among ranks {_listed(members)} "
+                    f"travels {show_seconds(seconds)}, {whose} {show_seconds(usual)}; "
+                    f"it costs {show_seconds(cost)} a step",
+                )
+            )
+    yield from (line for _, line in sorted(slow_links, reverse=True)[:1])
 
 
 def _members(message: Message, each: Exchange) -> tuple[int, ...]:
-    """Ranks that a message joins."""
+    """Return the ranks that exchange a message."""
     return message.ranks if message.collective != "p2p" else tuple(sorted({*message.to, *message.source, each.rank}))
 
 
@@ -113,8 +127,8 @@ def _listed(members: tuple[int, ...]) -> str:
 
 
 def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
-    """A bubble beyond the planned one: the stage that is slower than the others, or the rank that is waited for."""
-    worst = max(times, key=lambda each: each.bubble)
+    """Report a bubble larger than planned, with the slow stage, or the rank that is waited for."""
+    worst = max(times, key=lambda rank_time: rank_time.bubble)
     extra = worst.bubble - predicted.bubble_seconds
     if extra <= 2 * SHARE * worst.step:
         return
@@ -122,19 +136,25 @@ def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
         f"bubble: rank {worst.rank} waits {show_seconds(worst.bubble)} ({worst.bubble / worst.step:.0%}) of each step, "
         f"planned {show_seconds(predicted.bubble_seconds)}"
     )
-    stages = {stage: mean(busy(each) for each in times if each.stage == stage) for stage in {t.stage for t in times}}
+    stages = {
+        stage: mean(busy(rank_time) for rank_time in times if rank_time.stage == stage)
+        for stage in {rank_time_.stage for rank_time_ in times}
+    }
     slowest = max(stages, key=lambda stage: stages[stage])
     others = [seconds for stage, seconds in stages.items() if stage != slowest]
     if others and stages[slowest] > SLOWER * mean(others):
-        slow, rest = ([each for each in times if (each.stage == slowest) is same] for same in (True, False))
+        slow, rest = (
+            [rank_time for rank_time in times if (rank_time.stage == slowest) is is_slowest]
+            for is_slowest in (True, False)
+        )
         yield (
             f"{opening}: stage {slowest} works {show_seconds(stages[slowest])}, the others "
             f"{show_seconds(mean(others))}; most of it is in {_excess(slow[0], rest)}; give it fewer layers"
         )
         return
     waited: dict[tuple[int, str], float] = defaultdict(float)
-    for each in worst.exchanges:
-        waited[each.late, each.place] += each.idle / worst.steps
+    for rank_time in worst.exchanges:
+        waited[rank_time.late, rank_time.place] += rank_time.idle / worst.steps
     late, place = max(waited, key=lambda key: waited[key])
     where = f" in {place}" if place else ""
     yield f"{opening}: most of it for rank {late}{where}, {show_seconds(waited[late, place])}"

@@ -1,11 +1,12 @@
-"""``watch``: anybody's training loop as a measured ``Step``: memory, FLOPs, messages, time, on CPUs or GPUs.
+"""``watch``: measure any training loop as a ``Step``: memory, FLOPs, messages and time, on CPUs or GPUs.
 
     with watch(model, optimizer, tokens=8192) as watched:
         for batch in batches: loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
     watched.step
 
-A step ends where ``optimizer.step()`` ends. The first three are metered, below autograd, and the third is what is told;
-of those after them the median of the seconds, unmetered. Every rank of a distributed loop watches.
+A step ends where ``optimizer.step()`` ends. The first three steps are metered, below autograd, and the third of them is
+reported; of the later ones, which are not metered, the median of the seconds is reported. Every rank of a distributed
+loop calls ``watch``.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from fivefold.trainer.measure.loop_meter import LoopMeter
 from fivefold.trainer.measure.measured_step import Measured
 from fivefold.trainer.measure.meter import resident_bytes
 
-METERED = 3  # steps; in the first the optimizer makes its states, after it DistributedDataParallel its buckets anew
+METERED = (
+    3  # steps: the optimizer allocates its states in the first; DistributedDataParallel rebuilds its buckets after
+)
 AXES = ("dp", "tp", "cp", "ep", "pp")
 ALIASES = {"fsdp": "dp", "ddp": "dp", "shard": "dp", "replicate": "dp", "data": "dp", "tensor": "tp", "pipe": "pp"}
 
 
 class Watched:
-    """What ``watch`` returns; ``step`` is there once the loop has ended."""
+    """The result of ``watch``; ``step`` is available once the loop has ended."""
 
     def __init__(
         self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], *, mesh: DeviceMesh | None, stage: int,
@@ -60,13 +63,13 @@ class Watched:
 
     @property
     def step(self) -> Step:
-        """The measured step; a ``Mistake`` if the loop has not ended, or had no step."""
+        """Return the measured step; raises ``Mistake`` if the loop has not ended, or had no step."""
         if self._step is None:
             raise Mistake("nothing was measured: the loop has to call optimizer.step() within watch(), and to end")
         return self._step
 
     def save(self, folder: str | Path) -> None:
-        """Write ``folder/step.json``, which ``fivefold show`` and ``load`` take; on rank 0."""
+        """Write ``folder/step.json``, which ``fivefold show`` and ``load`` read; on rank 0 only."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,7 @@ class Watched:
         self.meter.updating = False
         self.measured = self._measure(self.meter)
         if len(self._ends) < METERED:
-            self.meter.live_bytes -= self._buckets  # which are seen since their first use
+            self.meter.live_bytes -= self._buckets  # the meter sees them from their first use on
             self._buckets = 0
             self.meter.begin()
             if self._on_gpu:
@@ -139,8 +142,10 @@ class Watched:
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _living(self) -> list[Tensor]:
-        grown = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return [_local(each) for each in (*self.model.parameters(), *self.model.buffers(), *grown, *self._moments())]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return [
+            _local(tensor) for tensor in (*self.model.parameters(), *self.model.buffers(), *gradients, *self._moments())
+        ]
 
     def _states_bytes(self) -> int:
         return _bytes(self._living())
@@ -151,40 +156,55 @@ class Watched:
     # After it
 
     def _seconds(self) -> tuple[float, float]:
-        """Median seconds of an unmetered step, and of its update; of the metered ones if there are no others."""
+        """Return the median seconds of an unmetered step, and of its update.
+
+        If all steps were metered, these are used.
+        """
         ends, begins = self._clock.seconds(self._ends), self._clock.seconds(self._updates)
         count = len(self.optimizers)
         updates = [end - begins[count * place] for place, end in enumerate(ends)]
         steps = [after - before for before, after in pairwise(ends)]
-        free = steps[METERED - 1 :] or steps or [updates[-1]]
-        return statistics.median(free), min(statistics.median(updates[METERED:] or updates), statistics.median(free))
+        unmetered = steps[METERED - 1 :] or steps or [updates[-1]]
+        return statistics.median(unmetered), min(
+            statistics.median(updates[METERED:] or updates), statistics.median(unmetered)
+        )
 
     def _read(self) -> Step | None:
-        """Gather what all ranks have measured; the same on each."""
-        mine = (self.measured, resident_bytes(), *(self._seconds() if self._ends else (0.0, 0.0)), self.stage)
-        everyone: list[Any] = [mine]
+        """Gather the measurements of all ranks; return an equal step on each."""
+        own_measurement = (
+            self.measured,
+            resident_bytes(),
+            *(self._seconds() if self._ends else (0.0, 0.0)),
+            self.stage,
+        )
+        measurements: list[Any] = [own_measurement]
         if dist.is_initialized():
-            everyone = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, mine)
-        if any(each[0] is None for each in everyone):
+            measurements = [None] * dist.get_world_size()
+            dist.all_gather_object(measurements, own_measurement)
+        if any(measurement[0] is None for measurement in measurements):
             return None
-        return self._record(everyone)
+        return self._record(measurements)
 
     def _record(self, everyone: list[Any]) -> Step:
-        numbers = sorted({each[4] for each in everyone})
-        ranks = {number: [each[0] for each in everyone if each[4] == number] for number in numbers}
-        stages = tuple(stage_memory(number, of) for number, of in ranks.items())
-        seconds, update = max((each[2], each[3]) for each in everyone)
-        done = sum(each[0].flops for each in everyone)
-        parameters = sum(round(max(one.parameters for one in of)) for of in ranks.values())
-        work = Work(parameters=parameters, active_parameters=parameters, model_flops_causal=done, model_flops_full=done,
-                    hardware_flops=done)  # fmt: skip
+        numbers = sorted({measurement[4] for measurement in everyone})
+        ranks = {number: [measurement[0] for measurement in everyone if measurement[4] == number] for number in numbers}
+        stages = tuple(stage_memory(number, stage_ranks) for number, stage_ranks in ranks.items())
+        seconds, update = max((measurement[2], measurement[3]) for measurement in everyone)
+        flops = sum(measurement[0].flops for measurement in everyone)
+        parameters = sum(round(max(measured.parameters for measured in stage_ranks)) for stage_ranks in ranks.values())
+        work = Work(
+            parameters=parameters,
+            active_parameters=parameters,
+            model_flops_causal=flops,
+            model_flops_full=flops,
+            hardware_flops=flops,
+        )
         if self.predicted is not None:
-            work = self.predicted.work.replace(parameters=parameters, hardware_flops=done)
+            work = self.predicted.work.replace(parameters=parameters, hardware_flops=flops)
         job: dict[str, Any] = self.described["job"]
         peak = self.machine.chip.peak(job["precision"]["compute"]) if self.machine and "precision" in job else 0.0
         memory = Memory(peak_bytes=max(stage.peak_bytes for stage in stages), stages=stages, risk=0.0,
-                        reserved_bytes=max(each[1] for each in everyone))  # fmt: skip
+                        reserved_bytes=max(measurement[1] for measurement in everyone))  # fmt: skip
         world = len(everyone)
         return Step(
             kind="measured", world=world, memory=memory, work=work, **self.described,
@@ -200,14 +220,15 @@ def watch(
     mesh: DeviceMesh | None = None, stage: int = 0, predicted: Step | None = None, machine: Machine | None = None,
     called: str = "", fake: bool = False,
 ) -> Watched:  # fmt: skip
-    """Watch a loop that trains ``model`` by ``optimizer`` (or several, of which the last ends a step).
+    """Watch a loop that trains ``model`` with ``optimizer`` (or several optimizers, of which the last ends a step).
 
-    ``tokens``: of a step, over all ranks. ``mesh``: whose dimensions name the axes of messages. ``stage``: of this rank
-    in a pipeline. ``predicted``: the step to lay beside it. ``called``: the layout's name.
-    ``fake``: of fake tensors and ranks, of which ``measured`` tells rank 0's figures and there is no ``step``.
+    ``tokens``: tokens of a step, over all ranks. ``mesh``: the mesh whose dimensions name the axes of messages.
+    ``stage``: the stage of this rank in a pipeline. ``predicted``: the step to compare with. ``called``: the layout's
+    name. ``fake``: the loop runs on fake tensors and ranks; then ``measured`` has the figures of rank 0 and there is no
+    ``step``.
     """
     optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
-    if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+    if not optimizers or not all(isinstance(item, torch.optim.Optimizer) for item in optimizers):
         raise Mistake(f"watch(model, optimizer): {type(optimizer).__name__} is no torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
         raise Mistake(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
@@ -230,16 +251,16 @@ def watch(
 
 
 def _axis_names(mesh: DeviceMesh | None) -> dict[str, str]:
-    """The axis of each of a mesh's groups, by the group's name."""
+    """Return the axis of each group of a mesh, by the group's name."""
     if mesh is None:
         return {}
-    found: dict[str, str] = {}
+    axis_by_group: dict[str, str] = {}
     for name in mesh.mesh_dim_names or ():
         words = [word for word in name.lower().split("_") if word]
         axis = next((axis for axis in AXES if axis in words), None)
         axis = axis or next((ALIASES[word] for word in words if word in ALIASES), name)
-        found[mesh.get_group(name).group_name] = axis
-    return found
+        axis_by_group[mesh.get_group(name).group_name] = axis
+    return axis_by_group
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -256,21 +277,21 @@ def _unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
 
 
 def _bytes(tensors: Any) -> int:
-    """Bytes of the storages of tensors, each once."""
-    return sum(each.untyped_storage().nbytes() for each in _unique(_local(tensor) for tensor in tensors))
+    """Return the bytes of the storages of tensors, each counted once."""
+    return sum(unique.untyped_storage().nbytes() for unique in _unique(_local(tensor) for tensor in tensors))
 
 
 def _bucket_bytes(model: nn.Module) -> int:
-    """Bytes of DistributedDataParallel's buckets, unless gradients are views of them, which are seen."""
+    """Return the bytes of DistributedDataParallel's buckets; 0 if gradients are views of them, which are counted."""
     if not isinstance(model, DistributedDataParallel) or model.gradient_as_bucket_view:
         return 0
-    told = _ddp_facts(model)
-    sizes = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
+    ddp_facts = _ddp_facts(model)
+    sizes = str(ddp_facts.get("rebuilt_bucket_sizes") or ddp_facts.get("bucket_sizes") or "")
     return sum(int(size) for size in sizes.replace(" ", "").split(",") if size)
 
 
 def _ddp_facts(model: nn.Module) -> dict[str, Any]:
-    """What DistributedDataParallel logs of itself, as of now."""
+    """Return the current logging data of DistributedDataParallel."""
     ddp: Any = model
     ddp.logger.set_runtime_stats_and_log()
     return dict(ddp._get_ddp_logging_data())

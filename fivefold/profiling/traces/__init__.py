@@ -1,9 +1,9 @@
-"""Anybody's trace: reads PyTorch profiler traces of one or many ranks and says where the time went.
+"""Traces of any trainer: read PyTorch profiler traces of one or many ranks and show where the time went.
 
 json_stream · recording     events of a file of any size; one rank's events as columns
-rank_trace · categories     what is compute, communication, copies; where the steps are; kinds of kernels
-job_traces · matching       traces of one job, one clock; which kernels of the ranks are one message
-intervals · breakdown · messages · critical_path · against     what is found out; beside a prediction
+rank_trace · categories     compute, communication and copies; the steps; kinds of kernels
+job_traces · matching       traces of one job on one clock; which kernels of the ranks are one message
+intervals · breakdown · messages · critical_path · against     the results; comparison with a prediction
 """
 
 from __future__ import annotations
@@ -33,43 +33,46 @@ class Traced(NamedTuple):
     path: list[Segment]
 
     def pieces(self) -> list[Piece]:
-        """Return the path for a picture: neighbours of one rank and kind are one piece."""
+        """Return the path for a picture: consecutive segments of one rank and kind are merged into one piece."""
         begin = self.path[0].start if self.path else 0
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for rank, does, _, start, end in self.path:
-            last = (end - begin) / 1e9
-            if found and (found[-1].rank, found[-1].does) == (rank, does):
-                found[-1] = found[-1]._replace(end=last)
+            end_seconds = (end - begin) / 1e9
+            if pieces and (pieces[-1].rank, pieces[-1].does) == (rank, does):
+                pieces[-1] = pieces[-1]._replace(end=end_seconds)
             else:
-                found.append(Piece(rank, does, (start - begin) / 1e9, last))
-        return found
+                pieces.append(Piece(rank, does, (start - begin) / 1e9, end_seconds))
+        return pieces
 
 
 def read(
     paths: Sequence[Path], *, step: int | None = None, top: int = 10, machine: Machine | None = None,
     axes: dict[tuple[int, ...], str] | None = None, progress: Progress | None = None,
 ) -> Traced:  # fmt: skip
-    """Read the traces of a job. ``step``: only the ProfilerStep of this number; ``top``: most kernels that are listed.
+    """Read the traces of a job and report on them.
 
-    ``machine``: whose links messages are held against; ``axes``: of a layout, by the members of its groups.
+    ``step``: only the ProfilerStep of this number. ``top``: the largest number of kernels that are listed. ``machine``:
+    the machine whose links messages are compared with. ``axes``: the axes of a layout, by the members of their groups.
     Raises ``Mistake`` for files that are no traces, or not of one job.
     """
     job = read_traces(paths, progress=progress)
-    found = match(job)
-    starts = starts_of(job, found)
+    matched = match(job)
+    starts = starts_of(job, matched)
     chosen = _windows(job, step)
     pairs = [(trace, window) for trace in job.ranks for window in chosen[trace.rank]]
-    first = min(window.start + trace.shift for trace, window in [*pairs, *((each, each.whole()) for each in job.ranks)])
-    waited = waits(job, found, starts)
-    lines = {trace.rank: Timeline(trace, waits=waited.get(trace.rank)) for trace in job.ranks}
-    messages_of = partial(messages.lines, found=found, starts=starts, machine=machine, axes=axes)
+    first = min(window.start + trace.shift for trace, window in [*pairs, *((rank, rank.whole()) for rank in job.ranks)])
+    waits_by_rank = waits(job, matched, starts)
+    lines = {trace.rank: Timeline(trace, waits=waits_by_rank.get(trace.rank)) for trace in job.ranks}
+    messages_of = partial(messages.lines, found=matched, starts=starts, machine=machine, axes=axes)
     lowest = job.ranks[0]
     kinds, kernels = breakdown.lines(pairs)
     orders = {trace.rank: EndOrder(trace) for trace in job.ranks}
-    paths_of = _paths(job, chosen, lambda windows: critical_path(orders, windows, found=found, starts=starts), progress)
+    paths_of = _paths(
+        job, chosen, lambda windows: critical_path(orders, windows, found=matched, starts=starts), progress
+    )
     report = TraceReport(
-        device="GPU" if job.device == "GPU" else "CPU", world=job.world, ranks=tuple(each.rank for each in job.ranks),
-        files=tuple(str(each.recording.path) for each in job.ranks),
+        device="GPU" if job.device == "GPU" else "CPU", world=job.world, ranks=tuple(rank.rank for rank in job.ranks),
+        files=tuple(str(rank.recording.path) for rank in job.ranks),
         steps=tuple(dict.fromkeys(window.name for _, window in pairs)),
         whole=tuple(lines[trace.rank].breakdown(trace.whole(), first=first) for trace in job.ranks),
         breakdown=tuple(lines[trace.rank].breakdown(window, first=first) for trace, window in pairs),
@@ -77,27 +80,27 @@ def read(
         messages=tuple(messages_of(pairs)),
         path_seconds=sum(path[-1].end - path[0].start for path in paths_of if path) / max(1, len(paths_of)) / 1e9,
         path=tuple(parts(paths_of, named=False)), path_names=tuple(parts(paths_of, named=True)[:top]),
-        arrivals=tuple(arrivals(job, found, starts)), remarks=(*job.remarks, *found.remarks),
+        arrivals=tuple(arrivals(job, matched, starts)), remarks=(*job.remarks, *matched.remarks),
     )  # fmt: skip
     return Traced(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
 
 
 def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
-    """Windows by rank: those steps that every rank has, or the whole where one has none."""
+    """Return the windows by rank: the steps that every rank has, or the full trace if a rank has none."""
     numbers = [{window.number for window in trace.windows} for trace in job.ranks]
     shared = set.intersection(*numbers)
     if step is not None and step not in shared:
-        has = ", ".join(map(str, sorted(shared)[:12])) or "none"
-        raise Mistake(f"--step {step}: no such ProfilerStep on every rank; they share: {has}")
+        shared_steps = ", ".join(map(str, sorted(shared)[:12])) or "none"
+        raise Mistake(f"--step {step}: no such ProfilerStep on every rank; they share: {shared_steps}")
     if not shared:
         if any(numbers):
             job.remarks.append("no ProfilerStep is on every rank: all of each trace is taken as one step")
         return {trace.rank: [trace.whole()] for trace in job.ranks}
-    lost = set.union(*numbers) - shared
-    if lost:
-        job.remarks.append(f"steps {', '.join(map(str, sorted(lost)[:12]))} are not on every rank: left out")
+    missing_steps = set.union(*numbers) - shared
+    if missing_steps:
+        job.remarks.append(f"steps {', '.join(map(str, sorted(missing_steps)[:12]))} are not on every rank: left out")
     wanted = shared if step is None else {step}
-    by_number = {trace.rank: {each.number: each for each in reversed(trace.windows)} for trace in job.ranks}
+    by_number = {trace.rank: {window.number: window for window in reversed(trace.windows)} for trace in job.ranks}
     return {rank: [windows[number] for number in sorted(wanted)] for rank, windows in by_number.items()}
 
 
@@ -105,7 +108,7 @@ def _paths(
     job: JobTraces, chosen: dict[int, list[Window]], path_of: Callable[[dict[int, Window]], list[Segment]],
     progress: Progress | None,
 ) -> list[list[Segment]]:  # fmt: skip
-    """The critical path of every step."""
+    """Return the critical path of every step."""
     ranks = [trace.rank for trace in job.ranks]
     steps = list(zip(*(chosen[rank] for rank in ranks), strict=True))
     paths = []

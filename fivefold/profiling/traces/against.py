@@ -1,7 +1,7 @@
-"""Lays a predicted step beside what the traces say: time by part, messages by axis and collective.
+"""Compare a predicted step with traces: time by part, messages by axis and collective.
 
-Measured are means over the steps: times over all ranks, messages of the lowest rank at hand. A pipeline's bubble is
-measured as receives that wait, so it stands with the exposed communication.
+Measured values are means over the steps: times over all ranks, messages of the lowest rank that has a trace. The bubble
+of a pipeline is measured as receives that wait, so it is counted with the exposed communication.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def axes_of(layout: Layout) -> dict[tuple[int, ...], str]:
     groups = AXES | (OF_EXPERTS if layout.ep * layout.etp > 1 else {})
     for rank in range(layout.world):
         for name, axis in groups.items():
-            among = members(layout, name, rank=rank)
-            if len(among) > 1:
-                by_members.setdefault(among, set()).add(axis)
+            ranks = members(layout, name, rank=rank)
+            if len(ranks) > 1:
+                by_members.setdefault(ranks, set()).add(axis)
     classes: list[set[str]] = []
     for axes in by_members.values():
-        touched = [each for each in classes if each & axes]
-        classes = [each for each in classes if not each & axes] + [axes.union(*touched)]
-    named = {axis: ", ".join(sorted(each)) for each in classes for axis in each}
-    return {among: named[min(axes)] for among, axes in by_members.items()}
+        overlapping = [axis_class for axis_class in classes if axis_class & axes]
+        classes = [axis_class for axis_class in classes if not axis_class & axes] + [axes.union(*overlapping)]
+    label_by_axis = {axis: ", ".join(sorted(axis_class)) for axis_class in classes for axis in axis_class}
+    return {ranks: label_by_axis[min(axes)] for ranks, axes in by_members.items()}
 
 
 def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]) -> list[Row]:
-    """Return a row for each quantity that both have; raises ``Mistake`` if they are of two numbers of ranks.
+    """Return a row for each quantity that both have; raises ``Mistake`` if the numbers of ranks differ.
 
-    ``messages``: those of one rank.
+    ``messages``: the messages of one rank.
     """
     if predicted.world != report.world:
         raise Mistake(
@@ -49,7 +49,7 @@ def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageL
     time, windows = predicted.time, report.breakdown
 
     def mean(*parts: str) -> float:
-        total: float = sum(getattr(each, f"{part}_seconds") for each in windows for part in parts)
+        total: float = sum(getattr(window, f"{part}_seconds") for window in windows for part in parts)
         return total / len(windows)
 
     bubble = sum(time.exposed_seconds.values()) + time.bubble_seconds
@@ -69,19 +69,19 @@ def _row(quantity: str, unit: Unit, predicted: float, measured: float) -> Row:
 
 
 def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[Row]:
-    """Rows of messages and of bytes sent by axis (or axes that share a group) and collective; receives are left out."""
+    """Return rows of messages and bytes sent, by axis (or axes that share a group) and collective, without receives."""
     labels = {axis: line.axis for line in lines for axis in line.axis.split(", ")}
     sums: dict[tuple[str, str], list[float]] = {}
     for item in traffic:
-        each = sums.setdefault((labels.get(item.axis, item.axis), item.collective), [0.0] * 4)
-        each[0] += item.messages
-        each[2] += item.bytes
+        totals = sums.setdefault((labels.get(item.axis, item.axis), item.collective), [0.0] * 4)
+        totals[0] += item.messages
+        totals[2] += item.bytes
     for line in lines:
         if line.axis and line.collective != "recv":
             collective = "p2p" if line.collective == "send" else line.collective
-            each = sums.setdefault((line.axis, collective), [0.0] * 4)
-            each[1] += line.messages
-            each[3] += sent_bytes(collective, payload=round(line.bytes or 0), ranks=line.ranks or 1)
+            totals = sums.setdefault((line.axis, collective), [0.0] * 4)
+            totals[1] += line.messages
+            totals[3] += sent_bytes(collective, payload=round(line.bytes or 0), ranks=line.ranks or 1)
     rows = []
     for (axis, collective), (planned, counted, size, sent) in sums.items():
         rows.append(_row(f"{axis} {collective}, messages", "messages", planned, counted))

@@ -1,7 +1,7 @@
-"""Where a rank's time goes within a window: compute, communication, copies, idle; by category and by kernel.
+"""Break down a rank's time within a window: compute, communication, copies, idle; by category and by kernel.
 
-compute        |██████|        |████|                  a gap is the host's where the next kernel had not been asked for
-communication      |███████|                           when the last one ended, else a wait for a stream or an event
+compute        |██████|        |████|                  a gap counts as the host's if the next kernel had not been
+communication      |███████|                           launched when the last one ended; else it waits for a stream
                     ▔▔ ▁▁▁▁ exposed    ·····gap
 """
 
@@ -17,10 +17,13 @@ from fivefold.results.trace_report import Breakdown, Category, KernelLine
 
 
 class Timeline:
-    """A rank's kinds of work over all of its trace, from which windows are cut."""
+    """The kinds of work of a rank over all of its trace, from which windows are cut."""
 
     def __init__(self, trace: RankTrace, *, waits: Intervals | None = None) -> None:
-        """``waits``: when it waited for other ranks within a message; None if the others' traces are missing."""
+        """Compute the intervals of each kind of work.
+
+        ``waits``: when the rank waited for other ranks within a message; None if the traces of the others are missing.
+        """
         self.trace = trace
         self.compute, self.communication, self.memcpy = map(trace.covered, (COMPUTE, COMMUNICATION, MEMCPY))
         self.busy = joined(self.compute, self.communication, self.memcpy)
@@ -31,7 +34,10 @@ class Timeline:
         self.waits = without(waits, self.compute) if waits is not None else None
 
     def breakdown(self, window: Window, *, first: int = 0) -> Breakdown:
-        """Cut out a window; ``first``: the moment from which starts are counted, on the clock of all ranks."""
+        """Return the breakdown of a window.
+
+        ``first``: the moment from which starts are counted, on the clock of all ranks.
+        """
         seconds = {
             name: clipped(getattr(self, name), window.start, window.end).total / 1e9
             for name in ("compute", "communication", "exposed", "memcpy", "optimizer")
@@ -48,7 +54,7 @@ class Timeline:
         )  # fmt: skip
 
     def _of_the_host(self, idle: Intervals) -> tuple[int, int]:
-        """Nanoseconds of gaps in which nothing had been launched, and in which something was queued."""
+        """Return the nanoseconds of gaps in which nothing had been launched, and in which something was queued."""
         if not self.trace.recording.on_gpu:
             return idle.total, 0
         launches = self.first_launches(idle.ends)
@@ -61,34 +67,36 @@ class Timeline:
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return when the first of the rows that begin at each of ``ends`` was launched.
 
-        A gap that ends with the window has none: nothing was launched any more, so it is the host's.
+        A gap that ends with the window has no such row: nothing more was launched, so the gap is the host's.
         """
         trace = self.trace
         left, right = (np.searchsorted(trace.start, ends, side=side) for side in ("left", "right"))
-        found, begins = ends.copy(), right > left
-        found[begins] = trace.launch[left[begins]]
+        launches, begins = ends.copy(), right > left
+        launches[begins] = trace.launch[left[begins]]
         for gap in np.flatnonzero(right > left + 1).tolist():
-            found[gap] = trace.launch[left[gap] : right[gap]].min()
-        return found
+            launches[gap] = trace.launch[left[gap] : right[gap]].min()
+        return launches
 
 
 def lines(
     windows: Sequence[tuple[RankTrace, Window]],
 ) -> tuple[list[KernelLine], list[KernelLine]]:
-    """Return the time by category and by kernel, as means over the windows; the largest first."""
+    """Return the time by category and by kernel, as means over the windows, the largest first."""
     kinds: dict[Category, list[int]] = {}
     names: dict[tuple[Category, str], list[int]] = {}  # calls, ns, longest
-    known = {rank: trace.categories() for rank, trace in {trace.rank: trace for trace, _ in windows}.items()}
+    categories_by_rank = {
+        rank: trace.categories() for rank, trace in {trace.rank: trace for trace, _ in windows}.items()
+    }
     number = len(windows)
     for trace, window in windows:
-        here = trace.rows_in(window)
-        lengths = trace.end[here] - trace.start[here]
-        keys = trace.name[here] * 4 + trace.in_optimizer[here] * 2 + (trace.does[here] == COMMUNICATION)
+        rows = trace.rows_in(window)
+        lengths = trace.end[rows] - trace.start[rows]
+        keys = trace.name[rows] * 4 + trace.in_optimizer[rows] * 2 + (trace.does[rows] == COMMUNICATION)
         order = np.argsort(keys, kind="stable")
-        each, first, calls = np.unique(keys[order], return_index=True, return_counts=True)
+        unique_keys, first, calls = np.unique(keys[order], return_index=True, return_counts=True)
         totals, longest = (how.reduceat(lengths[order], first) if len(first) else first for how in (np.add, np.maximum))
-        for key, *sums in zip(each.tolist(), calls.tolist(), totals.tolist(), longest.tolist(), strict=True):
-            kind = _category(known[trace.rank][key // 4], optimizer=bool(key & 2), message=bool(key & 1))
+        for key, *sums in zip(unique_keys.tolist(), calls.tolist(), totals.tolist(), longest.tolist(), strict=True):
+            kind = _category(categories_by_rank[trace.rank][key // 4], optimizer=bool(key & 2), message=bool(key & 1))
             _add(kinds.setdefault(kind, [0, 0, 0]), sums)
             _add(names.setdefault((kind, trace.names[key // 4]), [0, 0, 0]), sums)
     by_kind = [_line(kind, "", sums, number) for kind, sums in kinds.items()]

@@ -1,6 +1,7 @@
-"""What a kernel or an operator does, by its name: the names that cuBLAS, CUTLASS, cuDNN, Triton, NCCL and ATen give.
+"""Classify kernels and operators by name: the names that cuBLAS, CUTLASS, cuDNN, Triton, NCCL and ATen give them.
 
-The first row that matches decides. What is launched within ``Optimizer.step`` is the optimizer's, whatever its name.
+The first row that matches decides. Whatever is launched within ``Optimizer.step`` counts as the optimizer, regardless
+of its name.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ COLLECTIVE = next(pattern for category, pattern in PATTERNS if category == "comm
 
 
 def category(name: str) -> Category:
-    """Return the category of a kernel's or operator's name; ``other`` for one that no row knows."""
-    return next((found for found, pattern in PATTERNS if pattern.search(name)), "other")
+    """Return the category of a kernel's or operator's name; ``other`` if no row matches."""
+    return next((name_category for name_category, pattern in PATTERNS if pattern.search(name)), "other")
 
 
 def communicates(name: str) -> bool:
-    """Whether a GPU kernel of this name moves data between ranks."""
+    """Return whether a GPU kernel of this name moves data between ranks."""
     return COLLECTIVE.search(name) is not None

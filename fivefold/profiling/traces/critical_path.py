@@ -1,8 +1,8 @@
-"""The critical path of a step over ranks: what, had it been shorter, would have made the step shorter.
+"""Find the critical path of a step over ranks: the work that, had it been shorter, would have made the step shorter.
 
-rank 0   |▓▓▓▓▓|·····|━━━━|▓▓▓▓▓|         From the end of the last rank backward: before what begins now, what ended
-rank 1   |▓▓▓▓▓▓▓▓▓▓▓|━━━━|▓▓▓|           last on the rank; of a message, what the last one to arrive did before.
-         └─ rank 1 ──┘    └rank 0┘        Gaps are the host's, or a wait for a stream.
+rank 0   |▓▓▓▓▓|·····|━━━━|▓▓▓▓▓|         The path is followed backward from the end of the last rank: from each row
+rank 1   |▓▓▓▓▓▓▓▓▓▓▓|━━━━|▓▓▓|           to the one that ended last before it on the rank; from a message to what
+         └─ rank 1 ──┘    └rank 0┘        its last rank did before. Gaps are the host's, or a wait for a stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 
 
 class EndOrder:
-    """A rank's rows in the order in which they end; made once for all steps, as it sorts the whole trace."""
+    """The rows of a rank in the order in which they end; computed once for all steps, as it sorts the full trace."""
 
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
@@ -41,16 +41,16 @@ class EndOrder:
 
     def before(self, moment: int) -> int:
         """Return the row that ended last at ``moment``, or -1."""
-        at = int(np.searchsorted(self.ends, moment, side="right")) - 1
-        return int(self.rows[at]) if at >= 0 else -1
+        index = int(np.searchsorted(self.ends, moment, side="right")) - 1
+        return int(self.rows[index]) if index >= 0 else -1
 
 
 def critical_path(
     orders: dict[int, EndOrder], windows: dict[int, Window], *, found: Matched, starts: dict[Part, int]
 ) -> list[Segment]:
-    """Return the path of a step, ``windows`` by rank, in order of time: it covers the step without a gap."""
+    """Return the path of a step in order of time, which covers the step without a gap; ``windows`` are by rank."""
     ranks = {rank: order for rank, order in orders.items() if rank in windows}
-    begin = min(windows[rank].start + each.trace.shift for rank, each in ranks.items())
+    begin = min(windows[rank].start + order_.trace.shift for rank, order_ in ranks.items())
     last = max(ranks, key=lambda rank: windows[rank].end + ranks[rank].trace.shift)
     moment = windows[last].end + ranks[last].trace.shift
     return list(reversed(list(_back(ranks, last, moment, begin, found, starts))))
@@ -62,8 +62,8 @@ def _back(
     """Yield the segments that end at ``moment`` and before, down to ``begin``."""
     next_row = -1
     while moment > begin:
-        here = ranks[rank]
-        trace, row = here.trace, here.before(moment)
+        order = ranks[rank]
+        trace, row = order.trace, order.before(moment)
         ended = max(begin, int(trace.end[row]) + trace.shift if row >= 0 else begin)
         if ended < moment:
             yield Segment(rank, _gap(trace, next_row, ended), "", ended, moment)
@@ -71,55 +71,57 @@ def _back(
         if ended <= begin:
             return
         does = WORK.get(int(trace.does[row]), "memcpy")
-        late = _last_to_arrive(found.whole.get(Part(rank, row), ()), starts, moment, ranks)
-        start = starts[late] if late else int(trace.start[row]) + trace.shift
+        last_part = _last_to_arrive(found.whole.get(Part(rank, row), ()), starts, moment, ranks)
+        start = starts[last_part] if last_part else int(trace.start[row]) + trace.shift
         yield Segment(rank, does, trace.names[trace.name[row]], max(begin, start), moment)
         moment = start
-        rank, next_row = (late.rank, late.row) if late else (rank, row)
+        rank, next_row = (last_part.rank, last_part.row) if last_part else (rank, row)
 
 
 def _last_to_arrive(
     parts: Sequence[Part], starts: dict[Part, int], moment: int, ranks: dict[int, EndOrder]
 ) -> Part | None:
-    """The last part that had begun before ``moment``: clocks that disagree must not lead forward in time."""
+    """Return the last part that had begun before ``moment``: clocks that disagree must not lead forward in time."""
     begun = [part for part in parts if part.rank in ranks and starts[part] < moment]
     return max(begun, key=lambda part: (starts[part], part.rank), default=None)
 
 
 def _gap(trace: RankTrace, row: int, ended: int) -> Does:
-    """Whether the host had not launched ``row`` when what ran before it ended, or it was queued behind something."""
+    """Return the cause of a gap: the host had not launched ``row`` when the previous row ended, or it was queued."""
     if row < 0 or not trace.recording.on_gpu:
         return "host"
     return "waiting" if int(trace.launch[row]) + trace.shift < ended else "host"
 
 
 def parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
-    """Return what ranks (or, if ``named``, kernels of ranks) contribute, as means over paths; the largest first."""
+    """Return what ranks (or, if ``named``, kernels of ranks) contribute, as means over paths, the largest first."""
     sums: dict[tuple[int, Does, str], int] = {}
     for path in paths:
         for segment in path:
             key = (segment.rank, segment.does, segment.name if named else "")
             sums[key] = sums.get(key, 0) + segment.end - segment.start
-    found = [
+    path_parts = [
         PathPart(rank=rank, does=does, name=name, seconds=total / len(paths) / 1e9)
         for (rank, does, name), total in sums.items()
     ]
-    return sorted(found, key=lambda part: (-part.seconds, part.rank, part.name))
+    return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
 
 
 def arrivals(job: JobTraces, found: Matched, starts: dict[Part, int]) -> list[Arrivals]:
-    """Return, of every rank, in how many messages it was the last to arrive, and how long the others waited for it."""
+    """Return for every rank in how many messages it was the last to arrive, and how long the others waited for it."""
     ends = {trace.rank: trace.end + trace.shift for trace in job.ranks}
-    last, matched, waited = ({trace.rank: 0 for trace in job.ranks} for _ in range(3))
+    last_count, matched_count, waited_ns = ({trace.rank: 0 for trace in job.ranks} for _ in range(3))
     for message in set(found.whole.values()):
-        late = max(message, key=lambda part: (starts[part], part.rank))
-        last[late.rank] += 1
+        last_part = max(message, key=lambda part: (starts[part], part.rank))
+        last_count[last_part.rank] += 1
         for part in message:
-            matched[part.rank] += 1
-            until = min(starts[late], int(ends[part.rank][part.row]))
-            waited[late.rank] += until - starts[part]
+            matched_count[part.rank] += 1
+            until = min(starts[last_part], int(ends[part.rank][part.row]))
+            waited_ns[last_part.rank] += until - starts[part]
     return [
-        Arrivals(rank=rank, last=last[rank], matched=matched[rank], others_waited_seconds=waited[rank] / 1e9)
-        for rank in sorted(last)
-        if matched[rank]
+        Arrivals(
+            rank=rank, last=last_count[rank], matched=matched_count[rank], others_waited_seconds=waited_ns[rank] / 1e9
+        )
+        for rank in sorted(last_count)
+        if matched_count[rank]
     ]

@@ -1,4 +1,4 @@
-"""Sets of moments as sorted intervals that do not touch: what several streams cover together, in whole nanoseconds.
+"""Sets of moments as sorted, disjoint intervals: the time that several streams cover together, in integer nanoseconds.
 
 [(0, 5), (3, 9), (12, 13)]  →  union [(0, 9), (12, 13)], 10 ns
 """
@@ -14,14 +14,14 @@ Nanoseconds = npt.NDArray[np.int64]
 
 
 class Intervals(NamedTuple):
-    """Ascending, apart from one another, none empty."""
+    """Intervals in ascending order that do not touch; none is empty."""
 
     starts: Nanoseconds
     ends: Nanoseconds
 
     @property
     def total(self) -> int:
-        """Nanoseconds covered."""
+        """Return the nanoseconds covered."""
         return int((self.ends - self.starts).sum())
 
 
@@ -47,7 +47,7 @@ def joined(*parts: Intervals) -> Intervals:
 
 
 def clipped(whole: Intervals, start: int, end: int) -> Intervals:
-    """Return what lies in [start, end)."""
+    """Return the part that lies in [start, end)."""
     first, last = np.searchsorted(whole.ends, start, side="right"), np.searchsorted(whole.starts, end)
     if first >= last or end <= start:
         return EMPTY
@@ -55,7 +55,7 @@ def clipped(whole: Intervals, start: int, end: int) -> Intervals:
 
 
 def gaps(whole: Intervals, start: int, end: int) -> Intervals:
-    """Return what of [start, end) is not covered."""
+    """Return the part of [start, end) that is not covered."""
     inside = clipped(whole, start, end)
     starts, ends = np.concatenate(([start], inside.ends)), np.concatenate((inside.starts, [end]))
     keep = ends > starts

@@ -1,6 +1,7 @@
-"""The traces of one job: which file is which rank, whether they belong together, what is missing, one clock for all.
+"""The traces of one job: the rank of each file, whether they belong together, what is missing, one clock for all.
 
-Clocks of several hosts are set by the ends of messages that ranks share, which are nearly the same moment everywhere.
+The clocks of several hosts are aligned by the ends of messages that ranks share, which are nearly the same moment on
+every rank.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fivefold.units import MIB, show_seconds
 
 SUFFIXES = (".json", ".json.gz")
 RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
-SLACK = 60_000_000_000  # ns by which clocks of two hosts may differ
+SLACK = 60_000_000_000  # ns by which the clocks of two hosts may differ
 
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
@@ -27,7 +28,7 @@ Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 @dataclass
 class JobTraces:
-    """All traces, by rank; ``remarks``: what was left out or assumed."""
+    """All traces of a job, by rank; ``remarks``: what was omitted or assumed."""
 
     ranks: list[RankTrace]
     world: int
@@ -35,73 +36,73 @@ class JobTraces:
 
     @property
     def device(self) -> str:
-        """What the kernels ran on."""
+        """Return the kind of device that the kernels ran on."""
         return "GPU" if self.ranks[0].recording.on_gpu else "CPU"
 
 
 def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> JobTraces:
-    """Read files and folders of traces of one job; raises ``Mistake`` if they are none, or of two jobs."""
+    """Read files and folders of traces of one job; raises ``Mistake`` if they hold none, or traces of two jobs."""
     remarks: list[str] = []
-    found: list[Recording] = []
+    recordings: list[Recording] = []
     files = _files(paths)
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     for place, (path, named) in enumerate(files):
         report = partial(_report, progress, path.name, before=sum(sizes[:place]), total=sum(sizes))
         try:
-            found.append(record(path, report=report))
+            recordings.append(record(path, report=report))
         except Mistake as error:
             if named:
                 raise
             remarks.append(f"left out: {str(error).replace(f'{path}', path.name)}")
-    if not found:
+    if not recordings:
         raise Mistake(f"{paths[0]}: no trace of PyTorch's profiler in it; {'; '.join(remarks[:2]) or 'it is empty'}")
-    ranks = _by_rank(found, remarks)
+    ranks = _by_rank(recordings, remarks)
     world = _one_job(ranks, remarks)
-    sorted_out = [rank_trace(each, rank=rank) for rank, each in sorted(ranks.items())]
-    remarks += [remark for each in sorted_out for remark in each.recording.remarks]
-    _set_origins(sorted_out)
-    return JobTraces(sorted_out, world, remarks)
+    rank_traces = [rank_trace(recording, rank=rank) for rank, recording in sorted(ranks.items())]
+    remarks += [remark for recording in rank_traces for remark in recording.recording.remarks]
+    _set_origins(rank_traces)
+    return JobTraces(rank_traces, world, remarks)
 
 
 def _report(progress: Progress | None, name: str, size: int, *, before: int, total: int) -> None:
-    """Tell ``progress`` how much of all files has been read, in MiB."""
+    """Call ``progress`` with how much of all files has been read, in MiB."""
     if progress:
         progress(f"{name} (MiB)", (before + size) // MIB, max(1, total // MIB))
 
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
-    """Files, and whether each was named; of a folder all that may be traces."""
+    """Return the files, and whether each was named by the user; of a folder all that may be traces."""
     files: list[tuple[Path, bool]] = []
     for path in paths:
         if path.is_dir():
-            within = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES) and each.is_file())
-            if not within:
+            files_inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
+            if not files_inside:
                 raise Mistake(f"{path}: holds no .json or .json.gz; name trace files or their folder")
-            files += [(each, False) for each in within]
+            files += [(file, False) for file in files_inside]
         else:
             files.append((path, True))
     return files
 
 
 def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]:
-    """Recordings by the rank that they say, that their file's name says, or else in their order."""
+    """Return recordings by the rank that they state, that their file's name states, or else in their order."""
     ranks: dict[int, Recording] = {}
-    for place, each in enumerate(found):
-        rank = _count(each, "rank")
+    for place, recording in enumerate(found):
+        rank = _count(recording, "rank")
         if rank is None:
-            named = RANK_IN_NAME.search(each.path.name)
-            rank = int(named[1]) if named else place
-            if not named and len(found) > 1:
-                remarks.append(f"{each.path.name} says no rank: taken as rank {rank}, by its place")
+            rank_in_name = RANK_IN_NAME.search(recording.path.name)
+            rank = int(rank_in_name[1]) if rank_in_name else place
+            if not rank_in_name and len(found) > 1:
+                remarks.append(f"{recording.path.name} says no rank: taken as rank {rank}, by its place")
         if rank in ranks:
-            both = f"{ranks[rank].path} and {each.path}"
+            both = f"{ranks[rank].path} and {recording.path}"
             raise Mistake(f"{both} are both of rank {rank}; give the traces of one job, one of each rank")
-        ranks[rank] = each
+        ranks[rank] = recording
     return ranks
 
 
 def _count(found: Recording, key: str) -> int | None:
-    """A number of ``distributedInfo``; None if it is none, or more than there are ranks anywhere."""
+    """Return a number of ``distributedInfo``; None if it is not a number, or exceeds any number of ranks."""
     value = _info(found).get(key)
     return value if type(value) is int and 0 <= value <= RANKS else None
 
@@ -112,50 +113,53 @@ def _info(found: Recording) -> dict[str, object]:
 
 
 def _one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
-    """Return the world's size; raises ``Mistake`` if the files cannot be of one run."""
-    worlds = {rank: size for rank, each in ranks.items() if (size := _count(each, "world_size"))}
+    """Return the world size; raises ``Mistake`` if the files cannot be of one run."""
+    worlds = {rank: size for rank, recording in ranks.items() if (size := _count(recording, "world_size"))}
     first = next(iter(ranks.values()))
-    for rank, each in ranks.items():
-        if each.on_gpu != first.on_gpu:
-            raise Mistake(f"{first.path} and {each.path} are of two jobs: one ran on GPUs, the other on CPUs")
+    for rank, recording in ranks.items():
+        if recording.on_gpu != first.on_gpu:
+            raise Mistake(f"{first.path} and {recording.path} are of two jobs: one ran on GPUs, the other on CPUs")
         if worlds.get(rank, size := next(iter(worlds.values()), 0)) != size:
-            raise Mistake(f"{first.path} and {each.path} are of two jobs, of {size} and {worlds[rank]} ranks")
+            raise Mistake(f"{first.path} and {recording.path} are of two jobs, of {size} and {worlds[rank]} ranks")
     _refuse_other_times(list(ranks.values()))
     world = max([*worlds.values(), max(ranks) + 1, 1])
     missing = world - len(ranks)
     if missing:
-        which = [str(rank) for rank in range(min(world, len(ranks) + 9)) if rank not in ranks]
-        listed = ", ".join(which[:8]) + (", …" if missing > 8 else "")
+        missing_ranks = [str(rank) for rank in range(min(world, len(ranks) + 9)) if rank not in ranks]
+        missing_list = ", ".join(missing_ranks[:8]) + (", …" if missing > 8 else "")
         remarks.append(
-            f"{missing} of {world} ranks {'are' if missing > 1 else 'is'} not here ({listed}): "
+            f"{missing} of {world} ranks {'are' if missing > 1 else 'is'} not here ({missing_list}): "
             "who waited for them is not known"
         )
     return world
 
 
 def _refuse_other_times(found: list[Recording]) -> None:
-    spans = [(each.origin + int(each.start.min()), each.origin + int(each.end.max()), each.path) for each in found]
+    spans = [
+        (recording.origin + int(recording.start.min()), recording.origin + int(recording.end.max()), recording.path)
+        for recording in found
+    ]
     begins, ends = max(spans, key=lambda span: span[0]), min(spans, key=lambda span: span[1])
-    apart = begins[0] - ends[1]
-    if apart > SLACK:
+    gap_ns = begins[0] - ends[1]
+    if gap_ns > SLACK:
         raise Mistake(
-            f"{ends[2]} and {begins[2]} are of two runs: {show_seconds(apart / 1e9)} lie between them; "
+            f"{ends[2]} and {begins[2]} are of two runs: {show_seconds(gap_ns / 1e9)} lie between them; "
             "give traces of one"
         )
 
 
 def _set_origins(ranks: list[RankTrace]) -> None:
     """Shift every rank's times to count from the earliest origin."""
-    first = min(each.recording.origin for each in ranks)
-    for each in ranks:
-        each.shift = each.recording.origin - first
+    first = min(trace.recording.origin for trace in ranks)
+    for trace in ranks:
+        trace.shift = trace.recording.origin - first
 
 
 def groups_of(found: RankTrace) -> dict[str, tuple[int, ...]]:
     """Return the members of each process group that the trace lists, by name."""
-    listed = _info(found.recording).get("pg_config")
+    entries = _info(found.recording).get("pg_config")
     groups: dict[str, tuple[int, ...]] = {}
-    for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, dict):
-            groups[str(each.get("pg_name", ""))] = ranks_in(each.get("ranks"))
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):
+            groups[str(entry.get("pg_name", ""))] = ranks_in(entry.get("ranks"))
     return groups

@@ -1,8 +1,8 @@
-"""Reads the events of a trace one by one, from JSON or gzip of any size, holding a few MiB at a time.
+"""Read the events of a trace one by one, from JSON or gzip of any size, holding a few MiB at a time.
 
 {"schemaVersion": 1, …, "traceEvents": [{"ph": "X", "cat": "kernel", …}, …], …}     or only the list
 
-A file that is cut gives the events before the cut; what is no JSON within the list is passed over. Both are counted.
+A truncated file yields the events before the cut; invalid JSON within the list is skipped. Both are counted.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from fivefold.record import Mistake
 
 CHUNK = 1 << 20  # bytes that are read at once
 LONGEST = 16 << 20  # characters of one value
-GOES_ON = ("", ".", "e", "E")  # behind a number of which more may come
-MARGIN = 64  # an error so close to the end of what was read may be that more is to come
+GOES_ON = ("", ".", "e", "E")  # characters after a number that may not be complete
+MARGIN = 64  # an error this close to the end of the text that was read may only mean that more is to come
 BLANK = re.compile(r"[\s,]*")
-EVENT = re.compile(r'\{\s*"(?:(?:ph|cat|ts)"\s*:|name"\s*:\s*"[^"\\]*"\s*,)')  # args hold a name alone
+EVENT = re.compile(r'\{\s*"(?:(?:ph|cat|ts)"\s*:|name"\s*:\s*"[^"\\]*"\s*,)')  # an object of args holds only a name
 
 
 class Broken(ValueError):
-    """The text at the stream's position is no JSON value, or is cut off."""
+    """An error: the text at the position of the stream is no JSON value, or is cut off."""
 
 
 class JsonStream:
-    """A trace file: ``events`` yields them, ``metadata`` fills with the other keys, the counts say what was lost.
+    """A trace file: ``events`` yields its events, ``metadata`` collects the other keys, and counters say what was lost.
 
-    ``report``: is told the bytes read so far, once a chunk.
+    ``report`` is called with the bytes read so far, once a chunk.
     """
 
     def __init__(self, path: Path, *, report: Callable[[int], object] = lambda _: None) -> None:
         self.path, self._report = path, report
         self.metadata: dict[str, Any] = {}
-        self.broken = 0  # values within the list that are no JSON
-        self.cut = ""  # why the end is missing
+        self.broken = 0  # values within the list that are invalid JSON
+        self.cut = ""  # the reason why the end is missing
         self._decoded = json.JSONDecoder(strict=False).raw_decode
         self._text, self._at, self._ended = "", 0, False
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
@@ -66,7 +66,7 @@ class JsonStream:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the file that have been read, compressed as they lie there; 0 for a pipe."""
+        """Return the bytes of the file that have been read (compressed ones if it is gzip); 0 for a pipe."""
         return self._source.raw.tell() if self._source.seekable() else 0
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -77,24 +77,24 @@ class JsonStream:
         if opening == "[":
             yield from self._items()
             return
-        found = False
+        has_events = False
         try:
             for key in self._keys():
                 if key == "traceEvents" and self._peek() == "[":
-                    found = True
+                    has_events = True
                     yield from self._items()
                 else:
                     self.metadata[key] = self._value()
         except Broken:
             self.cut = self.cut or "from some place on it is no JSON"
-        if not found:
+        if not has_events:
             raise Mistake(f"{self.path}: holds no traceEvents, so it is no trace of PyTorch's profiler{self._why()}")
 
     def _why(self) -> str:
         return f"; {self.cut}" if self.cut else ""
 
     def _keys(self) -> Iterator[str]:
-        """Yield the keys of the outermost object; who takes one reads its value."""
+        """Yield the keys of the outermost object; the caller reads the value after each key."""
         if self._peek() != "{":
             raise Mistake(f"{self.path}: is no JSON, so it is no trace of PyTorch's profiler")
         self._at += 1
@@ -108,14 +108,14 @@ class JsonStream:
             self.cut = self.cut or "the file ends before its end"
 
     def _items(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects of a list, which begins here."""
+        """Yield the objects of the list that begins here."""
         self._at += 1
         decoded, blank = self._decoded, BLANK.match
         while True:
             place = blank(self._text, self._at)
             assert place, "nothing is blank too"
             try:
-                item, end = decoded(self._text, place.end())  # most often all of it has been read
+                item, end = decoded(self._text, place.end())  # usually all of the item has been read
                 if not isinstance(item, dict):
                     raise ValueError  # a number may go on
                 self._at = end
@@ -137,7 +137,10 @@ class JsonStream:
             self.cut = self.cut or "the file ends within the events"
 
     def _skip(self) -> bool:
-        """Go to the next event behind what is no JSON; False if none comes. A cut last event is no broken one."""
+        """Go to the next event after invalid JSON; return False if there is none.
+
+        A last event that is cut off does not count as broken.
+        """
         self._at += 1
         while not (match := EVENT.search(self._text, self._at)):
             self._at = max(self._at, len(self._text) - MARGIN)
@@ -149,7 +152,7 @@ class JsonStream:
         return True
 
     def _peek(self) -> str:
-        """Return the next character that is neither blank nor a comma, without taking it; "" at the end."""
+        """Return the next character that is neither blank nor a comma, without consuming it; "" at the end."""
         while True:
             match = BLANK.match(self._text, self._at)
             self._at = match.end() if match else self._at
@@ -159,13 +162,13 @@ class JsonStream:
                 return ""
 
     def _value(self) -> Any:
-        """Return the value that begins here; raises ``Broken`` if it is none or does not end."""
+        """Return the value that begins here; raises ``Broken`` if it is invalid or does not end."""
         while True:
             self._peek()
             try:
                 value, end = self._decoded(self._text, self._at)
             except json.JSONDecodeError as error:
-                failed = len(self._text) if error.msg.startswith("Unterminated") else error.pos
+                error_position = len(self._text) if error.msg.startswith("Unterminated") else error.pos
             except (ValueError, RecursionError):
                 raise Broken from None
             else:
@@ -173,12 +176,12 @@ class JsonStream:
                     self._at = end
                     return value
                 continue
-            held = len(self._text) - self._at
-            if failed < len(self._text) - MARGIN or held > LONGEST or not self._fill():
+            value_length = len(self._text) - self._at
+            if error_position < len(self._text) - MARGIN or value_length > LONGEST or not self._fill():
                 raise Broken
 
     def _fill(self) -> bool:
-        """Read on; whether there was more."""
+        """Read the next chunk; return whether there was more."""
         more = ""
         while not more and not self._ended:
             data = b"".join(self._pieces())
@@ -190,7 +193,7 @@ class JsonStream:
         return bool(more)
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield a chunk's bytes as they come: what a cut gzip file still holds is not lost."""
+        """Yield a chunk's bytes as they come, so that the readable part of a truncated gzip file is not lost."""
         size = 0
         try:
             while size < CHUNK and (piece := self._file.read1(CHUNK)):

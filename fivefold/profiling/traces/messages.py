@@ -1,8 +1,8 @@
-"""Messages by group and collective: how many, how large, how long, and at what rate over which link.
+"""Summarize messages by group and collective: number, size, time, and bandwidth over which link.
 
 algorithm bandwidth = bytes of the full tensor ÷ seconds     bus bandwidth = bytes a rank sends on a ring ÷ seconds
 
-Seconds count from the last arrival on, where the traces of all members are at hand. Source: NVIDIA/nccl-tests.
+Seconds count from the last arrival, where the traces of all members are available. Source: NVIDIA/nccl-tests.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fivefold.step import sent_bytes
 
 
 class _Sum:
-    """What adds up for the messages of one line."""
+    """The sums over the messages of one line."""
 
     def __init__(self) -> None:
         self.messages, self.seconds = 0, 0.0
-        self.waiting: float | None = 0.0  # None as soon as of one it is unknown
+        self.waiting: float | None = 0.0  # None as soon as it is unknown for one message
         self.bytes: int | None = 0
         self.sent: int | None = 0
         self.place = ("", None)
 
     def add(self, seconds: float, waiting: float | None, size: int | None, sent: int | None) -> None:
-        """Add a message."""
+        """Add a message to the sums."""
         self.messages += 1
         self.seconds += seconds
         self.waiting = None if waiting is None or self.waiting is None else self.waiting + waiting
@@ -51,14 +51,14 @@ def lines(
     windows: Sequence[tuple[RankTrace, Window]], *, found: Matched, starts: dict[Part, int],
     machine: Machine | None = None, axes: dict[tuple[int, ...], str] | None = None,
 ) -> list[MessageLine]:  # fmt: skip
-    """Return a line per group and collective, as means over the windows; those that take longest first.
+    """Return a line per group and collective, as means over the windows, those that take longest first.
 
-    ``axes``: of a layout, by the members of its groups.
+    ``axes``: the axes of a layout, by the members of their groups.
     """
     sums: dict[_Key, _Sum] = {}
     for trace, window in windows:
-        here = trace.rows_in(window)
-        for row in (np.flatnonzero(trace.message[here] >= 0) + here.start).tolist():
+        rows = trace.rows_in(window)
+        for row in (np.flatnonzero(trace.message[rows] >= 0) + rows.start).tolist():
             part = Part(trace.rank, row)
             message, group = trace.messages[trace.message[row]], found.groups[part]
             size = payload(message, group)
@@ -69,43 +69,47 @@ def lines(
             seconds = int(trace.end[row] - trace.start[row]) / 1e9
             waiting = None
             if part in found.whole:
-                late = arrival(found.whole[part], starts) - starts[part]
-                waiting = min(late / 1e9, seconds)
+                wait_ns = arrival(found.whole[part], starts) - starts[part]
+                waiting = min(wait_ns / 1e9, seconds)
             axis = (axes or {}).get(group.members, "")
             key = _Key(_named(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
             sums.setdefault(key, _Sum()).add(seconds, waiting, size, sent)
-    made = [_line(key, total, len(windows)) for key, total in sums.items()]
-    return sorted(made, key=lambda line: (-line.seconds, line.group, line.collective))
+    message_lines = [_line(key, total, len(windows)) for key, total in sums.items()]
+    return sorted(message_lines, key=lambda line: (-line.seconds, line.group, line.collective))
 
 
 def _named(group: Group) -> str:
-    """Name groups of one description alike; one without any by its ranks."""
+    """Return the name of a group: its description if it has one, else its own name, else its ranks."""
     if group.about and group.about != "undefined":
         return group.about
     if group.name:
         return f"group {group.name}"
-    listed = ", ".join(map(str, group.members[:4])) + (", …" if len(group.members) > 4 else "")
-    return f"ranks {listed}" if listed else "unknown"
+    rank_list = ", ".join(map(str, group.members[:4])) + (", …" if len(group.members) > 4 else "")
+    return f"ranks {rank_list}" if rank_list else "unknown"
 
 
 def _link(group: Group, rank: int, machine: Machine | None) -> tuple[str, float | None]:
     """Return the link that bounds a ring over a group, and its bus bandwidth in one direction.
 
-    Within a node that of the nearest link that spans it; else of as many NICs as the group has ranks in a node, or of
-    the link within the node if that is less.
+    Within a node this is the nearest link that spans the group; otherwise as many NICs as the group has ranks in a
+    node, or the link within the node if that is slower.
     """
     if machine is None or len(group.members) < 2:
         return "", None
-    near, node = machine.links[0], machine.ranks_per_node
+    inner_link, node = machine.links[0], machine.ranks_per_node
     local = sum(member // node == rank // node for member in group.members)
     first, last = group.members[0], group.members[-1]
     if first // node == last // node:
         link = machine.link(last % node - first % node + 1)
         share = (local - 1) / (link.span - 1) if link.direct and local < link.span else 1.0
         return link.name, share * link.bandwidth
-    far = machine.link(max(last - first + 1, near.span + 1))
-    across = local * far.bandwidth
-    return (near.name, near.bandwidth) if local > 1 and near.bandwidth < across else (far.name, across)
+    outer_link = machine.link(max(last - first + 1, inner_link.span + 1))
+    nic_bandwidth = local * outer_link.bandwidth
+    return (
+        (inner_link.name, inner_link.bandwidth)
+        if local > 1 and inner_link.bandwidth < nic_bandwidth
+        else (outer_link.name, nic_bandwidth)
+    )
 
 
 def _line(key: _Key, total: _Sum, number: int) -> MessageLine:

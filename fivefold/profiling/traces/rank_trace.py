@@ -1,7 +1,7 @@
-"""A rank's trace, sorted out: what is compute, communication and copies, who launched it, and where the steps are.
+"""One rank's trace, classified: compute, communication and copies, when each was launched, and where the steps are.
 
-GPU      kernels and copies on streams; a step's window ends with the last of what was launched in it
-CPU      outermost operators (ATen and one's own) on threads, gloo's messages; a step's window is its annotation
+GPU      kernels and copies on streams; the window of a step ends with the last kernel launched in it
+CPU      outermost operators (ATen and custom ones) on threads, gloo's messages; the window of a step is its annotation
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from fivefold.results.trace_report import Category
 
 WRAPPERS = {"autograd", "torch", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "profiler"}
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
-UNKNOWN = np.iinfo(np.int64).max  # the launch of a kernel whose launch is not in the trace
+UNKNOWN = np.iinfo(np.int64).max  # launch time of a kernel whose launch is not in the trace
 
 
 class Window(NamedTuple):
-    """A step's time on one rank, in the rank's nanoseconds; ``number``: of its ProfilerStep, -1 for the whole."""
+    """The time of a step on one rank, in the rank's nanoseconds; ``number``: of its ProfilerStep, -1 for the full
+    trace.
+    """
 
     name: str
     number: int
@@ -35,9 +37,10 @@ class Window(NamedTuple):
 
 @dataclass
 class RankTrace:
-    """What runs, in rows by start: ``does`` is COMPUTE, COMMUNICATION or MEMCPY, ``launch`` when it was asked for.
+    """The rows that run on a rank, ordered by start.
 
-    ``step``: number of the ProfilerStep in which it was launched, -1 for none. ``message`` of a row: index, or -1.
+    ``does`` is COMPUTE, COMMUNICATION or MEMCPY; ``launch`` is when the row was launched. ``step``: number of the
+    ProfilerStep in which it was launched, -1 for none. ``message``: index of the row's message, or -1.
     """
 
     rank: int
@@ -52,16 +55,16 @@ class RankTrace:
     message: npt.NDArray[np.int64]
     in_optimizer: npt.NDArray[np.bool_]
     windows: tuple[Window, ...]
-    shift: int = 0  # ns to add to be on the clock of all ranks
+    shift: int = 0  # ns to add to get the clock of all ranks
 
     @property
     def names(self) -> list[str]:
-        """Names by number."""
+        """Return the names by number."""
         return self.recording.names
 
     @property
     def messages(self) -> list[Message]:
-        """What is known of the messages."""
+        """Return what is known of the messages."""
         return self.recording.messages
 
     def covered(self, does: int) -> Intervals:
@@ -75,16 +78,16 @@ class RankTrace:
         return slice(int(first), int(last))
 
     def categories(self) -> list[Category]:
-        """Category by name number; rows within the optimizer are apart."""
+        """Return the category by name number; rows within the optimizer are marked in ``in_optimizer``."""
         return [category(name) for name in self.names]
 
     def whole(self) -> Window:
-        """Return the window from the first row's start to the last one's end."""
+        """Return the window from the start of the first row to the end of the last one."""
         return Window("whole", -1, int(self.start.min()), int(self.end.max()))
 
 
 def rank_trace(found: Recording, *, rank: int) -> RankTrace:
-    """Sort out a recording."""
+    """Classify the rows of a recording."""
     rows = _gpu_rows(found) if found.on_gpu else _cpu_rows(found)
     if not len(rows):
         raise Mistake(f"{found.path}: holds no operator that computes; record whole steps with torch.profiler")
@@ -96,7 +99,7 @@ def rank_trace(found: Recording, *, rank: int) -> RankTrace:
     steps = _annotations(found, "ProfilerStep")
     step = _within(launch, steps)
     windows = _gpu_windows(found, steps, step, rows) if found.on_gpu else _cpu_windows(found, steps)
-    numbers = np.array([each.number for each in steps] + [-1], np.int64)
+    numbers = np.array([window.number for window in steps] + [-1], np.int64)
     return RankTrace(
         rank=rank, recording=found, name=found.name[rows], lane=found.lane[rows], does=does, start=found.start[rows],
         end=found.end[rows], launch=launch, step=numbers[step], message=by_event[rows], windows=windows,
@@ -109,21 +112,21 @@ def _gpu_rows(found: Recording) -> npt.NDArray[np.int64]:
 
 
 def _cpu_rows(found: Recording) -> npt.NDArray[np.int64]:
-    """Outermost operators of every thread, and gloo's messages."""
-    works = np.array([_works(name) for name in found.names])
-    rows = np.flatnonzero((found.kind == OPERATOR) & works[found.name])
+    """Return the outermost operators of every thread, and gloo's messages."""
+    computes = np.array([_works(name) for name in found.names])
+    rows = np.flatnonzero((found.kind == OPERATOR) & computes[found.name])
     order = rows[np.lexsort((-found.end[rows], found.start[rows], found.lane[rows]))]
     outer = np.ones(len(order), np.bool_)
     for lane in np.unique(found.lane[order]):  # few threads
-        here = np.flatnonzero(found.lane[order] == lane)
-        reach = np.maximum.accumulate(found.end[order[here]])
-        outer[here[1:]] = found.start[order[here[1:]]] >= reach[:-1]
+        positions = np.flatnonzero(found.lane[order] == lane)
+        reach = np.maximum.accumulate(found.end[order[positions]])
+        outer[positions[1:]] = found.start[order[positions[1:]]] >= reach[:-1]
     gloo = np.array([name.startswith("gloo:") for name in found.names])
     return np.concatenate((order[outer], np.flatnonzero((found.kind == ANNOTATION) & gloo[found.name])))
 
 
 def _works(name: str) -> bool:
-    """Whether an operator computes, and does not only wrap others, or start or await a message."""
+    """Return whether an operator computes, as opposed to wrapping others, or starting or awaiting a message."""
     space, colons, _ = name.partition("::")
     if colons:
         return space not in WRAPPERS
@@ -132,29 +135,29 @@ def _works(name: str) -> bool:
 
 def _does(found: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     kind = found.kind[rows]
-    talks = np.array([communicates(name) for name in found.names])[found.name[rows]]
-    does = np.where(kind == COPY, MEMCPY, np.where(talks, COMMUNICATION, COMPUTE)).astype(np.int8)
-    told = [message.event for message in found.messages]  # also of kernels that no name gives away
-    does[np.isin(rows, told)] = COMMUNICATION
+    is_communication = np.array([communicates(name) for name in found.names])[found.name[rows]]
+    does = np.where(kind == COPY, MEMCPY, np.where(is_communication, COMMUNICATION, COMPUTE)).astype(np.int8)
+    message_rows = [message.event for message in found.messages]  # includes kernels that are not recognized by name
+    does[np.isin(rows, message_rows)] = COMMUNICATION
     return does
 
 
 def _launches(found: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
-    """Start of the runtime's call that launched each row; UNKNOWN if the trace has it not."""
+    """Return the start of the runtime's call that launched each row; UNKNOWN if it is not in the trace."""
     calls = np.flatnonzero((found.kind == LAUNCH) & (found.correlation != 0))
     calls = calls[np.argsort(found.correlation[calls], kind="stable")]
     ids = found.correlation[calls]
     wanted = found.correlation[rows]
-    at = np.searchsorted(ids, wanted)
-    known = (wanted != 0) & (at < len(ids))
-    known[known] = ids[at[known]] == wanted[known]
+    positions = np.searchsorted(ids, wanted)
+    is_known = (wanted != 0) & (positions < len(ids))
+    is_known[is_known] = ids[positions[is_known]] == wanted[is_known]
     launch = np.full(len(rows), UNKNOWN)
-    launch[known] = found.start[calls[at[known]]]
+    launch[is_known] = found.start[calls[positions[is_known]]]
     return launch
 
 
 def _annotations(found: Recording, begins: str) -> list[Window]:
-    """Annotations whose name begins so, by start; of those that overlap the first."""
+    """Return the annotations whose name begins with ``begins``, by start; of those that overlap only the first."""
     rows = np.flatnonzero(found.kind == ANNOTATION)
     rows = rows[np.argsort(found.start[rows], kind="stable")]
     windows: list[Window] = []
@@ -167,18 +170,18 @@ def _annotations(found: Recording, begins: str) -> list[Window]:
 
 
 def _within(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.int64]:
-    """Index of the window that holds each time, -1 for none."""
+    """Return the index of the window that holds each time, -1 for none."""
     if not windows:
         return np.full(len(times), -1, np.int64)
-    starts, ends = (np.array([getattr(each, side) for each in windows], np.int64) for side in ("start", "end"))
-    at = np.searchsorted(starts, times, side="right") - 1
-    return np.where((at >= 0) & (times < ends[np.maximum(at, 0)]), at, -1)
+    starts, ends = (np.array([getattr(window, side) for window in windows], np.int64) for side in ("start", "end"))
+    indices = np.searchsorted(starts, times, side="right") - 1
+    return np.where((indices >= 0) & (times < ends[np.maximum(indices, 0)]), indices, -1)
 
 
 def _gpu_windows(
     found: Recording, steps: list[Window], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> tuple[Window, ...]:
-    """Windows one after another, each to the end of the last kernel that its step launched; empty ones are left out.
+    """Return consecutive windows, each up to the end of the last kernel that its step launched, without empty ones.
 
     The first begins with its annotation, or when what was launched before has ended.
     """
@@ -187,15 +190,15 @@ def _gpu_windows(
     if steps:
         launched_before = rows[(step == -1) & (found.start[rows] < steps[0].start)]
         start = max(start, int(found.end[launched_before].max(initial=start)))
-    for index, each in enumerate(steps):
+    for index, window in enumerate(steps):
         end = int(found.end[rows[step == index]].max(initial=start))
         if end > start:
-            windows.append(Window(each.name, each.number, start, end))
+            windows.append(Window(window.name, window.number, start, end))
         start = end
     return tuple(windows)
 
 
 def _cpu_windows(found: Recording, steps: list[Window]) -> tuple[Window, ...]:
-    """The annotations, each prolonged to the begin of the next."""
-    ends = [each.start for each in steps[1:]] + [each.end for each in steps[-1:]]
-    return tuple(each._replace(end=end) for each, end in zip(steps, ends, strict=True))
+    """Return the annotations, each extended to the beginning of the next."""
+    ends = [window.start for window in steps[1:]] + [window.end for window in steps[-1:]]
+    return tuple(window._replace(end=end) for window, end in zip(steps, ends, strict=True))

@@ -1,6 +1,6 @@
-"""One rank's trace as columns of numbers: kernels, launches, operators, annotations and what they say of messages.
+"""One rank's trace as columns of numbers: kernels, launches, operators, annotations and the messages they describe.
 
-Times are whole nanoseconds from ``origin``. Names and lanes (streams, threads) are numbered. All else is passed over.
+Times are integer nanoseconds from ``origin``. Names and lanes (streams, threads) are numbered. All else is skipped.
 Source: pytorch/kineto, libkineto/src/output_json.cpp (the keys), and torch.profiler's own export of CPU events.
 """
 
@@ -27,7 +27,7 @@ KINDS = {
     "cpu_op": OPERATOR, "user_annotation": ANNOTATION,
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "Runtime"), LAUNCH),
 }  # fmt: skip
-MOST = 1 << 61  # of a time in ns (73 years) or an id
+MOST = 1 << 61  # largest time in ns (73 years), or id
 NOTED = ("ProfilerStep", "Optimizer.step#", "gloo:")  # annotations that are kept
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "long int": 8, "int64": 8, "float64": 8, "float": 4, "int": 4, "float32": 4, "int32": 4,
@@ -49,16 +49,16 @@ ALL_REDUCES = ("c10d::allreduce_", "c10d::_reduce_scatter_base_", "c10d::reduce_
 
 
 class Message(NamedTuple):
-    """What an event says of the message that it is; ``event``: its row. Bytes are one rank's."""
+    """What an event says of its message; ``event`` is the row of the event. Bytes are those of one rank."""
 
     event: int
     collective: str
     bytes_in: int | None
     bytes_out: int | None
-    group: str  # name of the process group; "" if unsaid
-    about: str  # its description
-    ranks: int | None  # of the group
-    members: tuple[int, ...]  # global ranks; empty if unsaid
+    group: str  # name of the process group; "" if not stated
+    about: str  # description of the process group
+    ranks: int | None  # size of the group
+    members: tuple[int, ...]  # global ranks; empty if not stated
     source: int = -1
     target: int = -1
     sequence: int = -1
@@ -66,7 +66,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recording:
-    """A file's events in columns; ``kind`` is one of KERNEL … ANNOTATION."""
+    """The events of a file in columns; ``kind`` is one of KERNEL … ANNOTATION."""
 
     path: Path
     metadata: dict[str, Any]
@@ -84,12 +84,12 @@ class Recording:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels of a GPU were recorded."""
+        """Return whether kernels of a GPU were recorded."""
         return bool((self.kind == KERNEL).any())
 
 
 class _Columns:
-    """What a file's events are gathered into."""
+    """The columns into which the events of a file are collected."""
 
     def __init__(self) -> None:
         self.kind = array("b")
@@ -101,7 +101,7 @@ class _Columns:
         self.unread = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take one event; raises if it lacks what it must have."""
+        """Add one event; raises if it lacks a required key."""
         kind = KINDS.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
         if kind < 0:
             return
@@ -110,9 +110,11 @@ class _Columns:
             raise TypeError
         if kind == ANNOTATION and not name.startswith(NOTED):
             return
-        at, lasts = event["ts"], event["dur"]
-        first = math.floor(at) if self.first is None else self.first  # raises for NaN and infinity, as does round
-        start, duration = round((at - first) * 1000), round(lasts * 1000)
+        timestamp, duration_us = event["ts"], event["dur"]
+        first = (
+            math.floor(timestamp) if self.first is None else self.first
+        )  # raises for NaN and infinity, as does round
+        start, duration = round((timestamp - first) * 1000), round(duration_us * 1000)
         args = event.get("args") or {}
         correlation = int(args.get("correlation") or 0)
         if not 0 <= duration < MOST or max(abs(start), abs(first * 1000), abs(correlation)) >= MOST:
@@ -131,61 +133,64 @@ class _Columns:
 
 
 def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> Recording:
-    """Read a trace file; raises ``Mistake`` if it is none, or holds neither a kernel nor an operator.
+    """Read a trace file; raises ``Mistake`` if it is no trace, or holds neither a kernel nor an operator.
 
-    ``report``: is told the bytes read so far.
+    ``report`` is called with the bytes read so far.
     """
     columns = _Columns()
-    passed: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     with JsonStream(path, report=report) as stream:
         for event in stream.events():
             try:
                 columns.add(event)
             except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-                passed["unread"] += 1
+                skipped["unread"] += 1
     kind = np.frombuffer(columns.kind, np.int8)
     if not np.isin(kind, (KERNEL, OPERATOR)).any():
         cut = f" before its cut ({stream.cut})" if stream.cut else ""
         raise Mistake(f"{path}: holds no kernel and no operator{cut}; record with torch.profiler, CPU and CUDA")
     name, lane, correlation, start, duration = (
-        np.frombuffer(each, np.int64)
-        for each in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)
+        np.frombuffer(column, np.int64)
+        for column in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)
     )
-    found = Recording(
+    recording = Recording(
         path=path, metadata=stream.metadata, kind=kind, name=name, lane=lane, start=start,
         end=start + duration, correlation=correlation,
         origin=(columns.first or 0) * 1000 + _whole(stream.metadata.get("baseTimeNanoseconds")),
         names=list(columns.names), lanes=list(columns.lanes), messages=columns.messages,
     )  # fmt: skip
-    _name_as_asked(found)
+    _name_as_asked(recording)
     if stream.cut:
-        found.remarks.append(f"{path.name}: {stream.cut}; read up to there, {len(kind):,} events")
-    lost = stream.broken + passed["unread"]
-    if lost:
-        found.remarks.append(f"{path.name}: {lost:,} broken event{'s' if lost > 1 else ''} left out")
-    return found
+        recording.remarks.append(f"{path.name}: {stream.cut}; read up to there, {len(kind):,} events")
+    lost_events = stream.broken + skipped["unread"]
+    if lost_events:
+        recording.remarks.append(f"{path.name}: {lost_events:,} broken event{'s' if lost_events > 1 else ''} left out")
+    return recording
 
 
 def _name_as_asked(found: Recording) -> None:
-    """Give gloo's reduce-scatters their name: it runs and records them as all-reduces, in the order of c10d's calls."""
-    asked = {found.names.index(name): name for name in ALL_REDUCES if name in found.names}
-    calls = np.flatnonzero((found.kind == OPERATOR) & np.isin(found.name, list(asked)))
+    """Rename gloo's reduce-scatters, which it runs and records as all-reduces.
+
+    They are identified by the order of c10d's calls.
+    """
+    call_names = {found.names.index(name): name for name in ALL_REDUCES if name in found.names}
+    calls = np.flatnonzero((found.kind == OPERATOR) & np.isin(found.name, list(call_names)))
     places = [place for place, message in enumerate(found.messages) if message.collective == "all_reduce"]
     if found.on_gpu or len(calls) != len(places):
         return
     places.sort(key=lambda place: int(found.start[found.messages[place].event]))
     for call, place in zip(calls[np.argsort(found.start[calls], kind="stable")].tolist(), places, strict=True):
-        if "reduce_scatter" in asked[int(found.name[call])]:
+        if "reduce_scatter" in call_names[int(found.name[call])]:
             found.messages[place] = found.messages[place]._replace(collective="reduce_scatter")
 
 
 def _whole(value: object) -> int:
-    """A time in ns; 0 for what is none."""
+    """Return a time in ns; 0 if the value is not a valid integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST else 0
 
 
 def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | None:
-    """Return what a NCCL kernel's or a gloo annotation's ``args`` say of its message; None for all others."""
+    """Return the message that the ``args`` of an NCCL kernel or a gloo annotation describe; None for all others."""
     if kind == KERNEL and "Collective name" in args:
         return _of_kernel(row, args)
     if kind == ANNOTATION and name.startswith("gloo:"):
@@ -196,9 +201,9 @@ def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | 
 
 
 def _of_kernel(row: int, args: dict[str, Any]) -> Message:
-    each = ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
+    element_bytes = ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     sizes = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
-    bytes_in, bytes_out = (each * size if each and isinstance(size, int) else None for size in sizes)
+    bytes_in, bytes_out = (element_bytes * size if element_bytes and isinstance(size, int) else None for size in sizes)
     collective = str(args["Collective name"]).lower()
     ranks = args.get("Group size")
     return Message(
@@ -211,11 +216,11 @@ def _of_kernel(row: int, args: dict[str, Any]) -> Message:
 
 
 def ranks_in(value: object) -> tuple[int, ...]:
-    """Read ``"[0, 1]"`` or ``[0, 1]``, ascending; a list that was shortened ("[0, 1, ..., 7]") says nothing."""
+    """Parse ``"[0, 1]"`` or ``[0, 1]`` into ascending ranks; an abbreviated list ("[0, 1, ..., 7]") gives none."""
     return _ranks(str(value or ""))
 
 
-@lru_cache(maxsize=4096)  # every message of a group says it again
+@lru_cache(maxsize=4096)  # every message of a group repeats it
 def _ranks(text: str) -> tuple[int, ...]:
     words = text.strip("[]").split(",")
     try:
@@ -232,7 +237,7 @@ def _rank(value: object) -> int:
 
 
 def _dims_bytes(dims: object, kinds: object) -> int | None:
-    """Bytes of tensors from record_shapes: [[64, 256]] and ["float"]; None if unsaid."""
+    """Return the bytes of tensors from record_shapes: [[64, 256]] and ["float"]; None if they are not stated."""
     if not isinstance(dims, list) or not isinstance(kinds, list) or len(dims) != len(kinds) or not dims:
         return None
     total = 0
