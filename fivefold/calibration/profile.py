@@ -160,19 +160,30 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
             ProfileOrder(
-                place=place, beside=len(ranks), rank=rank, model=model, layout=str(layout), job=job,
-                threads=max(1, cores // len(ranks)), meeting=str(Path(folder) / "meeting"), seconds=SECONDS,
-                steps=STEPS, silence_seconds=SILENCE_SECONDS, messages=message_orders, work_seconds=work,
+                place=place,
+                beside=len(ranks),
+                rank=rank,
+                model=model,
+                layout=str(layout),
+                job=job,
+                threads=max(1, cores // len(ranks)),
+                meeting=str(Path(folder) / "meeting"),
+                seconds=SECONDS,
+                steps=STEPS,
+                silence_seconds=SILENCE_SECONDS,
+                messages=message_orders,
+                work_seconds=work,
             )
             for place, rank in enumerate(ranks)
-        ]  # fmt: skip
+        ]
         commands = [
             [sys.executable, "-m", "fivefold.calibration.unit_worker", order.model_dump_json()] for order in orders
         ]
         side_by_side(
-            commands, silence_seconds=SILENCE_SECONDS,
+            commands,
+            silence_seconds=SILENCE_SECONDS,
             on_line=lambda line: profiles.append(RankProfile.model_validate_json(line)),
-        )  # fmt: skip
+        )
     if len(profiles) != len(ranks):
         raise Fault(f"{len(ranks)} workers reported {len(profiles)} profiles; run it again")
     return profiles

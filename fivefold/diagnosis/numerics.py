@@ -1,10 +1,10 @@
-"""Measures a precision recipe's error against fp32: one batch, the same weights, compared tensor by tensor.
+"""Measure a precision recipe's error against fp32: one batch, the same weights, compared tensor by tensor.
 
     weights ──┬─> fp32 ────> every result, its gradient, the gradients of weights ──┐
               └─> recipe ──> the same, each compared as it is made <────────────────┘
 
-Both run in the engine, in one process; hooks only observe. fp32's tensors wait in host memory. The recipe's run takes
-the experts that fp32 has chosen, or rows could not be compared.
+Both run in the engine, in one process; hooks only observe. The tensors of fp32 wait in host memory. The run of the
+recipe uses the experts that fp32 has chosen; otherwise rows could not be compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.optimizers.loss_scaling import START
 
 MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
-NOISE = 2.0**-20  # relative to the largest: below it an fp32 value may be rounding alone, and 0 is no underflow
+NOISE = 2.0**-20  # relative to the largest: a smaller fp32 value may be only rounding, so 0 is no underflow there
 PIECE = 2**17  # elements compared at a time: their fp64 copies stay in the cache
 Place = tuple[Kind, int | None, str]  # kind, layer (None outside of blocks), name
 
@@ -58,16 +58,18 @@ class ErrorStats:
     product: float = 0.0  # Σ a·b
 
     def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
-        """Compare ``found`` ÷ ``scale`` with ``wanted``; |found| ≥ ``top``, the format's largest, is overflow."""
+        """Compare ``found`` ÷ ``scale`` with ``wanted``; |found| ≥ ``top``, the largest value of the format, is
+        overflow.
+        """
         values, expected = found.detach().reshape(-1), wanted.to(found.device).reshape(-1)
         noise = NOISE * float(expected.abs().max()) if expected.numel() else 0.0
         self.elements += values.numel()
-        for some, wide in zip(values.split(PIECE), expected.split(PIECE), strict=True):
-            a, b = some.double(), wide.double()
-            beyond = ~(a.abs() < top)
+        for value_piece, expected_piece in zip(values.split(PIECE), expected.split(PIECE), strict=True):
+            a, b = value_piece.double(), expected_piece.double()
+            is_overflow = ~(a.abs() < top)
             self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
-            self.overflow += int(beyond.sum())
-            a, b = (a / scale).masked_fill_(beyond, 0), b.masked_fill_(beyond, 0)
+            self.overflow += int(is_overflow.sum())
+            a, b = (a / scale).masked_fill_(is_overflow, 0), b.masked_fill_(is_overflow, 0)
             if a.numel():
                 self.largest = max(self.largest, float(a.abs().max()))
             self.squared, self.reference = self.squared + float(a.dot(a)), self.reference + float(b.dot(b))
@@ -77,26 +79,31 @@ class ErrorStats:
     def compared(self, place: Place) -> Compared:
         """Return the statistics as a row of the report: relative error, cosine, shares of underflow and overflow."""
         kind, layer, name = place
-        count, both = max(1, self.elements), math.sqrt(self.squared * self.reference)
-        alike = 1.0 if self.difference == 0 else 0.0
+        count, norm_product = max(1, self.elements), math.sqrt(self.squared * self.reference)
+        equal_cosine = 1.0 if self.difference == 0 else 0.0
         return Compared(
-            kind=kind, layer=layer, name=name, elements=self.elements, underflow=self.underflow / count,
-            overflow=self.overflow / count, largest=self.largest,
+            kind=kind,
+            layer=layer,
+            name=name,
+            elements=self.elements,
+            underflow=self.underflow / count,
+            overflow=self.overflow / count,
+            largest=self.largest,
             error=math.sqrt(self.difference / self.reference) if self.reference else math.sqrt(self.difference),
-            cosine=max(-1.0, min(1.0, self.product / both)) if both else alike,
-        )  # fmt: skip
+            cosine=max(-1.0, min(1.0, self.product / norm_product)) if norm_product else equal_cosine,
+        )
 
 
 @dataclass
 class TensorProbe:
-    """The tensors of one run: kept, or with a ``reference`` run compared as they are made."""
+    """The tensors of one run: kept, or compared as they are made if there is a ``reference`` run."""
 
     reference: TensorProbe | None = None
     scale: float = 1.0  # loss scale, which gradients carry
     tensors: dict[tuple[Place, int], Tensor] = field(default_factory=dict)
     tallies: dict[Place, ErrorStats] = field(default_factory=dict)
     choices: int = 0  # (token, expert) choices compared
-    rerouted: int = 0  # of them, those that fp32 has not made
+    rerouted: int = 0  # choices that differ from those of fp32
     loss: float = math.nan
 
     def take(self, place: Place, index: int, found: Tensor) -> None:
@@ -104,14 +111,15 @@ class TensorProbe:
         if self.reference is None:
             self.tensors[place, index] = found.detach().to("cpu", copy=True)
             return
-        wanted = self.reference.tensors[place, index]
+        expected = self.reference.tensors[place, index]
         scale = 1.0 if place[0] == "activation" else self.scale
         tally = self.tallies.setdefault(place, ErrorStats())
-        tally.add(found, wanted, top=torch.finfo(found.dtype).max, scale=scale)
+        tally.add(found, expected, top=torch.finfo(found.dtype).max, scale=scale)
 
     def cast(self, place: Place, x: Tensor, cast: Cast) -> None:
-        """Compare a matmul's operand with its fp8 cast; a value that rounds to the format's largest is no overflow, so
-        there is none in MXFP8 and NVFP4.
+        """Compare a matmul's operand with its fp8 cast.
+
+        A value that rounds to the format's largest is no overflow, so there is none in MXFP8 and NVFP4.
         """
         if in_blocks(cast):
             wide = widen_blocks(cast, columns=x.shape[-1]).double()
@@ -122,20 +130,20 @@ class TensorProbe:
         ones = widen(cast._replace(data=torch.ones_like(cast.data)), torch.float32).double()
         top = (info.max + step / 2) * ones
         value, wide = x.double(), widen(cast, torch.float32).double()
-        found = wide.masked_fill(value.abs() >= top, torch.inf)
-        self.tallies.setdefault(place, ErrorStats()).add(found, x, top=torch.inf)
+        observed = wide.masked_fill(value.abs() >= top, torch.inf)
+        self.tallies.setdefault(place, ErrorStats()).add(observed, x, top=torch.inf)
 
     def pick(self, place: Place, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run the choice of experts, but return the reference's choice; count where the two differ."""
         if self.reference is None:
-            found = function(*inputs)
-            self.tensors[place, 1] = found[1].cpu()
-            return found
+            routing = function(*inputs)
+            self.tensors[place, 1] = routing[1].cpu()
+            return routing
         with torch.no_grad():
-            own = function(*inputs)[1]
-        chosen = self.reference.tensors[place, 1].to(own.device)
-        self.choices += own.numel()
-        self.rerouted += int((own[:, :, None] != chosen[:, None, :]).all(-1).sum())
+            own_choice = function(*inputs)[1]
+        chosen = self.reference.tensors[place, 1].to(own_choice.device)
+        self.choices += own_choice.numel()
+        self.rerouted += int((own_choice[:, :, None] != chosen[:, None, :]).all(-1).sum())
         return function(*inputs, chosen=chosen)
 
     def rows(self) -> tuple[Compared, ...]:
@@ -150,7 +158,8 @@ def examine(
     """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or initialised.
 
     Needs a process group of one rank. With loss scaling, the scale is halved, as in training, until no gradient of a
-    weight overflows. ``report(what, done, total)``. Raises ``Fault`` if the loss in fp32 is not finite.
+    weight overflows. ``report(what, done, total)`` is called before each run. Raises ``Fault`` if the loss in fp32 is
+    not finite.
     """
     weights = None if source is None else source.weights(dtype=torch.float32)
     job = job.replace(compile=False)
@@ -221,7 +230,7 @@ def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
 
 @contextmanager
 def probing(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
-    """Pass the result of every operation of ``module``, and its gradient, to ``probe`` within."""
+    """Pass the result of every operation of ``module``, and its gradient, to ``probe`` within this context."""
     hooks = []
     for layer, block in enumerate(module.get_submodule("blocks").children()):
         for path, part in block.named_modules():
@@ -243,13 +252,13 @@ def probing(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
 def _observe_operation(
     probe: TensorProbe, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any
 ) -> Any:
-    """Replace ``run`` of a module's operations: run one, and observe its result."""
+    """Run one operation in place of a module's ``run``, and observe its result."""
     if name == "moe.topk":
         return run(name, partial(probe.pick, ("activation", layer, name), function), *inputs)
-    found = run(name, function, *inputs)
+    result = run(name, function, *inputs)
     if name.split(".")[-1] not in MOVED:
-        _observe(probe, layer, name, found)
-    return found
+        _observe(probe, layer, name, result)
+    return result
 
 
 def _observe_output(
@@ -271,15 +280,15 @@ def _observe_gradient(probe: TensorProbe, place: Place, index: int, gradient: Te
 
 def _observe_casts(gemms: Any, probe: TensorProbe, layer: int, path: str) -> Any:
     """Return a copy of fp8 ``gemms`` whose casts are observed."""
-    found = copy.copy(gemms)
+    observed_gemms = copy.copy(gemms)
     roles = {"x": "x", "gradient": "gradient", "weight": "weight", "weight_back": "weight"}
-    found.casts = gemms.casts._replace(
+    observed_gemms.casts = gemms.casts._replace(
         **{
             role: partial(_cast, probe, ("operand", layer, f"{path} {name}"), getattr(gemms.casts, role))
             for role, name in roles.items()
         }
     )
-    return found
+    return observed_gemms
 
 
 def _cast(probe: TensorProbe, place: Place, caster: Callable[[Tensor], Cast], x: Tensor) -> Cast:

@@ -79,8 +79,10 @@ def _excess(slowest: RankTime, others: Sequence[RankTime]) -> str:
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
     for item in (item for rank_time in others for item in rank_time.items):
         usual[item.action, item.name].append(item.seconds)
-    excess_seconds = {(item.action, item.name): item.seconds - sum(usual[item.action, item.name]) / len(others)
-            for item in slowest.items}  # fmt: skip
+    excess_seconds = {
+        (item.action, item.name): item.seconds - sum(usual[item.action, item.name]) / len(others)
+        for item in slowest.items
+    }
     action, name = max(excess_seconds, key=lambda key: excess_seconds[key])
     return f"{name} of {action}" if action and not name.startswith("host") else name
 
@@ -138,7 +140,7 @@ def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
     )
     stages = {
         stage: mean(busy(rank_time) for rank_time in times if rank_time.stage == stage)
-        for stage in {rank_time_.stage for rank_time_ in times}
+        for stage in {rank_time.stage for rank_time in times}
     }
     slowest = max(stages, key=lambda stage: stages[stage])
     others = [seconds for stage, seconds in stages.items() if stage != slowest]
@@ -153,8 +155,8 @@ def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
         )
         return
     waited: dict[tuple[int, str], float] = defaultdict(float)
-    for rank_time in worst.exchanges:
-        waited[rank_time.late, rank_time.place] += rank_time.idle / worst.steps
+    for exchange in worst.exchanges:
+        waited[exchange.late, exchange.place] += exchange.idle / worst.steps
     late, place = max(waited, key=lambda key: waited[key])
     where = f" in {place}" if place else ""
     yield f"{opening}: most of it for rank {late}{where}, {show_seconds(waited[late, place])}"

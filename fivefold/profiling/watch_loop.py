@@ -203,8 +203,12 @@ class Watched:
             work = self.predicted.work.replace(parameters=parameters, hardware_flops=flops)
         job: dict[str, Any] = self.described["job"]
         peak = self.machine.chip.peak(job["precision"]["compute"]) if self.machine and "precision" in job else 0.0
-        memory = Memory(peak_bytes=max(stage.peak_bytes for stage in stages), stages=stages, risk=0.0,
-                        reserved_bytes=max(measurement[1] for measurement in everyone))  # fmt: skip
+        memory = Memory(
+            peak_bytes=max(stage.peak_bytes for stage in stages),
+            stages=stages,
+            risk=0.0,
+            reserved_bytes=max(measurement[1] for measurement in everyone),
+        )
         world = len(everyone)
         return Step(
             kind="measured", world=world, memory=memory, work=work, **self.described,

@@ -1,10 +1,10 @@
-"""The doctor: counts memory and FLOPs of a training step of any ``nn.Module``, without a GPU.
+"""The doctor: count memory and FLOPs of a training step of any ``nn.Module``, without a GPU.
 
 examine(make_model, loss) → two steps on fake tensors, recorded on the dry run's tape → Diagnosis
 with a budget             → which modules to recompute, verified by examining the step again with them wrapped
 
 file · rehearse · watch   a user's file; its two steps; their recorder
-sharded                   what FSDP2, tensor parallelism, recomputation would cost
+sharded                   the cost of FSDP2, tensor parallelism, recomputation
 memory · advice · user_errors   live bytes over time; what to recompute; an error in one line that names the user's line
 """
 
@@ -40,11 +40,12 @@ def examine(
     file: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Examine two training steps of ``make_model()``. ``loss`` makes its own inputs; ``step`` replaces the whole step.
+    """Examine two training steps of ``make_model()``.
 
-    ``budget_bytes``: peak memory to reach by recomputation. ``fsdp``, ``tp``: over how many ranks FSDP2, or tensor
-    parallelism by ``plan(model)``, is to be priced. ``file``: path of the user's code, whose lines are named in a
-    ``Mistake``. ``report`` is called with a line of progress.
+    ``loss`` makes its own inputs; ``step`` replaces the full step. ``budget_bytes``: peak memory to reach by
+    recomputation. ``fsdp``, ``tp``: number of ranks over which FSDP2, or tensor parallelism by ``plan(model)``, is
+    priced. ``file``: path of the user's code, whose lines are named in a ``Mistake``. ``report`` is called with a line
+    of progress.
     """
     if step is None and loss is None:
         raise Mistake("there is neither loss(model) nor step(model, optimizer); write one of them")
@@ -52,18 +53,20 @@ def examine(
         raise Mistake(f"a budget of {budget_bytes} bytes holds nothing; write such as 24GiB")
     check_ranks([("--fsdp", fsdp), ("--tp", tp)])
     user = UserCode(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
-    tell = report or (lambda _: None)
+    on_progress = report or (lambda _: None)
     follow = candidates if budget_bytes is not None else None
-    tell("examining two steps")
+    on_progress("examining two steps")
     with blaming(file):
-        seen = rehearse(user, follow=follow)
+        steps = rehearse(user, follow=follow)
     advice = None
     if budget_bytes is not None:
-        advice = advise(seen, budget_bytes=budget_bytes, again=partial(_examine_recomputed, user, file=file, tell=tell))
-    found = _diagnosis(seen, advice)
+        advice = advise(
+            steps, budget_bytes=budget_bytes, again=partial(_examine_recomputed, user, file=file, tell=on_progress)
+        )
+    diagnosis = _diagnosis(steps, advice)
     if fsdp is None and tp is None:
-        return found
-    return found.replace(costs=costs(user, fsdp=fsdp, tp=tp, plan=plan, file=file, report=tell))
+        return diagnosis
+    return diagnosis.replace(costs=costs(user, fsdp=fsdp, tp=tp, plan=plan, file=file, report=on_progress))
 
 
 def _examine_recomputed(
@@ -80,19 +83,28 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
     parts = memory.parts(seen.model, seen.steady)
-    whole = parts[0]
-    every = list(seen.model.parameters())
+    full_model = parts[0]
+    parameters = list(seen.model.parameters())
     return Diagnosis(
-        model=type(seen.model).__name__, optimizer=type(seen.optimizer).__name__,
-        parameters=whole.parameters, trainable=sum(p.numel() for p in every if p.requires_grad),
-        parameters_bytes=_bytes(seen, "parameters"), gradients_bytes=_bytes(seen, "gradients"),
-        optimizer_bytes=_bytes(seen, "optimizer"), kept_bytes=whole.kept_bytes,
-        first=memory.fullest(seen.first), steady=memory.fullest(seen.steady),
-        forward_flops=whole.forward_flops, backward_flops=whole.backward_flops,
-        recomputed_flops=whole.recomputed_flops, parts=parts, remarks=seen.remarks, advice=advice,
-    )  # fmt: skip
+        model=type(seen.model).__name__,
+        optimizer=type(seen.optimizer).__name__,
+        parameters=full_model.parameters,
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        parameters_bytes=_bytes(seen, "parameters"),
+        gradients_bytes=_bytes(seen, "gradients"),
+        optimizer_bytes=_bytes(seen, "optimizer"),
+        kept_bytes=full_model.kept_bytes,
+        first=memory.fullest(seen.first),
+        steady=memory.fullest(seen.steady),
+        forward_flops=full_model.forward_flops,
+        backward_flops=full_model.backward_flops,
+        recomputed_flops=full_model.recomputed_flops,
+        parts=parts,
+        remarks=seen.remarks,
+        advice=advice,
+    )
 
 
 def _bytes(seen: ExaminedSteps, category: str) -> int:
-    """Return the most bytes of a category that are live at once in the steady step."""
+    """Return the most bytes of a category that are live at the same time in the steady step."""
     return memory.most(seen.steady, category)

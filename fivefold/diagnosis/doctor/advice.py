@@ -1,10 +1,11 @@
-"""Chooses the modules to recompute so that a step fits a memory budget with the least extra work, and verifies it.
+"""Choose the modules to recompute so that a step fits a memory budget with the least extra work, and verify them.
 
     saved(module) = activations made in it - its outputs - inputs that only it would keep  work = its forward again
     choices in order of work → predicted peak: the tape without these bytes → step examined again with modules wrapped
 
-Candidates: children of ModuleList and Sequential, and the modules directly inside of them. A choice takes each whole,
-or some modules inside of it, or neither. Only Pareto-optimal choices (bytes, work) are tried, cheapest first.
+Candidates are the children of ModuleList and Sequential, and the modules directly inside of them. A choice recomputes a
+candidate entirely, or some modules inside of it, or neither. Only Pareto-optimal choices (bytes, work) are tried,
+cheapest first.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ MOST_TRIALS = 6  # choices that are examined
 
 
 class Drop(NamedTuple):
-    """Effect of recomputing one call: ``bytes`` less from the ``end`` of its forward to ``back``, its backward's begin.
+    """The effect of recomputing one call.
 
-    There the forward runs again; its peak is ``rise`` bytes above its begin, its cost ``flops`` and ``work`` (FLOPs).
+    The step holds ``bytes`` less from the ``end`` of the forward to ``back``, where its backward begins. There the
+    forward runs again: its peak is ``rise`` bytes above its beginning, its cost ``flops`` and ``work`` (FLOPs).
     """
 
     end: int
@@ -45,7 +47,7 @@ class Drop(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A set of modules to recompute. ``lateness`` breaks ties: bytes dropped early are absent longest."""
+    """A set of modules to recompute. ``lateness`` breaks ties: bytes that are dropped early are absent longest."""
 
     bytes: int
     work: int
@@ -62,67 +64,76 @@ class Trial(NamedTuple):
 
 
 def candidates(model: nn.Module) -> tuple[str, ...]:
-    """Return the paths of modules that might be recomputed; of a model without lists, its children."""
+    """Return the paths of modules that might be recomputed; for a model without lists, its children."""
     lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     paths = {path: part for path, part in model.named_modules() if path}
-    above = {path: path.rpartition(".")[0] for path in paths}
-    members = {path for path in paths if isinstance(model.get_submodule(above[path]), lists)}
-    members = members or {path for path in paths if not above[path]}
+    parents = {path: path.rpartition(".")[0] for path in paths}
+    members = {path for path in paths if isinstance(model.get_submodule(parents[path]), lists)}
+    members = members or {path for path in paths if not parents[path]}
     uncalled = (nn.ModuleList, nn.ModuleDict)
-    return tuple(path for path in paths if members & {path, above[path]} and not isinstance(paths[path], uncalled))
+    return tuple(path for path in paths if members & {path, parents[path]} and not isinstance(paths[path], uncalled))
 
 
 def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
-    """Return the cheapest choice that fits, else the lowest peak found. ``again``: examines with modules recomputed."""
+    """Return the cheapest choice that fits, else the one with the lowest peak.
+
+    ``again`` examines the step with the given modules recomputed.
+    """
     best = Trial((), seen.peak_bytes, seen)
-    lifetimes, refused = seen.fuller, dict[str, str]()
+    lifetimes, reasons = seen.fuller, dict[str, str]()
     drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
     ranked, margin = _ranked(lifetimes, drops), 0
     for _ in range(MOST_TRIALS if seen.peak_bytes > budget_bytes else 0):
-        place = next((at for at, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
-        modules, peak = ranked[place] if place is not None else min(ranked, key=lambda each: each[1])
+        first_fitting = next((index for index, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
+        modules, peak = ranked[first_fitting] if first_fitting is not None else min(ranked, key=lambda item: item[1])
         try:
             trial = Trial(modules, peak, again(modules))
         except Mistake as error:
-            refused |= _not_recomputable(again, modules, error)
-            drops = {path: these for path, these in drops.items() if like(path) not in refused}
+            reasons |= _not_recomputable(again, modules, error)
+            drops = {path: module_drops for path, module_drops in drops.items() if like(path) not in reasons}
             ranked = _ranked(lifetimes, drops)
             continue
-        best = min(best, trial, key=lambda each: each.seen.peak_bytes)
-        if best.seen.peak_bytes <= budget_bytes or place is None:
+        best = min(best, trial, key=lambda item: item.seen.peak_bytes)
+        if best.seen.peak_bytes <= budget_bytes or first_fitting is None:
             break
         margin = max(margin + 1, trial.seen.peak_bytes - peak)
-    return _advice(best, seen, budget_bytes=budget_bytes, refused=refused)
+    return _advice(best, seen, budget_bytes=budget_bytes, refused=reasons)
 
 
 def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
     """Return choices with their predicted peaks, in order of work."""
     choices = sorted(_choices(drops), key=lambda choice: (choice.work, choice.lateness))
     return [
-        (each.modules, _peak(lifetimes, [drop for path in each.modules for drop in drops[path]])) for each in choices
+        (choice.modules, _peak(lifetimes, [drop for path in choice.modules for drop in drops[path]]))
+        for choice in choices
     ]
 
 
 def _not_recomputable(
     again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: Mistake
 ) -> dict[str, str]:
-    """Return the kinds of modules that cannot be run twice, with the reason; all kinds, if each alone can."""
-    found: dict[str, str] = {}
+    """Return the kinds of modules that cannot be run twice, with the reason.
+
+    If each kind can be recomputed alone, all kinds are returned.
+    """
+    reasons: dict[str, str] = {}
     first = {like(path): path for path in reversed(modules)}
     for kind, path in first.items() if len(first) > 1 else ():
         try:
             again((path,))
         except Mistake as alone:
-            found[kind] = str(alone)
-    return found or dict.fromkeys(first, str(error))
+            reasons[kind] = str(alone)
+    return reasons or dict.fromkeys(first, str(error))
 
 
 def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
-    """Say what the remaining peak ``at`` is made of, and what else would lower it."""
+    """Describe what the remaining peak ``at`` consists of, and what else would lower it."""
     least = f"{show_bytes(peak)} is the least that recomputation reaches"
     if at.phase == "update":
-        mend = f"; {type(seen.optimizer).__name__}(fused=True) needs none" if "fused" in seen.optimizer.defaults else ""
-        return f"{least}: it peaks in the update, with {show_bytes(at.temporary_bytes)} of temporaries{mend}"
+        remedy = (
+            f"; {type(seen.optimizer).__name__}(fused=True) needs none" if "fused" in seen.optimizer.defaults else ""
+        )
+        return f"{least}: it peaks in the update, with {show_bytes(at.temporary_bytes)} of temporaries{remedy}"
     states = at.parameters_bytes + at.buffers_bytes + at.gradients_bytes + at.optimizer_bytes
     return (
         f"{least}, of which {show_bytes(states)} are weights, gradients and optimizer, and "
@@ -151,16 +162,16 @@ def _flops(seen: ExaminedSteps) -> int:
 
 def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
     """Return the ``Drop`` of every call, by module, for modules whose backward is found."""
-    backs = _backward_starts(lifetimes)
+    backward_starts = _backward_starts(lifetimes)
     lives = {life.key: life for life in lifetimes.lives}
-    births = np.array([life.birth for life in lifetimes.lives])
+    birth_events = np.array([life.birth for life in lifetimes.lives])
     work, flops = _work(lifetimes)
-    found: dict[str, list[Drop]] = defaultdict(list)
+    drops_by_module: dict[str, list[Drop]] = defaultdict(list)
     for call in calls:
-        back = next((at for at in backs.get(call.module, ()) if at >= call.end), None)
+        back = next((start for start in backward_starts.get(call.module, ()) if start >= call.end), None)
         if back is None:
             continue
-        first, last = np.searchsorted(births, [call.begin, call.end])
+        first, last = np.searchsorted(birth_events, [call.begin, call.end])
         made = lifetimes.lives[first:last]
         size = sum(
             life.bytes for life in made if _kept(life.category, life.death, back) and life.key not in call.outputs
@@ -170,7 +181,7 @@ def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Dr
                 size -= lives[key].bytes
         level = int(lifetimes.living[call.begin - 1])
         rise = int(lifetimes.living[call.begin : call.end].max(initial=level)) - level
-        found[call.module].append(
+        drops_by_module[call.module].append(
             Drop(
                 call.end,
                 back,
@@ -180,7 +191,7 @@ def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Dr
                 int(work[call.end] - work[call.begin]),
             )
         )
-    return found
+    return drops_by_module
 
 
 def _kept(category: str, death: int, back: int) -> bool:
@@ -189,27 +200,30 @@ def _kept(category: str, death: int, back: int) -> bool:
 
 def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
     """Return, by module, the first event of it or of a module inside of it in each backward."""
-    found: dict[str, list[int]] = defaultdict(list)
-    seen: set[str] = set()
-    tape, ids = lifetimes.tape, {scope for scope, each in enumerate(lifetimes.tape.scopes) if each.phase == "backward"}
-    within = False
+    starts_by_module: dict[str, list[int]] = defaultdict(list)
+    seen_modules: set[str] = set()
+    tape, backward_scopes = (
+        lifetimes.tape,
+        {index for index, scope in enumerate(lifetimes.tape.scopes) if scope.phase == "backward"},
+    )
+    is_backward = False
     for place, (kind, first, _, third) in enumerate(tape):
         if kind == SCOPE:
             phase = tape.scopes[first].phase
-            within = first in ids
+            is_backward = first in backward_scopes
             if phase == "forward":
-                seen = set()
-        elif within and kind in (KERNEL, ALLOC):
+                seen_modules = set()
+        elif is_backward and kind in (KERNEL, ALLOC):
             module = tape.sites[tape.kernels[first].site if kind == KERNEL else third].module
-            while module and module not in seen:
-                seen.add(module)
-                found[module].append(place)
+            while module and module not in seen_modules:
+                seen_modules.add(module)
+                starts_by_module[module].append(place)
                 module = module.rpartition(".")[0]
-    return found
+    return starts_by_module
 
 
 def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
-    """Return cumulative work and FLOPs before each event; work of a kernel: max(FLOPs, 295 · bytes moved)."""
+    """Return cumulative work and FLOPs before each event; the work of a kernel is max(FLOPs, 295 · bytes moved)."""
     flops, moved = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
     for place, (kind, first, _, _) in enumerate(lifetimes.tape):
         if kind == KERNEL:
@@ -228,41 +242,51 @@ def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
         change[drop.end] -= drop.bytes
         change[drop.back] += drop.bytes
     living = lifetimes.living + np.cumsum(change[:-1])
-    again = [int(living[drop.back - 1]) + drop.rise for drop in drops]
-    return max(int(living[lifetimes.begin :].max()), *again) if again else int(living[lifetimes.begin :].max())
+    recompute_peaks = [int(living[drop.back - 1]) + drop.rise for drop in drops]
+    return (
+        max(int(living[lifetimes.begin :].max()), *recompute_peaks)
+        if recompute_peaks
+        else int(living[lifetimes.begin :].max())
+    )
 
 
 def _choices(drops: dict[str, list[Drop]]) -> list[Choice]:
-    """Return the Pareto-optimal choices over the tree of modules: each whole, or by modules inside of it."""
+    """Return the Pareto-optimal choices over the tree of modules: each entirely, or by modules inside of it."""
     inside: dict[str, list[str]] = defaultdict(list)
     for path in drops:
-        above = path.rpartition(".")[0]
-        while above and above not in drops:
-            above = above.rpartition(".")[0]
-        inside[above].append(path)
+        parent = path.rpartition(".")[0]
+        while parent and parent not in drops:
+            parent = parent.rpartition(".")[0]
+        inside[parent].append(path)
     return _subtree_choices("", drops, inside)
 
 
 def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[Choice]:
-    found = [Choice(0, 0, 0, ())]
+    choices = [Choice(0, 0, 0, ())]
     for child in inside.get(path, ()):
         options = _subtree_choices(child, drops, inside)
-        found = _pareto(Choice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
-                      for a in found for b in options)  # fmt: skip
+        choices = _pareto(
+            Choice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
+            for a in choices
+            for b in options
+        )
     if path in drops:
-        mine = drops[path]
-        size = max(drop.bytes for drop in mine)
-        whole = Choice(size, sum(drop.work for drop in mine), size * mine[0].end, (path,))
-        found = _pareto([*found, whole])
-    return found
+        own_drops = drops[path]
+        size = max(drop.bytes for drop in own_drops)
+        full_choice = Choice(size, sum(drop.work for drop in own_drops), size * own_drops[0].end, (path,))
+        choices = _pareto([*choices, full_choice])
+    return choices
 
 
 def _pareto(choices: Iterable[Choice]) -> list[Choice]:
-    """Return the choices that no other beats in both bytes and work; of more than ``MOST``, evenly spaced ones."""
-    found: list[Choice] = []
-    for choice in sorted(choices, key=lambda each: (each.work, -each.bytes, each.lateness)):
-        if not found or choice.bytes > found[-1].bytes:
-            found.append(choice)
-    if len(found) <= MOST:
-        return found
-    return [found[round(at * (len(found) - 1) / (MOST - 1))] for at in range(MOST)]
+    """Return the choices that no other beats in both bytes and work.
+
+    If there are more than ``MOST``, evenly spaced ones are kept.
+    """
+    optimal: list[Choice] = []
+    for choice in sorted(choices, key=lambda option: (option.work, -option.bytes, option.lateness)):
+        if not optimal or choice.bytes > optimal[-1].bytes:
+            optimal.append(choice)
+    if len(optimal) <= MOST:
+        return optimal
+    return [optimal[round(index * (len(optimal) - 1) / (MOST - 1))] for index in range(MOST)]

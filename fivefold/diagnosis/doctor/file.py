@@ -1,7 +1,7 @@
-"""Loads a user's file for the doctor: a Python file with functions of known names.
+"""Load a user's file for the doctor: a Python file with functions of known names.
 
 model() → Module        loss(model) → Tensor, which makes its own inputs
-optimizer(model) → Optimizer        step(model, optimizer): a whole step; loss is not needed then
+optimizer(model) → Optimizer        step(model, optimizer): a full step; loss is not needed then
 plan(model) → {name of a module: 'colwise' | 'rowwise' | …}, for tensor parallelism
 """
 
@@ -37,7 +37,7 @@ def load(path: Path) -> UserFile:
     name = str(path)
     module = ModuleType(f"doctored_{path.stem}", path.stem)
     module.__file__ = name
-    sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
+    sys.modules[module.__name__] = module  # dataclasses and pickle look up modules there
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with blaming(name):
@@ -46,17 +46,17 @@ def load(path: Path) -> UserFile:
         raise Mistake(f"{name}:{error.lineno}: {error.msg}") from None
     except SystemExit:
         raise Mistake(f'{name}: ends the program when it is read; put that under if __name__ == "__main__"') from None
-    found = {each: getattr(module, each, None) for each in NAMES}
-    return _checked(name, {each: value if callable(value) else None for each, value in found.items()}, vars(module))
+    functions = {key: getattr(module, key, None) for key in NAMES}
+    return _checked(name, {key: value if callable(value) else None for key, value in functions.items()}, vars(module))
 
 
 def _checked(name: str, found: dict[str, Any], there: dict[str, Any]) -> UserFile:
-    wanted = "model" if found["model"] is None else "loss" if found["loss"] is found["step"] is None else ""
-    if wanted:
-        close = get_close_matches(wanted, [key for key, value in there.items() if callable(value)], n=1)
-        hint = f"; did you mean {close[0]!r} for it?" if close else ""
+    missing = "model" if found["model"] is None else "loss" if found["loss"] is found["step"] is None else ""
+    if missing:
+        close_names = get_close_matches(missing, [key for key, value in there.items() if callable(value)], n=1)
+        hint = f"; did you mean {close_names[0]!r} for it?" if close_names else ""
         what = (
-            "def model(): … that returns a Module" if wanted == "model" else "def loss(model): … that returns a Tensor"
+            "def model(): … that returns a Module" if missing == "model" else "def loss(model): … that returns a Tensor"
         )
-        raise Mistake(f"{name}: has no function {wanted!r}; write {what}{hint}")
+        raise Mistake(f"{name}: has no function {missing!r}; write {what}{hint}")
     return UserFile(name, **found)

@@ -1,7 +1,7 @@
-"""Reads a tape for the diagnosis: lifetimes and categories of storages, the peak, FLOPs and kept bytes by module.
+"""Analyze a tape for the diagnosis: lifetimes and categories of storages, the peak, FLOPs and kept bytes by module.
 
-A storage without a role is classified by its lifetime: allocated in a forward and freed in a later scope, it is an
-activation; live before the step, an input; else temporary.
+A storage without a role is classified by its lifetime: if it is allocated in a forward and freed in a later scope, it
+is an activation; if it is live before the step, an input; otherwise temporary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST = 12  # groups of equal tensors that are listed at the peak
 
 
 class Lifetime(NamedTuple):
-    """A storage's lifetime, as event indices on the tape."""
+    """The lifetime of a storage, as event indices on the tape."""
 
     key: int  # storage id
     birth: int
@@ -45,52 +45,55 @@ class StepLifetimes(NamedTuple):
 
     def scope(self, place: int) -> int:
         """Return the number of the scope of an event."""
-        return int(np.searchsorted([at for at, _ in self.scopes], place, side="right")) - 1
+        return int(np.searchsorted([begin for begin, _ in self.scopes], place, side="right")) - 1
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that are live at once in the step."""
+        """Return the most bytes that are live at the same time in the step."""
         return int(self.living[self.begin :].max(initial=0))
 
     @property
     def peak_place(self) -> int:
-        """The event after which live bytes are at their peak."""
+        """Return the event after which live bytes are at their peak."""
         return self.begin + int(np.argmax(self.living[self.begin :]))
 
     @property
     def begin(self) -> int:
-        """The first event of the step itself, after the ALLOCs of what was live before."""
+        """Return the first event of the step itself, after the ALLOCs of storages that were live before."""
         return self.scopes[1][0] if len(self.scopes) > 1 else len(self.tape)
 
 
 def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
-    """Return the lifetimes of all storages on a tape. ``roles``: known category and name, by storage id."""
+    """Return the lifetimes of all storages on a tape.
+
+    ``roles``: known category and name, by storage id.
+    """
     scopes: list[tuple[int, Scope]] = []
-    born: dict[int, tuple[int, int, int, int]] = {}  # event, bytes, site, number of its scope
-    died: list[tuple[int, int, int, int, int, int, int]] = []
+    allocated: dict[int, tuple[int, int, int, int]] = {}  # event, bytes, site, number of its scope
+    freed: list[tuple[int, int, int, int, int, int, int]] = []
     change = np.zeros(len(tape) + 1, np.int64)
     for place, (kind, first, second, third) in enumerate(tape):
         if kind == SCOPE:
             scopes.append((place, tape.scopes[first]))
         elif kind == ALLOC:
-            born[first] = place, second, third, len(scopes) - 1
+            allocated[first] = place, second, third, len(scopes) - 1
             change[place] += second
-        elif kind == FREE and first in born:
-            life = born.pop(first)
-            died.append((first, *life, place, len(scopes) - 1))
+        elif kind == FREE and first in allocated:
+            life = allocated.pop(first)
+            freed.append((first, *life, place, len(scopes) - 1))
             change[place] -= life[1]
     end = len(tape)
-    died += [(key, *life, end, len(scopes)) for key, life in born.items()]
+    freed += [(key, *life, end, len(scopes)) for key, life in allocated.items()]
     phases = [scope.phase for _, scope in scopes]
     lives = []
-    for key, birth, size, at, scope, death, last in sorted(died, key=lambda life: life[1]):
-        what = _category_and_name(roles.get(key), tape.sites[at], phases[scope], last - scope)
-        lives.append(Lifetime(key, birth, death, size, tape.sites[at], *what))
+    for key, birth, size, site, scope, death, last_scope in sorted(freed, key=lambda life: life[1]):
+        category_and_name = _category_and_name(roles.get(key), tape.sites[site], phases[scope], last_scope - scope)
+        lives.append(Lifetime(key, birth, death, size, tape.sites[site], *category_and_name))
     return StepLifetimes(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
 
 
 def _category_and_name(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
-    """Return category and name of a storage. ``later``: how many scopes after its allocation it is freed."""
+    """Return category and name of a storage, which is freed ``later`` scopes after its allocation."""
     if role is not None:
         return role.category, role.name
     if phase == "start":
@@ -101,16 +104,16 @@ def _category_and_name(role: Role | None, site: Site, phase: str, later: int) ->
 def fullest(lifetimes: StepLifetimes) -> Fullest:
     """Describe the peak: bytes by category, its cause, and the largest groups of equal tensors."""
     peak = lifetimes.peak_place
-    alive = [life for life in lifetimes.lives if life.birth <= peak < life.death]
+    live = [life for life in lifetimes.lives if life.birth <= peak < life.death]
     sizes: Counter[str] = Counter()
     groups: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
-    for life in alive:
+    for life in live:
         sizes[life.category] += life.bytes
         name, line = like(life.name), _line(life.site)
         groups[life.bytes, life.category, name, line, life.site.operation] += 1
     largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MOST]
-    born = next((life for life in alive if life.birth == peak), None)
-    site = born.site if born else Site("", "", "")
+    peak_life = next((life for life in live if life.birth == peak), None)
+    site = peak_life.site if peak_life else Site("", "", "")
     return Fullest(
         **{f"{category}_bytes": sizes[category] for category in CATEGORIES},
         phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase, module=site.module, line=_line(site),
@@ -122,7 +125,7 @@ def fullest(lifetimes: StepLifetimes) -> Fullest:
 
 
 def most(lifetimes: StepLifetimes, category: str) -> int:
-    """Return the most bytes of a category that are live at once."""
+    """Return the most bytes of a category that are live at the same time."""
     change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for life in lifetimes.lives:
         if life.category == category:
@@ -132,50 +135,57 @@ def most(lifetimes: StepLifetimes, category: str) -> int:
 
 
 def kept(lifetimes: StepLifetimes) -> dict[str, int]:
-    """Return the bytes of activations live when a backward begins, by the module that made them; of the fullest one."""
-    found: dict[str, int] = {}
-    for at, scope in lifetimes.scopes:
+    """Return the bytes of activations that are live when a backward begins, by the module that made them.
+
+    If there are several backwards, the one with the most bytes counts.
+    """
+    kept_by_module: dict[str, int] = {}
+    for backward_begin, scope in lifetimes.scopes:
         if scope.phase == "backward":
-            now: Counter[str] = Counter()
+            bytes_by_module: Counter[str] = Counter()
             for life in lifetimes.lives:
-                if life.category == "activations" and life.birth < at < life.death:
-                    now[life.site.module] += life.bytes
-            if now.total() > sum(found.values()):
-                found = dict(now)
-    return found
+                if life.category == "activations" and life.birth < backward_begin < life.death:
+                    bytes_by_module[life.site.module] += life.bytes
+            if bytes_by_module.total() > sum(kept_by_module.values()):
+                kept_by_module = dict(bytes_by_module)
+    return kept_by_module
 
 
 def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
     """Return FLOPs by module, without its submodules, and by phase."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    flops_by_module: dict[str, Counter[str]] = defaultdict(Counter)
     phase = ""
     for kind, first, _, _ in lifetimes.tape:
         if kind == SCOPE:
             phase = lifetimes.tape.scopes[first].phase
         elif kind == KERNEL:
             kernel = lifetimes.tape.kernels[first]
-            found[lifetimes.tape.sites[kernel.site].module][phase] += kernel.flops
-    return found
+            flops_by_module[lifetimes.tape.sites[kernel.site].module][phase] += kernel.flops
+    return flops_by_module
 
 
 def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
     """Return a row for every module: parameters, FLOPs and kept bytes, its submodules included."""
-    work: dict[str, Counter[str]] = defaultdict(Counter)
-    keeps: Counter[str] = Counter()
+    flops_by_module: dict[str, Counter[str]] = defaultdict(Counter)
+    kept_bytes: Counter[str] = Counter()
     for module, phases in flops(lifetimes).items():
         for path in above(module):
-            work[path].update(phases)
+            flops_by_module[path].update(phases)
     for module, size in kept(lifetimes).items():
         for path in above(module):
-            keeps[path] += size
+            kept_bytes[path] += size
     return tuple(
         Part(
-            module=path, kind=type(part).__name__, parameters=sum(p.numel() for p in part.parameters()),
-            forward_flops=work[path]["forward"], backward_flops=work[path]["backward"],
-            recomputed_flops=work[path]["recompute"], kept_bytes=keeps[path],
+            module=path,
+            kind=type(part).__name__,
+            parameters=sum(p.numel() for p in part.parameters()),
+            forward_flops=flops_by_module[path]["forward"],
+            backward_flops=flops_by_module[path]["backward"],
+            recomputed_flops=flops_by_module[path]["recompute"],
+            kept_bytes=kept_bytes[path],
         )
         for path, part in model.named_modules()
-    )  # fmt: skip
+    )
 
 
 def above(module: str) -> Iterator[str]:

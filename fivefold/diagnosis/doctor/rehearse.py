@@ -1,4 +1,4 @@
-"""Runs two training steps of a user's own module on fake tensors: the first step, and one for every later step.
+"""Run two training steps of a user's own module on fake tensors: the first step, and one for every later step.
 
     make_model() · make_optimizer(model) · step(model, optimizer), twice     step: loss(model).backward(), update
 
@@ -48,12 +48,12 @@ class ExaminedSteps(NamedTuple):
 
     @property
     def fuller(self) -> StepLifetimes:
-        """The step with the higher peak."""
+        """Return the step with the higher peak."""
         return max(self.steady, self.first, key=lambda lifetimes: lifetimes.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """The higher peak of both steps."""
+        """Return the higher peak of both steps."""
         return self.fuller.peak_bytes
 
 
@@ -63,13 +63,13 @@ def rehearse(
     recompute_in: tuple[str, ...] = (),
     follow: Callable[[nn.Module], tuple[str, ...]] | None = None,
 ) -> ExaminedSteps:
-    """Run two steps, with some modules recomputed. ``follow``: chooses the modules whose calls are recorded."""
+    """Run two steps, with some modules recomputed. ``follow`` chooses the modules whose calls are recorded."""
     watch = ModuleRecorder()
     with _fake_tensors(watch), watch:
         model, optimizer = _build(user, watch)
         watch.memo = None
         recompute(model, recompute_in)
-        stories = []
+        tapes = []
         with watch.following(model, optimizer, follow(model) if follow else ()):
             for _ in range(2):
                 watch.begin()
@@ -81,8 +81,8 @@ def rehearse(
                     if isinstance(value, Tensor)
                 )
                 watch.note(states, "optimizer")
-                stories.append(watch.cut())
-    first, steady = (read(tape, watch.roles) for tape in stories)
+                tapes.append(watch.cut())
+    first, steady = (read(tape, watch.roles) for tape in tapes)
     if steady.begin == len(steady.tape):
         raise Mistake("step(model, optimizer) ran no operation; it has to train the model")
     return ExaminedSteps(model, optimizer, first, steady, tuple(watch.calls), tuple(watch.remarks))
@@ -113,7 +113,7 @@ def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
 
 
 def _build(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build and check the user's model and optimizer; note their storages and remarks; raises ``Mistake``."""
+    """Build and check the user's model and optimizer, and record their storages and remarks; raises ``Mistake``."""
     model = user.make_model()
     if not isinstance(model, nn.Module):
         raise Mistake(f"model() returned {type(model).__name__}; return a torch.nn.Module")
@@ -142,14 +142,17 @@ def _build(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.opti
 
 @contextmanager
 def deepcopy_by_storage() -> Iterator[None]:
-    """Make ``deepcopy`` of a fake tensor allocate one storage: torch's own gives tensor and views different ones."""
+    """Make ``deepcopy`` of a fake tensor allocate one storage per tensor.
+
+    torch's own implementation gives a tensor and its views different storages.
+    """
 
     def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
-            made = tensor.detach().clone()
+            copy = tensor.detach().clone()
             if isinstance(tensor, nn.Parameter):
-                made = nn.Parameter(made, tensor.requires_grad)
-            memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+                copy = nn.Parameter(copy, tensor.requires_grad)
+            memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
         return cast("Tensor", memo[id(tensor)])
 
     FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
@@ -161,13 +164,16 @@ def deepcopy_by_storage() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Keep what torch warns of to a list, and its own account of a failure, which is raised as well, to itself."""
-    with warnings.catch_warnings(record=True) as said:
+    """Collect torch's warnings in a list and silence its log of failures.
+
+    The failures are raised as exceptions as well.
+    """
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         level = FAILURES.level
         FAILURES.setLevel(logging.CRITICAL)
         try:
-            yield said
+            yield caught
         finally:
             FAILURES.setLevel(level)
 
@@ -176,12 +182,12 @@ def quiet() -> Iterator[list[warnings.WarningMessage]]:
 def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
     """Run within a ``FakeTensorMode``, with ``torch.compile`` forced to eager."""
     with (
-        quiet() as said,
+        quiet() as caught,
         deepcopy_by_storage(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         torch.compiler.set_stance("force_eager"),
     ):
         watch.memo = mode.fake_tensor_converter.meta_converter.tensor_memo
         yield
-    if any(NO_GPU in str(each.message) for each in said):
+    if any(NO_GPU in str(warning.message) for warning in caught):
         watch.remarks["torch.autocast('cuda') does nothing without a GPU: write autocast('cpu') for the doctor"] = None

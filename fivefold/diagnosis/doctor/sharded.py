@@ -1,9 +1,10 @@
-"""What FSDP2, tensor parallelism or recomputation of a user's module would cost: run on one fake rank of many.
+"""Count the cost of FSDP2, tensor parallelism or recomputation of a user's module, run on one fake rank of many.
 
     model() under fake tensors → fully_shard | parallelize_module | torch.utils.checkpoint → three steps, metered
 
-PyTorch's own code shards, gathers and reduces, over its "fake" process group; what is counted is what rank 0 would hold
-and send (``trainer/measure/loop_meter.py``). Shapes that DTensor works out aside are hidden from the meter.
+PyTorch's own code shards, gathers and reduces over its "fake" process group; the meter counts what rank 0 would hold
+and send (``trainer/measure/loop_meter.py``). The global tensors on which DTensor computes shapes are hidden from the
+meter.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
     "sequence_parallel": SequenceParallel,
 }  # fmt: skip
-Plan = Mapping[str, Any]  # name of a module, perhaps with *, → a word of STYLES or a ParallelStyle
+Plan = Mapping[str, Any]  # name of a module, perhaps with *, → a key of STYLES or a ParallelStyle
 Wrap = Callable[[nn.Module, DeviceMesh], None]
 
 
@@ -53,41 +54,41 @@ def costs(
     user: UserCode, *, fsdp: int | None, tp: int | None, plan: Callable[[nn.Module], Plan] | None,
     file: str | None = None, report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Cost, ...]:  # fmt: skip
-    """As it is, its blocks recomputed, and each on ``fsdp`` ranks; on ``tp`` ranks by ``plan(model)``."""
+    """Return the costs of the model as it is, with its blocks recomputed, under FSDP2 and under tensor parallelism."""
     wraps: list[tuple[str, int, Wrap]] = [("as it is", 1, _nothing), ("blocks recomputed", 1, _recompute)]
     if fsdp is not None:
         wraps += [(f"FSDP2, {fsdp} ranks", fsdp, _shard), ("… weights kept gathered", fsdp, _shard_gathered),
                   ("… blocks recomputed", fsdp, _shard_recomputed)]  # fmt: skip
     if tp is not None:
         wraps.append((f"tensor parallel, {tp} ranks", tp, _tensor_parallel(plan)))
-    found = []
+    costs_of_variants = []
     for what, ranks, wrap in wraps:
         report(what)
         with blaming(file):
-            found.append(_cost(user, what=what, ranks=ranks, wrap=wrap))
-    return tuple(found)
+            costs_of_variants.append(_cost(user, what=what, ranks=ranks, wrap=wrap))
+    return tuple(costs_of_variants)
 
 
 def blocks(model: nn.Module) -> tuple[str, ...]:
-    """The units of FSDP: members of the outermost lists of modules; of a model without one, its children."""
+    """Return the FSDP units: members of the outermost lists of modules; for a model without lists, its children."""
     lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
     outermost = [path for path in lists if not any(path.startswith(f"{other}.") or (path and not other)
                                                    for other in lists if other != path)]  # fmt: skip
-    found = [
+    paths = [
         f"{path}.{name}".lstrip(".") for path in outermost for name, _ in model.get_submodule(path).named_children()
     ]
-    found = found or [name for name, _ in model.named_children()]
-    return tuple(path for path in found if any(True for _ in model.get_submodule(path).parameters()))
+    paths = paths or [name for name, _ in model.named_children()]
+    return tuple(path for path in paths if any(True for _ in model.get_submodule(path).parameters()))
 
 
 def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
-    """Three steps of rank 0 of ``ranks``."""
+    """Run three steps of rank 0 of ``ranks`` and return their cost."""
     with quiet(), _fake_world(ranks), _shapes_hidden():
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in what else "dp",))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _running(mode):
             model = user.make_model()
-        wrap(model, mesh)  # outside of the mode: meshes read real ranks
+        wrap(model, mesh)  # outside of the fake mode: meshes read real ranks
         with _running(mode):
             optimizer = _optimizer(user, model)
             with watch(model, optimizer, mesh=mesh, fake=True) as watched:
@@ -108,7 +109,10 @@ def _read(watched: Watched, *, what: str, ranks: int) -> Cost:
 
 
 def _optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:
-    """The user's, tensor by tensor where some are DTensors and others not: torch's joined kernels refuse both."""
+    """Return the user's optimizer.
+
+    It runs tensor by tensor if only some parameters are DTensors, because torch's foreach kernels do not accept both.
+    """
     optimizer = user.make_optimizer(model)
     mixed = len({isinstance(parameter, DTensor) for parameter in model.parameters()}) > 1
     for group in optimizer.param_groups:
@@ -123,7 +127,7 @@ def _optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _nothing(_model: nn.Module, _mesh: DeviceMesh) -> None:
-    """Leave it as it is."""
+    """Leave the model as it is."""
 
 
 def _recompute(model: nn.Module, _mesh: DeviceMesh) -> None:
@@ -147,20 +151,24 @@ def _shard_recomputed(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def _tensor_parallel(plan: Callable[[nn.Module], Plan] | None) -> Wrap:
     def wrap(model: nn.Module, mesh: DeviceMesh) -> None:
-        told = plan(model) if plan is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
-        if not isinstance(told, Mapping) or not told:
+        module_styles = (
+            plan(model) if plan is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+        )
+        if not isinstance(module_styles, Mapping) or not module_styles:
             raise Mistake("--tp needs a plan: write plan(model), which returns {'blocks.*.mlp.up': 'colwise', …}")
-        parallelize_module(model, mesh, {name: _style(name, style, model) for name, style in told.items()})
+        parallelize_module(model, mesh, {name: _style(name, style, model) for name, style in module_styles.items()})
 
     return wrap
 
 
 def _style(name: str, style: object, model: nn.Module) -> ParallelStyle:
-    """One entry of a plan as torch takes it; a ``Mistake`` for an unknown word or module."""
+    """Return one entry of a plan in torch's form; raises ``Mistake`` for an unknown style or module."""
     paths = [path.split(".") for path, _ in model.named_modules()]
     words = name.split(".")
-    if not any(len(path) == len(words) and all(w in ("*", p) for w, p in zip(words, path, strict=True))
-               for path in paths):  # fmt: skip
+    if not any(
+        len(path) == len(words) and all(word in ("*", name_part) for word, name_part in zip(words, path, strict=True))
+        for path in paths
+    ):
         raise nearest(name, [".".join(path) for path in paths if path != [""]], kind="module of the plan")
     if isinstance(style, ParallelStyle):
         return style
@@ -183,7 +191,7 @@ def _running(mode: FakeTensorMode) -> Iterator[None]:
 
 @contextmanager
 def _fake_world(ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of ``ranks``, whose messages return at once."""
+    """Make this process rank 0 of ``ranks`` ranks, whose messages return at once."""
     if dist.is_initialized():
         raise Mistake("the doctor makes a world of its own, but this process is in one")
     hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
@@ -197,7 +205,7 @@ def _fake_world(ranks: int) -> Iterator[None]:
 
 @contextmanager
 def _shapes_hidden() -> Iterator[None]:
-    """Hide the global tensors on which DTensor works out shapes."""
+    """Hide the global tensors on which DTensor computes shapes."""
     propagator: Any = ShardingPropagator
     original = propagator._propagate_tensor_meta_non_cached
 
@@ -213,7 +221,7 @@ def _shapes_hidden() -> Iterator[None]:
 
 
 def check_ranks(ranks: Sequence[tuple[str, int | None]]) -> None:
-    """Refuse numbers of ranks that are none."""
+    """Validate numbers of ranks; raises ``Mistake`` for one outside of 2 to 65536."""
     for option, number in ranks:
         if number is not None and not 2 <= number <= 65536:
             raise Mistake(f"{option} {number}: a number of ranks from 2 to 65536")

@@ -1,4 +1,4 @@
-"""Turns an exception of the user's code into a one-line ``Mistake`` that names the user's file and line.
+"""Turn an exception of the user's code into a one-line ``Mistake`` that names the user's file and line.
 
 step.py:12: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x4)
 """
@@ -21,7 +21,10 @@ NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices
 
 @contextmanager
 def blaming(file: str | None) -> Iterator[None]:
-    """Turn every exception of the user's code into a ``Mistake``. ``file``: its path, if it is one file."""
+    """Turn every exception of the user's code into a ``Mistake``.
+
+    ``file``: path of the user's code, if it is one file.
+    """
     try:
         yield
     except Mistake:
@@ -35,10 +38,10 @@ def blaming(file: str | None) -> Iterator[None]:
 def line_of(error: BaseException, file: str | None) -> str:
     """Return file:line of the innermost frame in the user's file, else of the innermost outside torch and fivefold."""
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if frame.filename == file]
-    others = [frame for frame in frames if not frame.filename.startswith((TORCH, OWN, HERE))]
-    frame = (mine or others or list(frames))[-1]
-    return f"{frame.filename if mine else short(frame.filename)}:{frame.lineno}"
+    frames_in_file = [frame for frame in frames if frame.filename == file]
+    user_frames = [frame for frame in frames if not frame.filename.startswith((TORCH, OWN, HERE))]
+    frame = (frames_in_file or user_frames or list(frames))[-1]
+    return f"{frame.filename if frames_in_file else short(frame.filename)}:{frame.lineno}"
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""A recorder for a step without a schedule: it derives forward, backward, recompute and update from torch's state.
+"""Record a step that has no schedule: forward, backward, recompute and update are derived from torch's state.
 
     in the autograd engine → backward; with gradients on or a module running → recompute; in Optimizer.step → update
 
-It also records the role of each storage, and the calls of modules that might be recomputed.
+The recorder also records the role of each storage, and the calls of modules that might be recomputed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 HERE = str(Path(__file__).parent)
 PLACES = ("cpu", "meta")
 CUDA = "leave the device to the doctor: build the model and its inputs on the default device, as it holds no numbers"
-SPLIT_ATTENTION = "aten::_safe_softmax"  # only in scaled_dot_product_attention that runs unfused
+SPLIT_ATTENTION = "aten::_safe_softmax"  # occurs only in unfused scaled_dot_product_attention
 
 
 class Role(NamedTuple):
@@ -38,7 +38,7 @@ class Role(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One forward call of a module, from event ``begin`` to ``end`` of the tape."""
+    """A forward call of a module, from event ``begin`` to ``end`` of the tape."""
 
     module: str
     tape: Tape
@@ -49,11 +49,11 @@ class Call(NamedTuple):
 
 
 class ModuleRecorder(Recorder):
-    """Records a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
+    """A recorder of a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, through=(__file__,))
-        self.memo: MutableMapping[Any, Any] | None = None  # of fake tensors, cleared while the model is built
+        self.memo: MutableMapping[Any, Any] | None = None  # memo of fake tensors, cleared while the model is built
         self.roles: dict[int, Role] = {}
         self.calls: list[Call] = []
         self.remarks: dict[str, None] = {}
@@ -69,8 +69,11 @@ class ModuleRecorder(Recorder):
         with ExitStack() as stack:
             stack.enter_context(self.places.watching(model))
             hooks: list[Any] = [register_module_forward_pre_hook(self._on_module)]
-            hooks += [p.register_post_accumulate_grad_hook(self._on_gradient(n)) for n, p in parameters.items()
-                      if p.requires_grad]  # fmt: skip
+            hooks += [
+                parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
+                for name, parameter in parameters.items()
+                if parameter.requires_grad
+            ]
             hooks += [
                 optimizer.register_step_pre_hook(self._before_update),
                 optimizer.register_step_post_hook(self._after_update),
@@ -213,15 +216,16 @@ def short(file: str) -> str:
 
 
 def _convolution_flops(func: Any, args: Any, out: Any) -> int:
-    """Return 2 FLOPs per weight of a group's filter and output element (input element, if transposed); else 0.
+    """Return 2 FLOPs per weight of a group's filter and output element (input element if transposed), or 0.
 
-    The backward costs the same for the input and again for the weight, each only if its gradient is wanted.
+    The result is 0 for operations other than convolutions. The backward costs the same for the input and again for the
+    weight, each only if its gradient is needed.
     """
     if func is aten.convolution.default:
-        x, weight, transposed, times, y = args[0], args[1], args[6], 1, out
+        x, weight, transposed, gradients, y = args[0], args[1], args[6], 1, out
     elif func is aten.convolution_backward.default:
-        y, x, weight, transposed, times = args[0], args[1], args[2], args[7], sum(args[10][:2])
+        y, x, weight, transposed, gradients = args[0], args[1], args[2], args[7], sum(args[10][:2])
     else:
         return 0
     pairs = int((x if transposed else y).numel()) * int(weight[0].numel())
-    return 2 * times * pairs
+    return 2 * gradients * pairs

@@ -1,11 +1,11 @@
-"""Explains what a failed or strange run has left behind. No torch, and nothing in a file is run.
+"""Explain the files that a failed or unusual run left. Needs no torch, and runs nothing that a file contains.
 
-explain(files) → by what each holds, an Explanation of
-out_of_memory · snapshot · category   a log's message; a memory snapshot, and what its blocks were
+explain(files) → by the contents of each, an Explanation of
+out_of_memory · snapshot · category   a log's message; a memory snapshot and the categories of its blocks
 flight_recorder · stacks · losses     dumps of a hang, by rank; a log of losses
 timeout                               lines of NCCL's watchdog in a log
-against                               what the planner predicts beside it; the least change that fits
-frames · safe_pickle                  lines of code in stacks; pickles that hold data alone
+against                               comparison with the planner's prediction; the least change that fits
+frames · safe_pickle                  lines of code in stacks; pickles that contain only data
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fivefold.diagnosis.explain import flight_recorder, losses, out_of_memory, s
 from fivefold.record import Mistake
 from fivefold.results.explanation import Explanation
 
-TAIL = 64 << 20  # bytes of a longer text's end that are read
+TAIL = 64 << 20  # bytes at the end of a longer text that are read
 RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
 
 
 class _Strange(Mistake):
-    """A text that is none of the forms."""
+    """An error: a text that has none of the known forms."""
 
 
 class _Ranks(NamedTuple):
-    """What only all ranks together explain: dumps of flight recorders, and texts of stacks by name."""
+    """The files that only all ranks together explain: dumps of flight recorders, and stack texts by name."""
 
     dumps: dict[int, dict[str, Any]]
     dump_files: list[str]
@@ -42,38 +42,39 @@ class _Ranks(NamedTuple):
 
 
 def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
-    """Explain every file, or of a folder every one that it can; dumps of ranks together. ``top``: how many lines are
-    listed.
+    """Explain every file, or of a folder every file that it can; dumps of ranks are explained together.
+
+    ``top``: how many lines are listed.
     """
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
     ranks = _Ranks({}, [], {}, [])
-    strange: list[_Strange] = []
-    for path, alone in _files(paths):
+    unknown_files: list[_Strange] = []
+    for path, is_named in _files(paths):
         try:
-            found += _read(path, ranks, top=top)
-        except _Strange as other:
-            if alone:
+            explanations += _read(path, ranks, top=top)
+        except _Strange as unknown:
+            if is_named:
                 raise
-            strange.append(other)
-    if strange and not (found or ranks.dumps or ranks.stacks):
-        raise strange[0]
+            unknown_files.append(unknown)
+    if unknown_files and not (explanations or ranks.dumps or ranks.stacks):
+        raise unknown_files[0]
     if ranks.dumps:
         with _as_torch_writes(ranks.dump_files[0]):
-            found.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
+            explanations.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
     if ranks.stacks:
-        found.append(stacks.explain(ranks.stacks, files=tuple(ranks.stack_files)))
-    return tuple(found)
+        explanations.append(stacks.explain(ranks.stacks, files=tuple(ranks.stack_files)))
+    return tuple(explanations)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Files, and whether each was named itself."""
+    """Yield the files, and whether each was named itself."""
     for path in paths:
         if not path.exists():
             raise Mistake(f"{path}: no such file")
-        within = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
-        if not within:
+        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+        if not files:
             raise Mistake(f"{path}: a folder without files")
-        yield from ((each, each is path) for each in within)
+        yield from ((file, file is path) for file in files)
 
 
 def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
@@ -108,7 +109,7 @@ KNOWN = (
 
 
 def _text(file: BufferedReader) -> str:
-    """The text of a file; of a long one its end, of a long pipe its beginning."""
+    """Return the text of a file; of a long file its end, of a long pipe its beginning."""
     if file.seekable():
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - TAIL))
@@ -117,7 +118,7 @@ def _text(file: BufferedReader) -> str:
 
 @contextmanager
 def _as_torch_writes(file: str) -> Iterator[None]:
-    """Turn what a file of another form raises into one line."""
+    """Turn the exceptions that a file of another form raises into a ``Mistake`` of one line."""
     try:
         yield
     except Mistake:
@@ -128,7 +129,7 @@ def _as_torch_writes(file: str) -> Iterator[None]:
 
 
 def _json(text: str) -> Any:
-    """What a text of JSON holds; None if it is none, such as lines of JSON."""
+    """Return what a text of JSON holds; None if it is not JSON (JSON lines, for example)."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -140,8 +141,8 @@ def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanat
         with _as_torch_writes(str(path)):
             return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
-        keys = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
-        raise Mistake(f"{path}: holds a {type(data).__name__}{keys[:200]}; it is {KNOWN}")
+        key_list = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
+        raise Mistake(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {KNOWN}")
     rank = _rank_of(path, data.get("rank"))
     if rank is None:
         rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)
@@ -153,21 +154,21 @@ def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanat
 
 
 def _of_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
-    files, found = (str(path),), list[Explanation]()
+    files, explanations = (str(path),), list[Explanation]()
     if stacks.is_stacks(text):
         rank = _rank_of(path, None)
         ranks.stacks[path.name if rank is None else str(rank)] = text
         ranks.stack_files.append(str(path))
-    said = (out_of_memory.explain(text, files=files), timeout.explain(text, files=files))
-    for each in (*said, losses.explain(losses.read(text), files=files)):
-        found += [each] if each is not None else []
-    if not found and str(path) not in ranks.stack_files:
+    from_messages = (out_of_memory.explain(text, files=files), timeout.explain(text, files=files))
+    for explanation in (*from_messages, losses.explain(losses.read(text), files=files)):
+        explanations += [explanation] if explanation is not None else []
+    if not explanations and str(path) not in ranks.stack_files:
         raise _Strange(f"{path}: {KNOWN}")
-    return found
+    return explanations
 
 
 def _rank_of(path: Path, said: object) -> int | None:
-    """The rank whose file it is, by its name or by what it says."""
+    """Return the rank of a file, by the file's name or by what the file states."""
     match = RANK.search(path.name)
     if match is not None:
         return int(match[1])

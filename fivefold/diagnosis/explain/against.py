@@ -1,9 +1,9 @@
-"""Lays the prediction beside memory that was found, and looks for the least change with which it fits.
+"""Compare the prediction with memory that was found, and look for the least change with which it fits.
 
     fits: predicted peak after the change + what was found beyond the prediction ≤ room
 
-Single changes that fit (``planner/questions.py``) are ordered: those that keep the numbers first, then by time.
-If none fits, the search proposes a layout.
+Single changes that fit (``planner/questions.py``) are ordered: those that keep the numerics first, then by time. If
+none fits, the search proposes a layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fivefold.results.search_result import Change
 from fivefold.step import Step
 from fivefold.units import show_bytes
 
-OTHER_NUMBERS = ("fp8", "adamw8bit")  # changes by which another model is trained
+OTHER_NUMBERS = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
@@ -32,24 +32,32 @@ BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary
 def against(
     memory: HeldMemory, *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> AgainstPrediction:  # fmt: skip
-    """The prediction of ``layout`` beside ``memory``, and what would fit."""
+    """Compare the prediction of ``layout`` with ``memory``, and find what would fit."""
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
-    taken = driver_bytes(machine, layout)
-    room = machine.chip.memory_bytes - taken
+    driver = driver_bytes(machine, layout)
+    room = machine.chip.memory_bytes - driver
     if memory.capacity_bytes is not None:
-        room = min(room, max(0, memory.capacity_bytes - taken))
+        room = min(room, max(0, memory.capacity_bytes - driver))
     excess = max(0, memory.needed_bytes - predicted.memory.peak_bytes)
-    found = [each for each in changes(model=model, machine=machine, job=job, layout=layout)
-             if each.memory_bytes + excess <= room]  # fmt: skip
+    fitting_changes = [
+        change
+        for change in changes(model=model, machine=machine, job=job, layout=layout)
+        if change.memory_bytes + excess <= room
+    ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.wanted_bytes is None
-    least = None if fits else min(found, key=_cost, default=None)
-    other = "" if fits or least else _other_layout(model, machine, job, capacity=room - excess + taken)
+    least_change = None if fits else min(fitting_changes, key=_cost, default=None)
+    other = "" if fits or least_change else _other_layout(model, machine, job, capacity=room - excess + driver)
     seconds = predicted.time.step_seconds
     return AgainstPrediction(
-        predicted=predicted, rows=tuple(_rows(memory, predicted)), excess_bytes=excess, room_bytes=room, change=least,
-        layout=other, slower=max(0.0, least.step_seconds / seconds - 1) if least and seconds else None,
+        predicted=predicted,
+        rows=tuple(_rows(memory, predicted)),
+        excess_bytes=excess,
+        room_bytes=room,
+        change=least_change,
+        layout=other,
+        slower=max(0.0, least_change.step_seconds / seconds - 1) if least_change and seconds else None,
         findings=tuple(_findings(memory, predicted, machine=machine, room=room)),
-    )  # fmt: skip
+    )
 
 
 def _cost(change: Change) -> tuple[bool, float, int]:
@@ -57,18 +65,23 @@ def _cost(change: Change) -> tuple[bool, float, int]:
 
 
 def _rows(memory: HeldMemory, predicted: Step) -> Iterator[Beside]:
-    """Category by category, where the file tells them apart; then the peak."""
-    stage = max(predicted.memory.stages, key=lambda each: each.peak_bytes)
-    found = dict.fromkeys(PARTS, 0)
+    """Yield a row for each category, if the file distinguishes them, then for the peak and reserved memory."""
+    stage = max(predicted.memory.stages, key=lambda stage_memory: stage_memory.peak_bytes)
+    found_bytes_by_part = dict.fromkeys(PARTS, 0)
     for name, size in memory.parts.items():
-        place = BELONGS.get(name, name)
-        if place in found:
-            found[place] += size
-    known = any(found.values())
+        category = BELONGS.get(name, name)
+        if category in found_bytes_by_part:
+            found_bytes_by_part[category] += size
+    has_parts = any(found_bytes_by_part.values())
     for part in PARTS:
-        yield Beside(part=part, found_bytes=found[part] if known else None,
-                     predicted_bytes=getattr(stage, f"{part}_bytes"))  # fmt: skip
-    if rest := sum(size for name, size in memory.parts.items() if BELONGS.get(name, name) not in found and known):
+        yield Beside(
+            part=part,
+            found_bytes=found_bytes_by_part[part] if has_parts else None,
+            predicted_bytes=getattr(stage, f"{part}_bytes"),
+        )
+    if rest := sum(
+        size for name, size in memory.parts.items() if BELONGS.get(name, name) not in found_bytes_by_part and has_parts
+    ):
         yield Beside(part="not known", found_bytes=rest, predicted_bytes=None)
     yield Beside(part="peak", found_bytes=memory.needed_bytes, predicted_bytes=predicted.memory.peak_bytes)
     if memory.reserved_bytes is not None:
@@ -93,12 +106,12 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
 
 
 def _other_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> str:
-    """The fastest layout that fits in ``capacity`` bytes of a device, "" if there is none."""
+    """Return the fastest layout that fits in ``capacity`` bytes of a device, "" if there is none."""
     if capacity <= 0:
         return ""
     smaller = machine.replace(chip=machine.chip.replace(memory_bytes=capacity))
     try:
-        found = search(model=model, machine=smaller, job=job, top=1)
+        result = search(model=model, machine=smaller, job=job, top=1)
     except Mistake:
         return ""
-    return found.best[0].step.layout if found.best else ""
+    return result.best[0].step.layout if result.best else ""

@@ -1,9 +1,9 @@
-"""Reads flight recorders of torch.distributed, one per rank: who did not come to which collective, and what differs.
+"""Explain flight recorders of torch.distributed, one per rank: who did not join which collective, and what differs.
 
     by group, collective by collective: same operation, dtype and sizes on all ranks → all there → all done
 
-The first collective of a group that fails this is its problem. Of several groups that one is the cause whose missing
-ranks do not themselves wait in another. Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, pickle or JSON.
+The first collective of a group that fails this is its problem. If several groups have one, the cause is the one whose
+missing ranks do not themselves wait in another. Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, pickle or JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fivefold.diagnosis.explain.frames import frames, user_line
 from fivefold.record import Mistake
 from fivefold.results.explanation import Explanation, RankAt
 
-ANY_INPUT = ("all_to_all", "alltoall_base", "scatter", "coalesced")  # whose sizes may differ between ranks
+ANY_INPUT = ("all_to_all", "alltoall_base", "scatter", "coalesced")  # input sizes may differ between ranks
 ANY_OUTPUT = ("all_to_all", "alltoall_base", "gather", "coalesced")
 
 
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     number: int  # collective_seq_id
     name: str
     sizes: str  # dtype and sizes that all ranks must share
-    shown: str  # sizes for people
+    shown: str  # sizes for messages
     done: bool
     line: str
     at: int  # ns
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The first collective of a group that did not end well."""
+    """The first collective of a group that did not complete on all ranks."""
 
     kind: Literal["mismatch", "missing", "stuck"]
     group: str
@@ -50,30 +50,35 @@ class Problem(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the collective is called."""
+        """Return the name of the collective for messages."""
         return f"collective {self.number}, {next(iter(self.present.values()))}, of {_short(self.group)}"
 
 
 def is_dump(data: object) -> bool:
-    """Whether ``data`` looks like a rank's dump."""
+    """Return whether ``data`` looks like a rank's dump."""
     return isinstance(data, dict) and "entries" in data and ("pg_config" in data or "version" in data)
 
 
 def explain(dumps: Mapping[int, dict[str, Any]], *, files: tuple[str, ...]) -> Explanation:
-    """What stopped a job, by the dumps of its ranks."""
+    """Explain what stopped a job, by the dumps of its ranks."""
     entries = {rank: list(_entries(dump, rank, origin=files[0])) for rank, dump in dumps.items()}
     members = _members(dumps)
-    last = {rank: max(of, key=lambda each: each.at) for rank, of in entries.items() if of}
-    problems = [found for group in dict.fromkeys(each.group for of in entries.values() for each in of)
-                if (found := _problem(group, entries, members.get(group, ()))) is not None]  # fmt: skip
-    ranks = tuple(_rank_at(rank, problems, last.get(rank)) for rank in sorted(dumps))
+    last_entry = {
+        rank: max(rank_entries, key=lambda entry: entry.at) for rank, rank_entries in entries.items() if rank_entries
+    }
+    problems = [
+        problem
+        for group in dict.fromkeys(entry.group for rank_entries in entries.values() for entry in rank_entries)
+        if (problem := _problem(group, entries, members.get(group, ()))) is not None
+    ]
+    ranks = tuple(_rank_at(rank, problems, last_entry.get(rank)) for rank in sorted(dumps))
     if not problems:
         verdict = "every collective that is in the dumps has ended on every rank: it did not hang in one"
         findings = ["where the ranks were else: stacks, by py-spy dump or TORCH_SHOW_CPP_STACKTRACES=1"]
     else:
         cause = _cause(problems)
         verdict, findings = _verdict(cause), list(_findings(cause, problems))
-    absent = sorted({rank for of in members.values() for rank in of} - set(dumps))
+    absent = sorted({rank for group_ranks in members.values() for rank in group_ranks} - set(dumps))
     if absent:
         findings.append(f"no dump of {_ranks(absent)}: it may have ended, or never come to write one")
     return Explanation(kind="flight recorder", files=files, verdict=verdict, findings=tuple(findings), ranks=ranks)
@@ -83,26 +88,31 @@ def explain(dumps: Mapping[int, dict[str, Any]], *, files: tuple[str, ...]) -> E
 
 
 def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[Entry]:
-    """The collectives of one rank; sends and receives are left out, for they are numbered by pairs of ranks."""
-    raw = dump["entries"]
-    if not isinstance(raw, list):
+    """Yield the collectives of one rank, without sends and receives, which are numbered by pairs of ranks."""
+    raw_entries = dump["entries"]
+    if not isinstance(raw_entries, list):
         raise Mistake(f"{origin}: a flight recorder whose entries are no list")
-    for each in (one for one in raw if isinstance(one, dict)):
-        name = str(each.get("profiling_name", "")).rpartition(":")[2].strip()
-        if each.get("is_p2p") or re.match(r"(send|recv|isend|irecv)\b", name):
+    for raw_entry in (item for item in raw_entries if isinstance(item, dict)):
+        name = str(raw_entry.get("profiling_name", "")).rpartition(":")[2].strip()
+        if raw_entry.get("is_p2p") or re.match(r"(send|recv|isend|irecv)\b", name):
             continue
-        group = each.get("process_group") or [each.get("pg_id", 0), ""]
-        number = each.get("collective_seq_id", each.get("seq_id", 0))
+        group = raw_entry.get("process_group") or [raw_entry.get("pg_id", 0), ""]
+        number = raw_entry.get("collective_seq_id", raw_entry.get("seq_id", 0))
         yield Entry(
-            rank=rank, group=_key(dump, str(group[0]), str(group[1] if len(group) > 1 else "")),
-            number=number if isinstance(number, int) else 0, name=name, sizes=_sizes(each, name),
-            shown=_shown(each), done=each.get("state") == "completed" or bool(each.get("retired")),
-            line=user_line(frames(each.get("frames"))), at=int(each.get("time_created_ns") or 0),
-        )  # fmt: skip
+            rank=rank,
+            group=_key(dump, str(group[0]), str(group[1] if len(group) > 1 else "")),
+            number=number if isinstance(number, int) else 0,
+            name=name,
+            sizes=_sizes(raw_entry, name),
+            shown=_shown(raw_entry),
+            done=raw_entry.get("state") == "completed" or bool(raw_entry.get("retired")),
+            line=user_line(frames(raw_entry.get("frames"))),
+            at=int(raw_entry.get("time_created_ns") or 0),
+        )
 
 
 def _sizes(each: dict[str, Any], name: str) -> str:
-    """What has to be the same on every rank."""
+    """Return what has to be equal on every rank."""
     inputs = None if name in ANY_INPUT else each.get("input_sizes")
     outputs = None if name in ANY_OUTPUT else each.get("output_sizes")
     return json.dumps([inputs, outputs, each.get("input_dtypes") if inputs is not None else None], default=str)
@@ -117,71 +127,75 @@ def _shown(each: dict[str, Any]) -> str:
 
 def _config(dump: dict[str, Any], name: str) -> dict[str, Any]:
     config = dump.get("pg_config")
-    found = config.get(name) if isinstance(config, dict) else None
-    return found if isinstance(found, dict) else {}
+    group_config = config.get(name) if isinstance(config, dict) else None
+    return group_config if isinstance(group_config, dict) else {}
 
 
 def _group_ranks(dump: dict[str, Any], name: str) -> tuple[int, ...]:
-    found = re.findall(r"\d{1,7}", str(_config(dump, name).get("ranks", "")))
-    return tuple(sorted(map(int, found)))
+    numbers = re.findall(r"\d{1,7}", str(_config(dump, name).get("ranks", "")))
+    return tuple(sorted(map(int, numbers)))
 
 
 def _key(dump: dict[str, Any], name: str, about: str) -> str:
-    """A group's name for people and as a key: groups of one name but other ranks are others."""
+    """Return a group's name for messages, also used as its key: equal names with other ranks are other groups."""
     about = "" if about in ("", "undefined") else about
     ranks = ",".join(map(str, _group_ranks(dump, name)))
     return f"{about or f'group {name}'} (ranks {ranks})" if ranks else about or f"group {name}"
 
 
 def _members(dumps: Mapping[int, dict[str, Any]]) -> dict[str, tuple[int, ...]]:
-    found = {}
+    ranks_by_group = {}
     for dump in dumps.values():
         config = dump.get("pg_config")
-        for name, of in config.items() if isinstance(config, dict) else ():
-            if (ranks := _group_ranks(dump, name)) and isinstance(of, dict):
-                found[_key(dump, str(name), str(of.get("desc", "")))] = ranks
-    return found
+        for name, group_config in config.items() if isinstance(config, dict) else ():
+            if (ranks := _group_ranks(dump, name)) and isinstance(group_config, dict):
+                ranks_by_group[_key(dump, str(name), str(group_config.get("desc", "")))] = ranks
+    return ranks_by_group
 
 
 # Judging
 
 
 def _problem(group: str, entries: Mapping[int, Sequence[Entry]], members: Sequence[int]) -> Problem | None:
-    """The first collective of a group that is not the same, not there or not done on all of its ranks."""
-    by_rank = {rank: {each.number: each for each in of if each.group == group} for rank, of in entries.items()}
+    """Return the first collective of a group that differs, is missing or is not done on some of its ranks."""
+    by_rank = {
+        rank: {entry.number: entry for entry in rank_entries if entry.group == group}
+        for rank, rank_entries in entries.items()
+    }
     ranks = [rank for rank in by_rank if (rank in members if members else by_rank[rank])]
     if not members and len(ranks) == 1:
-        ranks = list(by_rank)  # nobody says who belongs to it; alone it waits for nobody
-    there = [numbers for rank in ranks if (numbers := by_rank[rank])]
-    first = max((min(numbers) for numbers in there), default=0)  # rings are of different length
-    last, behind = max((max(numbers) for numbers in there), default=-1), None
+        ranks = list(by_rank)  # the members are not known; a rank waits only for others, so all count as members
+    present_numbers = [numbers for rank in ranks if (numbers := by_rank[rank])]
+    # The ring buffers of ranks begin at different collectives.
+    first = max((min(numbers) for numbers in present_numbers), default=0)
+    last, late_problem = max((max(numbers) for numbers in present_numbers), default=-1), None
     for number in range(first, last + 1):
         present = {rank: by_rank[rank][number] for rank in ranks if number in by_rank[rank]}
         missing = tuple(rank for rank in ranks if rank not in present)
-        if len({(each.name, each.sizes) for each in present.values()}) > 1:
+        if len({(entry.name, entry.sizes) for entry in present.values()}) > 1:
             return Problem("mismatch", group, number, present, missing)
         if missing and present:
             return Problem("missing", group, number, present, missing)
-        done = [each.done for each in present.values()]
+        done = [entry.done for entry in present.values()]
         if not any(done) and present:
             return Problem("stuck", group, number, present, ())
-        if not all(done) and behind is None:  # a late report, unless nothing else is wrong
-            behind = Problem("stuck", group, number, present, ())
-    return behind
+        if not all(done) and late_problem is None:  # a late report, unless nothing else is wrong
+            late_problem = Problem("stuck", group, number, present, ())
+    return late_problem
 
 
 def _cause(problems: Sequence[Problem]) -> Problem:
-    """The problem that explains the others: a mismatch, else one whose missing ranks do not wait elsewhere."""
-    waiting = {rank for each in problems for rank, entry in each.present.items() if not entry.done}
+    """Return the problem that explains the others: a mismatch, else one whose missing ranks do not wait elsewhere."""
+    waiting = {rank for other in problems for rank, entry in other.present.items() if not entry.done}
 
     def weight(problem: Problem) -> tuple[int, int, int]:
         kinds = {"mismatch": 0, "missing": 1 if set(problem.missing) - waiting else 2, "stuck": 3}
         elsewhere = len(waiting.intersection(problem.missing))
-        return kinds[problem.kind], elsewhere, min(each.at for each in problem.present.values())
+        return kinds[problem.kind], elsewhere, min(entry.at for entry in problem.present.values())
 
     cause = min(problems, key=weight)
-    idle = tuple(rank for rank in cause.missing if rank not in waiting)
-    return cause._replace(missing=idle) if idle else cause
+    idle_ranks = tuple(rank for rank in cause.missing if rank not in waiting)
+    return cause._replace(missing=idle_ranks) if idle_ranks else cause
 
 
 def _verdict(problem: Problem) -> str:
@@ -189,21 +203,25 @@ def _verdict(problem: Problem) -> str:
         parts: dict[str, list[Entry]] = defaultdict(list)
         for entry in problem.present.values():
             parts[f"{entry.name} {entry.sizes}"].append(entry)
-        said = [f"{_ranks(entry.rank for entry in of)} {'calls' if len(of) == 1 else 'call'} {of[0]}"
-                + (f" at {of[0].line}" if of[0].line else "") for of in sorted(parts.values(), key=len)]  # fmt: skip
-        return f"collective {problem.number} of {_short(problem.group)} differs: {'; '.join(said)}"
+        calls = [
+            f"{_ranks(entry.rank for entry in same_calls)} "
+            f"{'calls' if len(same_calls) == 1 else 'call'} {same_calls[0]}"
+            + (f" at {same_calls[0].line}" if same_calls[0].line else "")
+            for same_calls in sorted(parts.values(), key=len)
+        ]
+        return f"collective {problem.number} of {_short(problem.group)} differs: {'; '.join(calls)}"
     if problem.kind == "missing":
-        waits = next(iter(problem.present.values()))
-        at = f", at {waits.line}" if waits.line else ""
+        waiting = next(iter(problem.present.values()))
+        where = f", at {waiting.line}" if waiting.line else ""
         wait = f"{_ranks(problem.present)} {'waits' if len(problem.present) == 1 else 'wait'}"
-        return f"{_ranks(problem.missing)} did not come to {problem.name}, in which {wait}{at}"
-    entry = next(each for each in problem.present.values() if not each.done)
-    at = f", at {entry.line}" if entry.line else ""
-    return f"all {len(problem.present)} ranks came to {problem.name}{at}, and it did not end"
+        return f"{_ranks(problem.missing)} did not come to {problem.name}, in which {wait}{where}"
+    entry = next(candidate for candidate in problem.present.values() if not candidate.done)
+    where = f", at {entry.line}" if entry.line else ""
+    return f"all {len(problem.present)} ranks came to {problem.name}{where}, and it did not end"
 
 
 def _findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
-    waiting = {rank: each for each in problems for rank, entry in each.present.items() if not entry.done}
+    waiting = {rank: problem for problem in problems for rank, entry in problem.present.items() if not entry.done}
     for rank in cause.missing if cause.kind == "missing" else ():
         if rank in waiting:
             yield (f"rank {rank} waits meanwhile in {waiting[rank].name}: ranks call collectives of different "
@@ -215,11 +233,14 @@ def _findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
         else:
             yield "the calls agree, so it is the network, a GPU, or work before it on the same stream"
     if cause.kind == "mismatch":
-        names = Counter(each.name for each in cause.present.values())
+        names = Counter(entry.name for entry in cause.present.values())
         yield "a branch that not all ranks take" if len(names) > 1 else "sizes that depend on a rank's own data"
-    others = [each for each in problems if (each.group, each.number) != (cause.group, cause.number)]
-    if others:
-        yield f"{len(others)} further group{'s' if len(others) > 1 else ''} stopped too, such as {others[0].name}"
+    other_problems = [problem for problem in problems if (problem.group, problem.number) != (cause.group, cause.number)]
+    if other_problems:
+        yield (
+            f"{len(other_problems)} further group{'s' if len(other_problems) > 1 else ''} stopped too, "
+            f"such as {other_problems[0].name}"
+        )
 
 
 def _rank_at(rank: int, problems: Sequence[Problem], last: Entry | None) -> RankAt:
@@ -239,8 +260,8 @@ def _short(group: str) -> str:
 
 
 def _ranks(ranks: Any) -> str:
-    found = sorted(ranks)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    shown = ", ".join(map(str, found[:8])) + (" …" if len(found) > 8 else "")
-    return f"ranks {shown}"
+    sorted_ranks = sorted(ranks)
+    if len(sorted_ranks) == 1:
+        return f"rank {sorted_ranks[0]}"
+    listed = ", ".join(map(str, sorted_ranks[:8])) + (" …" if len(sorted_ranks) > 8 else "")
+    return f"ranks {listed}"

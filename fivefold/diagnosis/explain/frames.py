@@ -1,6 +1,6 @@
-"""Reads stacks of Python frames: which line of the user's code it was, and which phase of a training step.
+"""Parse stacks of Python frames: the line of the user's code, and the phase of a training step.
 
-Frames run from the innermost on. A line is named as ``file:line function``.
+Frames are ordered from the innermost outward. A line is named as ``file:line function``.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ class Frame(NamedTuple):
 
 
 def frames(raw: object) -> tuple[Frame, ...]:
-    """Read frames as PyTorch writes them, dictionaries of filename, line and name; what is none is left out."""
-    found = []
-    for each in raw if isinstance(raw, list | tuple) else ():
-        if isinstance(each, dict):
-            line = each.get("line", 0)
+    """Parse frames as PyTorch writes them, dictionaries of filename, line and name; invalid entries are skipped."""
+    parsed = []
+    for entry in raw if isinstance(raw, list | tuple) else ():
+        if isinstance(entry, dict):
+            line = entry.get("line", 0)
             number = line if isinstance(line, int) else int(line) if str(line).isdecimal() else 0
-            found.append(Frame(str(each.get("filename", "")), number, str(each.get("name", ""))))
-    return tuple(found)
+            parsed.append(Frame(str(entry.get("filename", "")), number, str(entry.get("name", ""))))
+    return tuple(parsed)
 
 
 def user_line(stack: Sequence[Frame]) -> str:
     """Return the innermost line outside of torch and Python; else the innermost that has a file; else ""."""
-    placed = [frame for frame in stack if frame.line and frame.file.endswith((".py", ">"))]
-    own = [frame for frame in placed if not LIBRARY.search(short(frame.file))]
-    return str(own[0]) if own else str(placed[0]) if placed else ""
+    frames_with_file = [frame for frame in stack if frame.line and frame.file.endswith((".py", ">"))]
+    user_frames = [frame for frame in frames_with_file if not LIBRARY.search(short(frame.file))]
+    return str(user_frames[0]) if user_frames else str(frames_with_file[0]) if frames_with_file else ""
 
 
 def operation(stack: Sequence[Frame]) -> str:
-    """Return torch's operation, where C++ frames or this engine's own snapshots tell it."""
+    """Return torch's operation, where C++ frames or this engine's own snapshots state it."""
     for frame in stack:
         if frame.file == "torch":  # dry_run/memory/snapshot.py
             return frame.function.partition("::")[2] or frame.function
@@ -61,15 +61,18 @@ def operation(stack: Sequence[Frame]) -> str:
 
 
 def phase(stack: Iterable[Frame]) -> str:
-    """Return update, backward, gather, forward, made (a module's weights) or ""; the first of them that a frame says.
+    """Return update, backward, gather, forward, made (a module's weights) or "": the first of them that a frame shows.
 
-    A stack without frames is of the autograd engine's own threads, in which no Python runs: backward.
+    A stack without frames belongs to the autograd engine's own threads, in which no Python runs: backward.
     """
     stack = tuple(stack)
     if not stack:
         return "backward"
     names = [frame.function.rpartition(".")[2] for frame in stack]
-    if any("distributed/fsdp" in f.file and FSDP_GATHER.search(n) for f, n in zip(stack, names, strict=True)):
+    if any(
+        "distributed/fsdp" in frame.file and FSDP_GATHER.search(function)
+        for frame, function in zip(stack, names, strict=True)
+    ):
         return "gather"
     if any(OPTIMIZER.search(frame.file) for frame in stack):
         return "update"
@@ -77,8 +80,8 @@ def phase(stack: Iterable[Frame]) -> str:
         return "backward"
     if any(name in ("forward", "_call_impl", "_wrapped_call_impl") for name in names):
         return "forward"
-    made = any(name in MADE for name in names) or any(INIT.search(frame.file) for frame in stack)
-    return "made" if made else ""
+    is_made = any(name in MADE for name in names) or any(INIT.search(frame.file) for frame in stack)
+    return "made" if is_made else ""
 
 
 def _runs_backward(frame: Frame, name: str) -> bool:
@@ -93,11 +96,14 @@ def short(file: str) -> str:
 
 def from_traceback(lines: Iterable[str]) -> tuple[Frame, ...]:
     """Return the frames of a Python traceback, the innermost first."""
-    found = [Frame(match[1], int(match[2]), match[3]) for line in lines
-             if (match := re.search(r'File "([^"]+)", line (\d{1,9}), in (\S+)', line))]  # fmt: skip
-    return tuple(reversed(found))
+    outermost_first = [
+        Frame(match[1], int(match[2]), match[3])
+        for line in lines
+        if (match := re.search(r'File "([^"]+)", line (\d{1,9}), in (\S+)', line))
+    ]
+    return tuple(reversed(outermost_first))
 
 
 def as_size(value: Any) -> int:
-    """Return a size in bytes as a whole number; 0 for what is none."""
+    """Return a size in bytes as an integer; 0 if the value is not a positive integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

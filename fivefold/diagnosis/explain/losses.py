@@ -1,4 +1,4 @@
-"""Reads the losses of any trainer's log, and says when they began to be no numbers, to leap, to rise or to stand still.
+"""Explain the losses of any trainer's log: when they became NaN or infinite, spiked, rose, or stopped falling.
 
     spike: above median + 8 · 1.4826 · MAD of the last good ones (``trainer/faults/spikes.py``)
     divergence: spikes up to the end, or windows whose median rises from their least until the end
@@ -32,13 +32,13 @@ TEXT_LOSS = re.compile(
 )  # fmt: skip
 TEXT_NORM = re.compile(rf"(?:grad(?:ient)?[ _-]?norm|gnorm)['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-LINE_CHARACTERS = 4000  # of the longest line in which a loss is looked for
-LEAST = 8  # losses of a log that says something
-RISE = 3.0  # spreads by which the last window is above the least one, for a divergence
+LINE_CHARACTERS = 4000  # longer lines are not searched for a loss
+LEAST = 8  # least number of losses that are explained
+RISE = 3.0  # in a divergence the last window is this many spreads above the least one
 
 
 class Point(NamedTuple):
-    """A loss, with the gradient's norm if the log has it (else 0)."""
+    """A loss, with the gradient norm if the log has it (else 0)."""
 
     step: int
     loss: float
@@ -46,37 +46,50 @@ class Point(NamedTuple):
 
 
 def read(text: str) -> list[Point]:
-    """The losses of a text, in order; empty if it has none."""
+    """Return the losses of a text, in order; empty if it has none."""
     rows = _json_rows(text) or _csv_rows(text)
     return list(_points(rows)) if rows else list(_text_points(text))
 
 
 def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation | None:
-    """What happened to the losses; None if they are too few."""
-    steep = [point.step for point in points if not math.isfinite(point.norm)]
-    ends_steep = bool(steep) and steep[-1] == points[-1].step
-    if len(points) < LEAST and not ends_steep and all(math.isfinite(point.loss) for point in points):
+    """Explain what happened to the losses; None if they are too few."""
+    bad_norm_steps = [point.step for point in points if not math.isfinite(point.norm)]
+    ends_with_bad_norm = bool(bad_norm_steps) and bad_norm_steps[-1] == points[-1].step
+    if len(points) < LEAST and not ends_with_bad_norm and all(math.isfinite(point.loss) for point in points):
         return None
     events = sorted(_events(points), key=lambda event: event.step)
-    good = [point for point in points if math.isfinite(point.loss)]
-    least = min(good, key=lambda point: point.loss, default=None)
+    finite_points = [point for point in points if math.isfinite(point.loss)]
+    least_point = min(finite_points, key=lambda point: point.loss, default=None)
     last = points[-1]
     findings = (
-        [f"least {least.loss:.4g} at step {least.step}, last {last.loss:.4g} at step {last.step}"] if least else []
+        [f"least {least_point.loss:.4g} at step {least_point.step}, last {last.loss:.4g} at step {last.step}"]
+        if least_point
+        else []
     )
-    back = [(a.step, b.step) for a, b in pairwise(points) if b.step <= a.step]
-    if back:
-        findings.append(f"the log goes back {len(back)} times, first from step {back[0][0]} to {back[0][1]}: restarts")
-    if steep:
-        findings.append(f"the gradient's norm is no number at step {steep[0]}, {len(steep)} of {len(points)} in all")
+    restarts = [(a.step, b.step) for a, b in pairwise(points) if b.step <= a.step]
+    if restarts:
+        findings.append(
+            f"the log goes back {len(restarts)} times, first from step {restarts[0][0]} to {restarts[0][1]}: restarts"
+        )
+    if bad_norm_steps:
+        findings.append(
+            f"the gradient's norm is no number at step {bad_norm_steps[0]}, "
+            f"{len(bad_norm_steps)} of {len(points)} in all"
+        )
     worst = next(
-        (e for kind in ("not a number", "divergence", "spike", "plateau") for e in events if e.kind == kind), None
+        (
+            event
+            for kind in ("not a number", "divergence", "spike", "plateau")
+            for event in events
+            if event.kind == kind
+        ),
+        None,
     )
     verdict = (
         worst.line
         if worst
         else findings.pop()
-        if ends_steep
+        if ends_with_bad_norm
         else f"{len(points)} losses fall as they should, from {points[0].loss:.4g} to {last.loss:.4g}"
     )
     return Explanation(kind="losses", files=files, verdict=verdict, findings=tuple(findings), losses=tuple(events))
@@ -88,24 +101,24 @@ def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation |
 def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
     window = max(LEAST, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
-    usual, flagged = dict[int, float](), list[tuple[int, bool]]()  # place, whether it is a number
+    usual_loss, flagged = dict[int, float](), list[tuple[int, bool]]()  # index, whether it is finite
     for place, point in enumerate(points):
         finite = math.isfinite(point.loss)
-        usual[place] = statistics.median(guard.recent) if guard.recent else math.nan
+        usual_loss[place] = statistics.median(guard.recent) if guard.recent else math.nan
         if guard.judge(point.loss, point.norm if math.isfinite(point.norm) and finite else 0.0) is not None:
             flagged.append((place, finite))
     runs = list(_runs(flagged))
     for finite, first, last in runs:
-        yield _flagged(points, finite, first, last, usual=usual, window=window)
+        yield _flagged(points, finite, first, last, usual=usual_loss, window=window)
     if any(last == len(points) - 1 for _, _, last in runs):
-        return  # of what follows an end like this nothing can be said
-    taken = {place for place, _ in flagged}
-    kept = [point for place, point in enumerate(points) if place not in taken]
+        return  # no trend can be determined after such an end
+    flagged_indices = {place for place, _ in flagged}
+    kept = [point for place, point in enumerate(points) if place not in flagged_indices]
     yield from _trend(kept, window)
 
 
 def _runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]]:
-    """Runs of neighbours: whether numbers, first and last place."""
+    """Yield runs of neighbours: whether they are finite, and their first and last index."""
     run: tuple[bool, int, int] | None = None
     for place, finite in flagged:
         if run is not None and run[0] == finite and place == run[2] + 1:
@@ -122,61 +135,65 @@ def _flagged(
     points: Sequence[Point], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
 ) -> LossEvent:  # fmt: skip
     begin, end = points[first].step, points[last].step
-    at = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
+    when = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
     to_end = last == len(points) - 1
     if not finite:
-        also = _norm(points, first - 1, window) if first else ""
-        rest = ", to the end of the log" if to_end and last > first else ""
-        return LossEvent(kind="not a number", step=begin, last=end, line=f"the loss is no number {at}{rest}{also}")
-    high = max(point.loss for point in points[first : last + 1])
-    sized = f"up to {high:.4g}, where {usual[first]:.4g} is usual{_norm(points, first, window)}"
+        norm_text = _norm(points, first - 1, window) if first else ""
+        until_end = ", to the end of the log" if to_end and last > first else ""
+        return LossEvent(
+            kind="not a number", step=begin, last=end, line=f"the loss is no number {when}{until_end}{norm_text}"
+        )
+    highest = max(point.loss for point in points[first : last + 1])
+    size_text = f"up to {highest:.4g}, where {usual[first]:.4g} is usual{_norm(points, first, window)}"
     if to_end and last - first + 1 >= LEAST // 2:
-        return LossEvent(kind="divergence", step=begin, last=end, line=f"the loss diverges {at}: {sized}, to the end")
-    return LossEvent(kind="spike", step=begin, last=end, line=f"the loss leaps {at}: {sized}")
+        return LossEvent(
+            kind="divergence", step=begin, last=end, line=f"the loss diverges {when}: {size_text}, to the end"
+        )
+    return LossEvent(kind="spike", step=begin, last=end, line=f"the loss leaps {when}: {size_text}")
 
 
 def _norm(points: Sequence[Point], place: int, window: int) -> str:
-    """The gradient's norm there, if it is far above what was usual."""
-    before = [point.norm for point in points[max(0, place - window) : place] if math.isfinite(point.norm)]
-    usual, here = statistics.median(before) if before else 0.0, points[place].norm
-    return f"; gradient norm {here:.4g}, where {usual:.4g} is usual" if usual > 0 and not here < 3 * usual else ""
+    """Describe the gradient norm at ``place``, if it is far above what was usual."""
+    previous_norms = [point.norm for point in points[max(0, place - window) : place] if math.isfinite(point.norm)]
+    usual, norm = statistics.median(previous_norms) if previous_norms else 0.0, points[place].norm
+    return f"; gradient norm {norm:.4g}, where {usual:.4g} is usual" if usual > 0 and not norm < 3 * usual else ""
 
 
 def _trend(points: Sequence[Point], window: int) -> Iterator[LossEvent]:
-    """A slow divergence or a plateau, by the medians of windows that follow one another."""
+    """Yield a slow divergence or a plateau, by the medians of consecutive windows."""
     starts = range(len(points) % window, len(points) - window + 1, window)
-    medians = [statistics.median(point.loss for point in points[at : at + window]) for at in starts]
+    medians = [statistics.median(point.loss for point in points[start : start + window]) for start in starts]
     if len(medians) < 3:
         return
-    least = min(range(len(medians)), key=medians.__getitem__)
-    spread = statistics.median(_spread([point.loss for point in points[at : at + window]]) for at in starts)
-    spread = max(spread, 1e-3 * abs(medians[least]))
-    step, last = points[starts[least]].step, points[-1].step
-    if least < len(medians) - 1 and medians[-1] > medians[least] + RISE * spread:
-        line = f"the loss rises from step {step}, from {medians[least]:.4g} to {medians[-1]:.4g}"
+    least_index = min(range(len(medians)), key=medians.__getitem__)
+    spread = statistics.median(_spread([point.loss for point in points[start : start + window]]) for start in starts)
+    spread = max(spread, 1e-3 * abs(medians[least_index]))
+    step, last = points[starts[least_index]].step, points[-1].step
+    if least_index < len(medians) - 1 and medians[-1] > medians[least_index] + RISE * spread:
+        line = f"the loss rises from step {step}, from {medians[least_index]:.4g} to {medians[-1]:.4g}"
         yield LossEvent(kind="divergence", step=step, last=last, line=line)
         return
-    still = len(medians) - 1
-    while still > 0 and abs(medians[still - 1] - medians[-1]) <= spread:
-        still -= 1
-    if len(medians) - still >= 3:
-        step = points[starts[still]].step
+    plateau_start = len(medians) - 1
+    while plateau_start > 0 and abs(medians[plateau_start - 1] - medians[-1]) <= spread:
+        plateau_start -= 1
+    if len(medians) - plateau_start >= 3:
+        step = points[starts[plateau_start]].step
         line = f"the loss stands still from step {step}, at {medians[-1]:.4g} within {spread:.2g}"
         yield LossEvent(kind="plateau", step=step, last=last, line=line)
 
 
 def _spread(losses: Sequence[float]) -> float:
-    """Standard deviation of a window, by the differences of neighbours, so that a fall is none."""
+    """Return the standard deviation of a window from differences of neighbours, so that a trend adds none."""
     steps = [b - a for a, b in pairwise(losses)]
-    middle = statistics.median(steps)
-    return NORMAL * statistics.median(abs(step - middle) for step in steps) / math.sqrt(2)
+    median_step = statistics.median(steps)
+    return NORMAL * statistics.median(abs(step - median_step) for step in steps) / math.sqrt(2)
 
 
 # Reading
 
 
 def _json_rows(text: str) -> list[dict[str, Any]]:
-    """Objects of a text of JSON: one a line, a list, or the log_history of a trainer_state.json."""
+    """Return the objects of a text of JSON: one a line, a list, or the log_history of a trainer_state.json."""
     begin = text.lstrip()[:1]
     if begin not in ("{", "["):
         return []
@@ -198,13 +215,13 @@ def _json_rows(text: str) -> list[dict[str, Any]]:
 
 
 def _csv_rows(text: str) -> list[dict[str, Any]]:
-    """Rows of a table whose first line names a column of losses."""
-    first = text.lstrip().partition("\n")[0]
-    mark = next((mark for mark in (",", "\t", ";") if mark in first), None)
-    names = [name.strip().strip('"').lower() for name in first.split(mark)] if mark else []
+    """Return the rows of a table whose first line names a column of losses."""
+    header = text.lstrip().partition("\n")[0]
+    delimiter = next((delimiter for delimiter in (",", "\t", ";") if delimiter in header), None)
+    names = [name.strip().strip('"').lower() for name in header.split(delimiter)] if delimiter else []
     if not set(names) & set(LOSS):
         return []
-    return list(csv.DictReader(text.lstrip().splitlines(), fieldnames=names, delimiter=mark or ","))[1:]
+    return list(csv.DictReader(text.lstrip().splitlines(), fieldnames=names, delimiter=delimiter or ","))[1:]
 
 
 def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
@@ -236,7 +253,7 @@ def _text_points(text: str) -> Iterator[Point]:
 
 
 def _number(value: object) -> float | None:
-    """A number, also spelled as text; None if it is none."""
+    """Return a number, also from text; None if the value is not a number."""
     if isinstance(value, bool) or value is None:
         return None
     try:

@@ -1,9 +1,9 @@
-"""Reads "out of memory" in a log: what was asked for, who holds the rest, at which line, and why it did not fit.
+"""Explain "out of memory" in a log: what was requested, who holds the rest, at which line, and why it did not fit.
 
     capacity = tensors + reserved but unused + the rest of this process + other processes + free
 
-Texts of PyTorch 1.0 to 2.x on CUDA, ROCm, XPU, MPS and the CPU: c10/cuda/CUDACachingAllocator.cpp and its siblings. Of
-several ranks in one log each is read by its own prefix (``[rank3]:``).
+Texts of PyTorch 1.0 to 2.x on CUDA, ROCm, XPU, MPS and the CPU: c10/cuda/CUDACachingAllocator.cpp and its siblings. If
+a log has several ranks, each is read by its own prefix (``[rank3]:``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOUND = re.compile(
 )  # fmt: skip
 PREFIX = re.compile(r"^\s*(?:\[(?:default|rank)?\s?(\d{1,6})\]:?|(\d{1,6}):)\s?(?=.)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-COLUMNS = {  # what a message says, each as a pattern with one size
+COLUMNS = {  # the figures of a message, each as a pattern with one size
     "wanted": rf"tried to allocate {SIZE}",
     "capacity": rf"(?:{SIZE} total capacity|total capac?i?ty of {SIZE}|max allowed: {SIZE})",
     "allocated": rf"(?:{SIZE} already allocated|{SIZE} is allocated by PyTorch|MPS allocated: {SIZE})",
@@ -43,13 +43,13 @@ NEIGHBOUR = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
 CPU = re.compile(r"allocate (\d{1,18}) bytes")
 HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
-SLACK = 64 * MIB  # what a context takes beside a process's own pools, at least
+SLACK = 64 * MIB  # least memory of a context next to the pools of its process
 PHASES = {"update": "the optimizer's step", "backward": "the backward", "forward": "the forward",
           "gather": "a gather of weights", "made": "the making or moving of the model", "": ""}  # fmt: skip
 
 
 class Message(NamedTuple):
-    """One message: its sizes by name, device, rank ("" if the log has none), and the traceback above it."""
+    """A message: its sizes by name, device, rank ("" if the log has none), and the traceback above it."""
 
     sizes: dict[str, int]
     device: str
@@ -57,56 +57,70 @@ class Message(NamedTuple):
     stack: tuple[Frame, ...]
 
     def get(self, name: str) -> int | None:
-        """Bytes of a name, if the message says them."""
+        """Return the bytes of a name, or None if the message does not state them."""
         return self.sizes.get(name)
 
 
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
-    """What ran out of memory, by the fullest message of the log's first ones by rank; None if nothing did."""
+    """Explain what ran out of memory, by the first message of each rank; None if nothing did."""
     messages = _messages(text)
     if not messages:
         return None
-    first: dict[str, Message] = {}
+    first_by_rank: dict[str, Message] = {}
     for message in messages:
-        first.setdefault(message.rank, message)
-    chosen = next(iter(first.values()))
+        first_by_rank.setdefault(message.rank, message)
+    chosen = next(iter(first_by_rank.values()))
     findings = list(_findings(chosen))
-    if len(first) > 1:
-        ranks = ", ".join(sorted(first, key=int))
-        findings.append(f"{len(first)} ranks ran out of memory ({ranks}); this is of rank {chosen.rank}, the first")
+    if len(first_by_rank) > 1:
+        ranks = ", ".join(sorted(first_by_rank, key=int))
+        findings.append(
+            f"{len(first_by_rank)} ranks ran out of memory ({ranks}); this is of rank {chosen.rank}, the first"
+        )
     return Explanation(kind="out of memory", files=files, verdict=_verdict(chosen), findings=tuple(findings),
                        memory=_held(chosen))  # fmt: skip
 
 
 def _messages(text: str) -> list[Message]:
-    """All messages in order, with the traceback of the same rank above each."""
+    """Return all messages in order, with the traceback of the same rank above each."""
     stacks: dict[str, list[str]] = defaultdict(list)
-    found = []
-    for raw in ANSI.sub("", text).splitlines():
-        match = PREFIX.match(raw)
+    messages = []
+    for raw_line in ANSI.sub("", text).splitlines():
+        match = PREFIX.match(raw_line)
         rank = (match[1] or match[2]) if match else ""
-        line = raw[match.end() :] if match else raw
+        line = raw_line[match.end() :] if match else raw_line
         if "Traceback (most recent call last)" in line:
             stacks[rank] = []
         elif FOUND.search(line):
-            found.append(_message(line, rank, stacks.pop(rank, [])))
+            messages.append(_message(line, rank, stacks.pop(rank, [])))
         else:
             stacks[rank].append(line)
-    return found
+    return messages
 
 
 def _message(line: str, rank: str, above: Sequence[str]) -> Message:
     sizes = {name: size for name, pattern in COMPILED.items() if (size := _size(pattern.search(line))) is not None}
     if match := CPU.search(line):
         sizes["wanted"] = int(match[1])
-    taken = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
-    mine = sizes.get("allocated", 0) + sizes.get("unused", 0)
-    if taken and "process" not in sizes and len(taken) == 1 and taken[0][1] + SLACK >= mine > 0.5 * taken[0][1]:
-        sizes["process"], taken = round(taken[0][1]), []  # of another name space: a container's own process
-    if taken:
-        sizes["others"] = round(sum(size for _, size in taken))
-    where = DEVICE.search(line)
-    device = "the CPU" if CPU.search(line) or HOST.search(line) else f"{where[1]} {where[2]}" if where else "the GPU"
+    processes = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
+    own_bytes = sizes.get("allocated", 0) + sizes.get("unused", 0)
+    if (
+        processes
+        and "process" not in sizes
+        and len(processes) == 1
+        and processes[0][1] + SLACK >= own_bytes > 0.5 * processes[0][1]
+    ):
+        # This process itself, seen from another namespace (a container).
+        sizes["process"], processes = round(processes[0][1]), []
+    if processes:
+        sizes["others"] = round(sum(size for _, size in processes))
+    device_match = DEVICE.search(line)
+    device = (
+        "the CPU"
+        if CPU.search(line) or HOST.search(line)
+        else f"{device_match[1]} {device_match[2]}"
+        if device_match
+        else "the GPU"
+    )
     return Message(sizes, device, rank, from_traceback(above))
 
 
@@ -114,12 +128,12 @@ def _size(match: re.Match[str] | None) -> int | None:
     if match is None:
         return None
     number, unit = (group for group in match.groups() if group is not None)
-    known = {name.lower(): size for name, size in UNITS.items()}
-    return round(float(number) * known[unit.lower()])
+    bytes_by_unit = {name.lower(): size for name, size in UNITS.items()}
+    return round(float(number) * bytes_by_unit[unit.lower()])
 
 
 def _unused(message: Message) -> int | None:
-    """Reserved by PyTorch, but in no tensor."""
+    """Return the bytes that PyTorch has reserved, but that no tensor uses."""
     if "unused" in message.sizes:
         return message.sizes["unused"]
     allocated, reserved = message.get("allocated"), message.get("reserved")
@@ -144,22 +158,25 @@ def _held(message: Message) -> HeldMemory:
 
 
 def _verdict(message: Message) -> str:
-    wanted, at = message.get("wanted"), user_line(message.stack)
+    wanted, line_of_code = message.get("wanted"), user_line(message.stack)
     where = f"rank {message.rank}, {message.device}" if message.rank else message.device
-    doing = PHASES[phase(message.stack)] if message.stack else ""
+    phase_text = PHASES[phase(message.stack)] if message.stack else ""
     line = f"{where} ran out of memory"
-    line += f" in {doing}" if doing else ""
-    line += f", at {at}" if at else ""
+    line += f" in {phase_text}" if phase_text else ""
+    line += f", at {line_of_code}" if line_of_code else ""
     if wanted is None:
         return f"{line}; the message has no figures"
-    held, capacity = message.get("allocated"), message.get("capacity")
-    if held is None or capacity is None:
+    allocated, capacity = message.get("allocated"), message.get("capacity")
+    if allocated is None or capacity is None:
         return f"{line}: {show_bytes(wanted)} were asked for"
-    return f"{line}: {show_bytes(wanted)} were asked for, and tensors hold {show_bytes(held)} of {show_bytes(capacity)}"
+    return (
+        f"{line}: {show_bytes(wanted)} were asked for, "
+        f"and tensors hold {show_bytes(allocated)} of {show_bytes(capacity)}"
+    )
 
 
 def _findings(message: Message) -> list[str]:
-    """Why it did not fit, the first cause first."""
+    """Return the reasons why it did not fit, the most likely cause first."""
     wanted, unused, free = message.get("wanted"), _unused(message) or 0, message.get("free")
     capacity, allocated = message.get("capacity"), message.get("allocated") or 0
     if message.device == "the CPU":
@@ -167,25 +184,34 @@ def _findings(message: Message) -> list[str]:
     if wanted is None:
         return ["the driver had nothing left: other processes, or NCCL's own buffers beside a full allocator; look at "
                 "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"]  # fmt: skip
-    found = []
+    findings = []
     if capacity is not None and wanted > capacity:
         return [f"{show_bytes(wanted)} at once is more than the device has: no setting of the allocator helps"]
     if unused + (free or 0) >= wanted > (free or 0):
-        found.append(f"fragmentation: {show_bytes(unused)} are reserved and in no tensor, in pieces too small for "
-                     f"{show_bytes(wanted)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
+        findings.append(
+            f"fragmentation: {show_bytes(unused)} are reserved and in no tensor, in pieces too small for "
+            f"{show_bytes(wanted)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
     if (others := message.get("others") or 0) >= wanted:
-        found.append(f"other processes hold {show_bytes(others)} of this device: end them, or take another")
-    rest = _held(message).parts.get("the rest of this process", 0)
-    if rest > 4 * GIB:
-        found.append(f"{show_bytes(rest)} of this process are in no tensor of PyTorch's: NCCL's buffers, graphs, or "
-                     "libraries with memory of their own")  # fmt: skip
+        findings.append(f"other processes hold {show_bytes(others)} of this device: end them, or take another")
+    other_bytes = _held(message).parts.get("the rest of this process", 0)
+    if other_bytes > 4 * GIB:
+        findings.append(
+            f"{show_bytes(other_bytes)} of this process are in no tensor of PyTorch's: NCCL's buffers, "
+            "graphs, or libraries with memory of their own"
+        )
     if (allowed := message.get("allowed")) is not None:
-        found.append(f"the process may take {show_bytes(allowed)} only: set_per_process_memory_fraction")
-    if free is not None and free >= wanted and not found:
-        found.append(f"the driver says {show_bytes(free)} are free, which is enough: a limit of the system (WSL, MIG, "
-                     "a container), or another process that has left since")  # fmt: skip
-    if not found:
-        short = wanted - (free or 0)
-        found.append(f"tensors fill it: {show_bytes(short)} more are needed, and {show_bytes(allocated)} are in use; "
-                     "--against MODEL MACHINE LAYOUT says what should be there, and what would fit")  # fmt: skip
-    return found
+        findings.append(f"the process may take {show_bytes(allowed)} only: set_per_process_memory_fraction")
+    if free is not None and free >= wanted and not findings:
+        findings.append(
+            f"the driver says {show_bytes(free)} are free, which is enough: a limit of the system "
+            "(WSL, MIG, a container), or another process that has left since"
+        )
+    if not findings:
+        missing_bytes = wanted - (free or 0)
+        findings.append(
+            f"tensors fill it: {show_bytes(missing_bytes)} more are needed, "
+            f"and {show_bytes(allocated)} are in use; "
+            "--against MODEL MACHINE LAYOUT says what should be there, and what would fit"
+        )
+    return findings

@@ -1,7 +1,8 @@
-"""Reads a pickle that holds data alone: numbers, strings, lists, tuples, dictionaries. Runs no code.
+"""Read a pickle that contains only data (numbers, strings, lists, tuples, dictionaries), without running code.
 
-A pickle calls what it names by GLOBAL, STACK_GLOBAL, INST or an extension, all of which ask ``find_class``; it always
-refuses, so nothing is imported and nothing called. Memory snapshots and flight recorders name nothing.
+A pickle calls what it names by GLOBAL, STACK_GLOBAL, INST or an extension, all of which ask ``find_class``; here
+``find_class`` always raises, so nothing is imported and nothing called. Memory snapshots and flight recorders name
+nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from fivefold.bounded_file import open_stream
 from fivefold.record import Mistake
 
 MOST_BYTES = 2**32  # objects in memory take several times as much
-MAGIC = b"\x80"  # how a pickle of protocol 2 and later begins
+MAGIC = b"\x80"  # first byte of a pickle of protocol 2 and later
 
 
 class _DataOnly(pickle.Unpickler):
-    """An unpickler that knows no names."""
+    """An unpickler that resolves no names."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse what would be called."""
+        """Raise ``Mistake`` for a name that would be called."""
         raise Mistake(f"names {module}.{name}, which reading it would run; a snapshot holds data alone: not read")
 
     def persistent_load(self, _key: object) -> NoReturn:
-        """Refuse what lies elsewhere."""
+        """Raise ``Mistake`` for an object outside of the pickle."""
         raise Mistake("points to objects outside of it (a file of torch.save?); a snapshot holds data alone: not read")
 
 
 def load(path: Path) -> Any:
-    """Return what a pickle holds; a ``Mistake`` if it names code, is cut short or is none."""
+    """Return what a pickle holds; raises ``Mistake`` if it names code, is cut short or is not a pickle."""
     with open_stream(path) as file:
         return load_open(file, path=path)
 
@@ -47,7 +48,7 @@ def load_open(file: BufferedReader, *, path: Path) -> Any:
         raise Mistake(f"{path}: {mistake}") from None
     except OSError:
         raise
-    except Exception as error:  # what a damaged pickle raises is any of a dozen kinds
+    except Exception as error:  # a damaged pickle raises any of a dozen kinds
         reason = " ".join(str(error).split())[:120]
         if isinstance(error, EOFError) or "truncated" in reason:
             raise Mistake(f"{path}: the pickle is cut short; write it again, and copy it whole") from None

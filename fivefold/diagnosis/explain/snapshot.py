@@ -1,9 +1,9 @@
-"""Reads PyTorch's memory snapshot: what lived at the peak, or when memory ran out, by category and line of code.
+"""Explain PyTorch's memory snapshot: what was live at the peak, or when memory ran out, by category and line of code.
 
-    state at the end − what the trace has done = state at its begin → played forward → the fullest moment
+    state at the end − what the trace has done = state at its beginning → replayed → the moment of most memory
 
-The trace is a ring: its begin may be cut off, but not its end. A block lives until its free is completed.
-Format: torch.cuda.memory._dump_snapshot (torch/csrc/cuda/memory_snapshot.cpp); 1.x wrote the segments alone.
+The trace is a ring buffer: its beginning may be missing, but not its end. A block is live until its free is completed.
+Format: torch.cuda.memory._dump_snapshot (torch/csrc/cuda/memory_snapshot.cpp); 1.x wrote only the segments.
 """
 
 from __future__ import annotations
@@ -30,62 +30,65 @@ class Device(NamedTuple):
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of its segments when the snapshot was written."""
+        """Return the bytes of its segments when the snapshot was written."""
         return sum(as_size(segment.get("total_size")) for segment in self.segments)
 
 
 def is_snapshot(data: object) -> bool:
-    """Whether ``data`` looks like a memory snapshot, of any version."""
+    """Return whether ``data`` looks like a memory snapshot, of any version."""
     if isinstance(data, dict):
         return "segments" in data
     return isinstance(data, list) and bool(data) and all(isinstance(one, dict) and "blocks" in one for one in data)
 
 
 def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
-    """What the fullest GPU of a snapshot held, by category and its ``top`` lines."""
+    """Explain what the fullest GPU of a snapshot held, by category and its ``top`` lines."""
     devices = _devices(data, origin=files[0])
-    told = [(device, *_fullest(device)) for device in devices]
-    device, lives, place = max(told, key=lambda each: sum(_alive(each[1], each[2]).values()))
+    peaks = [(device, *_fullest(device)) for device in devices]
+    device, lives, place = max(peaks, key=lambda peak: sum(_alive(peak[1], peak[2]).values()))
     sizes = _alive(lives, place)
-    named = categories(lives)
+    category_by_block = categories(lives)
     parts: Counter[str] = Counter()
     for number, size in sizes.items():
-        parts[named[number]] += size
+        parts[category_by_block[number]] += size
     shortage = next((entry for entry in reversed(device.trace) if entry.get("action") == "oom"), None)
     memory = HeldMemory(
-        device=f"GPU {device.number}", parts=dict(parts.most_common()), held_bytes=sum(sizes.values()),
-        lines=tuple(_lines(lives, sizes, named))[:top],
-        reserved_bytes=device.reserved_bytes or None, wanted_bytes=as_size(shortage.get("size")) if shortage else None,
+        device=f"GPU {device.number}",
+        parts=dict(parts.most_common()),
+        held_bytes=sum(sizes.values()),
+        lines=tuple(_lines(lives, sizes, category_by_block))[:top],
+        reserved_bytes=device.reserved_bytes or None,
+        wanted_bytes=as_size(shortage.get("size")) if shortage else None,
         free_bytes=as_size(shortage.get("device_free")) if shortage else None,
-    )  # fmt: skip
+    )
     findings = tuple(_findings(device, memory, devices=devices))
     return Explanation(kind="memory snapshot", files=files, verdict=_verdict(device, lives, place, memory),
                        findings=findings, memory=memory)  # fmt: skip
 
 
 def _devices(data: Any, *, origin: str) -> list[Device]:
-    """The GPUs that have allocated anything."""
+    """Return the GPUs that have allocated anything."""
     segments, traces = (data.get("segments"), data.get("device_traces")) if isinstance(data, dict) else (data, [])
     if not isinstance(segments, list) or not isinstance(traces or [], list):
         raise Mistake(f"{origin}: a snapshot whose segments are no list; write it by torch.cuda.memory._dump_snapshot")
     by_device: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for segment in (each for each in segments if isinstance(each, dict)):
+    for segment in (item for item in segments if isinstance(item, dict)):
         number = segment.get("device", 0)
         by_device[number if isinstance(number, int) else 0].append(segment)
     count = max([len(traces or []), *(number + 1 for number in by_device)])
-    found = []
+    devices = []
     for number in range(count):
         trace = traces[number] if traces and number < len(traces) else []
         entries = [entry for entry in trace if isinstance(entry, dict)] if isinstance(trace, list) else []
-        found.append(Device(number, by_device[number], entries))
-    busy = [device for device in found if device.trace or any(_blocks(device))]
-    if not busy:
+        devices.append(Device(number, by_device[number], entries))
+    used_devices = [device for device in devices if device.trace or any(_blocks(device))]
+    if not used_devices:
         raise Mistake(f"{origin}: a snapshot of a process that has allocated nothing on any GPU")
-    return busy
+    return used_devices
 
 
 def _blocks(device: Device) -> Iterator[Life]:
-    """Blocks that lived when the snapshot was written."""
+    """Yield the blocks that were live when the snapshot was written."""
     for segment in device.segments:
         place = as_size(segment.get("address"))
         for block in segment.get("blocks") or ():
@@ -98,40 +101,43 @@ def _blocks(device: Device) -> Iterator[Life]:
 
 
 def _fullest(device: Device) -> tuple[list[Life], int]:
-    """All blocks with their births and deaths, and the event at which most was held (if memory ran out: that one)."""
+    """Return all blocks with their allocations and frees, and the event at which most memory was held.
+
+    If memory ran out, that event is returned instead.
+    """
     lives: list[Life] = []
-    born: dict[int, int] = {}  # address → place in ``lives``
+    index_by_address: dict[int, int] = {}  # address → index in ``lives``
     stacks: dict[int, tuple[Frame, ...]] = {}
     for place, entry in enumerate(device.trace):
         action, address = entry.get("action"), as_size(entry.get("addr"))
         if action == "alloc":
-            born[address] = len(lives)
+            index_by_address[address] = len(lives)
             lives.append(Life(place, None, address, as_size(entry.get("size")), _stack(entry, stacks),
                               str(entry.get("category") or "")))  # fmt: skip
         elif action in ENDS:
-            if address in born:
-                number = born.pop(address)
+            if address in index_by_address:
+                number = index_by_address.pop(address)
                 lives[number] = lives[number]._replace(death=place)
-            else:  # it lived before the trace begins
+            else:  # it was allocated before the trace begins
                 lives.append(Life(-1, place, address, as_size(entry.get("size")), _stack(entry, stacks), ""))
-    lives += [block for block in _blocks(device) if block.address not in born]
+    lives += [block for block in _blocks(device) if block.address not in index_by_address]
     change = [0] * (len(device.trace) + 2)
     for life in lives:
         change[life.birth + 1] += life.bytes
         if life.death is not None:
             change[life.death + 1] -= life.bytes
-    held, most, peak, shortage = 0, -1, -1, None
+    held_bytes, most_bytes, peak, shortage = 0, -1, -1, None
     for place, step in enumerate(change[:-1], start=-1):
-        held += step
-        if held > most:
-            most, peak = held, place
+        held_bytes += step
+        if held_bytes > most_bytes:
+            most_bytes, peak = held_bytes, place
         if 0 <= place < len(device.trace) and device.trace[place].get("action") == "oom":
             shortage = place
     return lives, peak if shortage is None else shortage
 
 
 def _stack(entry: dict[str, Any], known: dict[int, tuple[Frame, ...]]) -> tuple[Frame, ...]:
-    """Frames of an entry; those of one list, which many entries share, are read once."""
+    """Return the frames of an entry; a list of frames that many entries share is parsed once."""
     raw = entry.get("frames")
     if id(raw) not in known:
         known[id(raw)] = frames(raw)
@@ -139,7 +145,7 @@ def _stack(entry: dict[str, Any], known: dict[int, tuple[Frame, ...]]) -> tuple[
 
 
 def _alive(lives: Sequence[Life], place: int) -> dict[int, int]:
-    """Bytes of the blocks that are held after an event, by their place in ``lives``."""
+    """Return the bytes of the blocks that are held after an event, by their index in ``lives``."""
     return {
         number: life.bytes
         for number, life in enumerate(lives)
@@ -148,26 +154,30 @@ def _alive(lives: Sequence[Life], place: int) -> dict[int, int]:
 
 
 def _lines(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[str]) -> Iterator[HeldLine]:
-    """What is held by category and line, the largest first."""
+    """Yield the memory that is held by category and line, the largest first."""
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for number, size in sizes.items():
         stack = lives[number].stack
         groups[named[number], user_line(stack), operation(stack)].append(size)
-    for (category, line, made), held in sorted(groups.items(), key=lambda item: -sum(item[1])):
-        yield HeldLine(category=category, bytes=sum(held), blocks=len(held), line=line, operation=made)
+    for (category, line, torch_operation), block_sizes in sorted(groups.items(), key=lambda item: -sum(item[1])):
+        yield HeldLine(
+            category=category, bytes=sum(block_sizes), blocks=len(block_sizes), line=line, operation=torch_operation
+        )
 
 
 def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
     held, name = show_bytes(memory.held_bytes), memory.device
     if memory.wanted_bytes is not None:
-        at = user_line(frames(device.trace[place].get("frames")))
-        return f"{name} ran out of memory{f', at {at}' if at else ''}: {show_bytes(memory.wanted_bytes)} were asked " \
-               f"for, and tensors hold {held}"  # fmt: skip
+        line = user_line(frames(device.trace[place].get("frames")))
+        return (
+            f"{name} ran out of memory{f', at {line}' if line else ''}: "
+            f"{show_bytes(memory.wanted_bytes)} were asked for, and tensors hold {held}"
+        )
     if not device.trace:
         return f"{name} held {held} when the snapshot was written; it has no history, so its peak is not known"
-    made = [life for life in lives if life.birth == place]
-    at = user_line(made[0].stack) if made else ""
-    return f"{name} held {held} at the peak{f', reached at {at}' if at else ''}"
+    allocated_at_peak = [life for life in lives if life.birth == place]
+    line = user_line(allocated_at_peak[0].stack) if allocated_at_peak else ""
+    return f"{name} held {held} at the peak{f', reached at {line}' if line else ''}"
 
 
 def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
@@ -183,8 +193,8 @@ def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) 
                f"{show_bytes(max(idle))}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
     elif sum(idle) > 0.2 * device.reserved_bytes:
         yield f"{show_bytes(sum(idle))} of {show_bytes(device.reserved_bytes)} reserved were in no tensor at the end"
-    others = [f"GPU {each.number}" for each in devices if each is not device]
-    if others:
-        yield f"also in it, and less full: {', '.join(others)}"
+    other_devices = [f"GPU {other.number}" for other in devices if other is not device]
+    if other_devices:
+        yield f"also in it, and less full: {', '.join(other_devices)}"
     if memory.parts.get("not known", 0) > 0.1 * memory.held_bytes:
         yield "what is not known was allocated before the history begins, or by lines that say no phase of a step"

@@ -1,7 +1,8 @@
-"""Reads stack dumps of a hang, of one or many ranks: who waits for others, who is elsewhere, and in which line.
+"""Explain stack dumps of a hang, of one or many ranks: who waits for others, who is elsewhere, and in which line.
 
-Formats: Python's faulthandler (``stacks-rank3.txt`` of our watchdog) and py-spy's ``dump``. Of each process the main
-thread counts: it waits in a collective, or else for data, a checkpoint, a compilation, or runs: the others wait for it.
+Formats: Python's faulthandler (``stacks-rank3.txt`` of the trainer's watchdog) and py-spy's ``dump``. Only the main
+thread of each process counts: it waits in a collective; or it waits for data, a checkpoint or a compilation, or runs,
+and then the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -38,27 +39,34 @@ WAITS = (  # what a thread waits for, by a frame's file and function
 
 
 class Main(NamedTuple):
-    """A process's main thread: what it does, in which line."""
+    """The main thread of a process: what it does, in which line."""
 
     rank: str
     state: str
     line: str
-    collective: str  # its name, "" if it waits in none
+    collective: str  # name of the collective it waits in, "" if none
 
 
 def is_stacks(text: str) -> bool:
-    """Whether a text holds a stack dump."""
+    """Return whether a text holds a stack dump."""
     return any(FAULT.match(line) or SPY.match(line) for line in text.splitlines())
 
 
 def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
-    """Where each rank of ``texts`` hangs. ``texts``: by rank, or by another name of the process."""
+    """Explain where each rank of ``texts`` hangs.
+
+    ``texts``: by rank, or by another name of the process.
+    """
     mains = []
     for name, text in texts.items():
-        found = list(_processes(text))
-        for process, threads in found:
+        processes = list(_processes(text))
+        for process, threads in processes:
             label = (
-                name if len(found) == 1 else f"{name}, process {process}" if len(texts) > 1 else f"process {process}"
+                name
+                if len(processes) == 1
+                else f"{name}, process {process}"
+                if len(texts) > 1
+                else f"process {process}"
             )
             mains.append(_main(label, threads))
     ranks = tuple(RankAt(rank=main.rank, state=main.state, line=main.line) for main in mains)
@@ -68,7 +76,7 @@ def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
 
 
 def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ...]]]]]:
-    """The threads of each process: name and frames. Of a dump that was written twice, the last."""
+    """Yield the threads of each process: name and frames."""
     process, threads, stack, name = "", list[tuple[str, tuple[Frame, ...]]](), list[Frame](), ""
     inside = False
 
@@ -96,10 +104,10 @@ def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ..
 
 
 def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> Main:
-    """The main thread: the one of that name, else the last one that a module began."""
-    named = [stack for name, stack in threads if name == "MainThread"]
-    begun = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
-    stack = (named or begun or [threads[-1][1]])[-1]
+    """Return the main thread: the one of that name, else the last one that a module began."""
+    main_stacks = [stack for name, stack in threads if name == "MainThread"]
+    module_stacks = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
+    stack = (main_stacks or module_stacks or [threads[-1][1]])[-1]
     collective = next((frame.function for frame in reversed(_collective_frames(stack))), "")
     line = user_line(stack)
     if collective:
@@ -114,17 +122,19 @@ def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> Main:
 
 
 def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
-    """The frames of torch.distributed at the inner end, without wrappers."""
-    found = [frame for frame in stack[:10] if COLLECTIVES.search(frame.file)]
-    return [frame for frame in found if frame.function not in ("wrapper", "__exit__", "wait", "_fn")] or found
+    """Return the frames of torch.distributed at the inner end, without wrappers."""
+    collective_frames = [frame for frame in stack[:10] if COLLECTIVES.search(frame.file)]
+    return [
+        frame for frame in collective_frames if frame.function not in ("wrapper", "__exit__", "wait", "_fn")
+    ] or collective_frames
 
 
 def _verdict(mains: Sequence[Main]) -> str:
     waits = [main for main in mains if main.collective]
     others = [main for main in mains if not main.collective]
-    at = f" at {mains[0].line}" if mains and mains[0].line else ""
+    line_text = f" at {mains[0].line}" if mains and mains[0].line else ""
     if len(mains) == 1:
-        return f"{_named([mains[0].rank])} {mains[0].state}{at}"
+        return f"{_named([mains[0].rank])} {mains[0].state}{line_text}"
     if waits and others:
         first = others[0]
         where = f" at {first.line}" if first.line else ""
@@ -136,7 +146,10 @@ def _verdict(mains: Sequence[Main]) -> str:
     if waits and len({main.line for main in waits}) > 1:
         return f"the ranks wait in {waits[0].collective}, called from different lines: {_places(waits)}"
     if waits:
-        return f"all {len(waits)} ranks wait in {waits[0].collective}{at}: the calls agree, the messages do not arrive"
+        return (
+            f"all {len(waits)} ranks wait in {waits[0].collective}{line_text}: "
+            "the calls agree, the messages do not arrive"
+        )
     return f"no rank waits in a collective: {_places(mains)}"
 
 
@@ -160,5 +173,5 @@ def _findings(mains: Sequence[Main]) -> Iterator[str]:
 
 
 def _named(ranks: object) -> str:
-    found = [str(rank) for rank in ranks]  # type: ignore[attr-defined]
-    return _ranks(map(int, found)) if all(rank.isdecimal() for rank in found) else ", ".join(found)
+    names = [str(rank) for rank in ranks]  # type: ignore[attr-defined]
+    return _ranks(map(int, names)) if all(rank.isdecimal() for rank in names) else ", ".join(names)

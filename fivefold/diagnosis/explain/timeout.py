@@ -1,6 +1,6 @@
-"""Reads the lines of NCCL's watchdog in a log: which collective each rank waited for, and who stands behind.
+"""Explain lines of NCCL's watchdog in a log: which collective each rank waited for, and which rank is behind.
 
-A rank that waits for an earlier collective than the others is behind; one that says nothing has ended, or is not there.
+A rank that waits for an earlier collective than the others is behind; a rank without a line has ended or is missing.
 Text of PyTorch 2.x: c10d's ProcessGroupNCCL.cpp, ``WorkNCCL(SeqNum=…, OpType=…, NumelIn=…, …, Timeout(ms)=…)``.
 """
 
@@ -19,17 +19,21 @@ NEXT = ("flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SI
 
 
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
-    """Who waited for what, by the first line of each rank; None if nobody's wait has ended."""
-    first: dict[int, tuple[int, str, int]] = {}
+    """Explain who waited for what, by the first line of each rank; None if the log has no timeout."""
+    first_by_rank: dict[int, tuple[int, str, int]] = {}
     for rank, sequence, operation, numel, milliseconds in LINE.findall(text):
-        said = f"{operation.lower().strip('_')} {sequence}" + (f" of {int(numel):,} numbers" if numel else "")
-        first.setdefault(int(rank), (int(sequence), said, int(milliseconds)))
-    if not first:
+        collective = f"{operation.lower().strip('_')} {sequence}" + (f" of {int(numel):,} numbers" if numel else "")
+        first_by_rank.setdefault(int(rank), (int(sequence), collective, int(milliseconds)))
+    if not first_by_rank:
         return None
-    behind = min(first, key=lambda rank: (first[rank][0], rank))
-    least, said, waited = first[behind]
-    verdict = f"rank {behind} waited {waited / 1000:g} s for {said}, and not all of its group came"
-    ahead = sum(sequence > least for sequence, _, _ in first.values())
-    findings = [f"{ahead} of {len(first)} ranks wait for a later one, if theirs is the same group"] if ahead else []
-    ranks = tuple(RankAt(rank=str(rank), state=first[rank][1]) for rank in sorted(first))
+    last_rank = min(first_by_rank, key=lambda rank: (first_by_rank[rank][0], rank))
+    least_sequence, collective, waited = first_by_rank[last_rank]
+    verdict = f"rank {last_rank} waited {waited / 1000:g} s for {collective}, and not all of its group came"
+    ahead_count = sum(sequence > least_sequence for sequence, _, _ in first_by_rank.values())
+    findings = (
+        [f"{ahead_count} of {len(first_by_rank)} ranks wait for a later one, if theirs is the same group"]
+        if ahead_count
+        else []
+    )
+    ranks = tuple(RankAt(rank=str(rank), state=first_by_rank[rank][1]) for rank in sorted(first_by_rank))
     return Explanation(kind="timeout", files=files, verdict=verdict, findings=(*findings, NEXT), ranks=ranks)

@@ -71,17 +71,22 @@ def read(
         job, chosen, lambda windows: critical_path(orders, windows, found=matched, starts=starts), progress
     )
     report = TraceReport(
-        device="GPU" if job.device == "GPU" else "CPU", world=job.world, ranks=tuple(rank.rank for rank in job.ranks),
+        device="GPU" if job.device == "GPU" else "CPU",
+        world=job.world,
+        ranks=tuple(rank.rank for rank in job.ranks),
         files=tuple(str(rank.recording.path) for rank in job.ranks),
         steps=tuple(dict.fromkeys(window.name for _, window in pairs)),
         whole=tuple(lines[trace.rank].breakdown(trace.whole(), first=first) for trace in job.ranks),
         breakdown=tuple(lines[trace.rank].breakdown(window, first=first) for trace, window in pairs),
-        categories=tuple(kinds), kernels=tuple(kernels[:top]),
+        categories=tuple(kinds),
+        kernels=tuple(kernels[:top]),
         messages=tuple(messages_of(pairs)),
         path_seconds=sum(path[-1].end - path[0].start for path in paths_of if path) / max(1, len(paths_of)) / 1e9,
-        path=tuple(parts(paths_of, named=False)), path_names=tuple(parts(paths_of, named=True)[:top]),
-        arrivals=tuple(arrivals(job, matched, starts)), remarks=(*job.remarks, *matched.remarks),
-    )  # fmt: skip
+        path=tuple(parts(paths_of, named=False)),
+        path_names=tuple(parts(paths_of, named=True)[:top]),
+        arrivals=tuple(arrivals(job, matched, starts)),
+        remarks=(*job.remarks, *matched.remarks),
+    )
     return Traced(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
 
 

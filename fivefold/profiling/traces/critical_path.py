@@ -50,7 +50,7 @@ def critical_path(
 ) -> list[Segment]:
     """Return the path of a step in order of time, which covers the step without a gap; ``windows`` are by rank."""
     ranks = {rank: order for rank, order in orders.items() if rank in windows}
-    begin = min(windows[rank].start + order_.trace.shift for rank, order_ in ranks.items())
+    begin = min(windows[rank].start + order.trace.shift for rank, order in ranks.items())
     last = max(ranks, key=lambda rank: windows[rank].end + ranks[rank].trace.shift)
     moment = windows[last].end + ranks[last].trace.shift
     return list(reversed(list(_back(ranks, last, moment, begin, found, starts))))

@@ -154,11 +154,19 @@ def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> R
         for column in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)
     )
     recording = Recording(
-        path=path, metadata=stream.metadata, kind=kind, name=name, lane=lane, start=start,
-        end=start + duration, correlation=correlation,
+        path=path,
+        metadata=stream.metadata,
+        kind=kind,
+        name=name,
+        lane=lane,
+        start=start,
+        end=start + duration,
+        correlation=correlation,
         origin=(columns.first or 0) * 1000 + _whole(stream.metadata.get("baseTimeNanoseconds")),
-        names=list(columns.names), lanes=list(columns.lanes), messages=columns.messages,
-    )  # fmt: skip
+        names=list(columns.names),
+        lanes=list(columns.lanes),
+        messages=columns.messages,
+    )
     _name_as_asked(recording)
     if stream.cut:
         recording.remarks.append(f"{path.name}: {stream.cut}; read up to there, {len(kind):,} events")
