@@ -115,7 +115,7 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
     """
     share, other, among = full.chunk(group.ranks)[0].clone(), torch.empty_like(full), group.group
 
-    def there_and_back() -> None:
+    def run_round_trip() -> None:
         ranks = dist.get_process_group_ranks(among or dist.group.WORLD)
         step = group.ranks // group.nodes  # distance to the same local rank on the next host
         near = group.place // step % 2 == 0
@@ -129,7 +129,7 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
         "all_gather": lambda: all_gather(full, share, group=among),
         "reduce_scatter": lambda: reduce_scatter(share, full, group=among),
         "all_to_all": lambda: dist.all_to_all_single(other, full, group=among),
-        "p2p": there_and_back,
+        "p2p": run_round_trip,
     }
     return runs[name]
 

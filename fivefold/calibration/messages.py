@@ -163,12 +163,12 @@ def hop_beside(
     received = torch.empty_like(sent)
     seconds = amid(lambda: _wait(_hop(sent, received, among)), work)
 
-    def beside() -> None:
+    def hop_during_work() -> None:
         works = _hop(sent, received, among)
         work()
         _wait(works)
 
-    return seconds, max(0.0, amid(beside, work) - amid(work, work))
+    return seconds, max(0.0, amid(hop_during_work, work) - amid(work, work))
 
 
 def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
@@ -261,20 +261,20 @@ def some_work(seconds: float) -> Callable[[], object]:
     """Return a function of matmuls and passes over memory that takes about ``seconds``, the same work on each call."""
     x, weight, row = torch.ones(512, 256), torch.ones(256, 512), torch.ones(2**18)
 
-    def once() -> None:
+    def run_once() -> None:
         x @ weight
         row.mul_(1.0)
 
-    once()
+    run_once()
     begin = time.perf_counter()
     for _ in range(5):
-        once()
+        run_once()
     once_seconds = torch.tensor((time.perf_counter() - begin) / 5, dtype=torch.float64)
     dist.all_reduce(once_seconds, dist.ReduceOp.MAX)
     times = max(1, round(seconds / float(once_seconds)))
 
-    def work() -> None:
+    def run_work() -> None:
         for _ in range(times):
-            once()
+            run_once()
 
-    return work
+    return run_work

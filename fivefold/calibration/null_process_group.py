@@ -49,15 +49,15 @@ class SilentGroup(Group):  # type: ignore[misc]
     def _write(self, target: Tensor, write: Callable[[], object]) -> FakeWork:
         """Run ``write``, which changes only ``target``."""
 
-        def carried() -> None:
+        def write_without_grad() -> None:
             with torch.no_grad():
                 write()
 
         with self.aside[0]():
             if target.is_cuda:
-                carried()
+                write_without_grad()
             else:
-                self._carrier.submit(carried).result()
+                self._carrier.submit(write_without_grad).result()
         return FakeWork()
 
     def _send_nothing(self, *_arguments: Any) -> FakeWork:

@@ -127,17 +127,17 @@ class UnitClock:
             self._mark(UPDATE)
 
     def _watch(self, unit: nn.Module, name: str) -> None:
-        def before(_unit: nn.Module, _inputs: object) -> None:
+        def on_forward_begin(_unit: nn.Module, _inputs: object) -> None:
             if not _recomputing():
                 self._times["F", name] += 1
                 self._mark(("F", name))
 
-        def after(_unit: nn.Module, _inputs: object, output: Tensor) -> None:
+        def on_forward_end(_unit: nn.Module, _inputs: object, output: Tensor) -> None:
             if output.requires_grad and not _recomputing():
                 output.register_hook(lambda _gradient: self._backward(name))
 
-        unit.register_forward_pre_hook(before, prepend=True)
-        unit.register_forward_hook(after)
+        unit.register_forward_pre_hook(on_forward_begin, prepend=True)
+        unit.register_forward_hook(on_forward_end)
 
     def _backward(self, name: str) -> None:
         """Switch to the backward of a unit, when the gradient of its output has arrived."""

@@ -152,11 +152,11 @@ def _measured_time(
     if summaries is not None and all(rank_summary.steps for rank_summary in summaries):
         times, network = rank_times(summaries), Network(machine)
 
-        def expected(message: Message) -> float:
+        def predict_seconds(message: Message) -> float:
             ranks = message.ranks
             return network.seconds(message.collective, message.payload, Group(len(ranks), ranks[1] - ranks[0]))
 
-        lines = findings(times, predicted=predicted.time, expected=expected) if predicted is not None else []
+        lines = findings(times, predicted=predicted.time, expected=predict_seconds) if predicted is not None else []
         time_and_findings = [split(times, step_seconds=seconds), lines]
     dist.broadcast_object_list(time_and_findings)
     return time_and_findings[0], time_and_findings[1]

@@ -147,7 +147,7 @@ def deepcopy_by_storage() -> Iterator[None]:
     torch's own implementation gives a tensor and its views different storages.
     """
 
-    def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    def deepcopy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
             copy = tensor.detach().clone()
             if isinstance(tensor, nn.Parameter):
@@ -155,7 +155,7 @@ def deepcopy_by_storage() -> Iterator[None]:
             memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
         return cast("Tensor", memo[id(tensor)])
 
-    FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
+    FakeTensor.__deepcopy__ = deepcopy_tensor  # type: ignore[method-assign]
     try:
         yield
     finally:

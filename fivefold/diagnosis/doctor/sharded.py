@@ -209,11 +209,11 @@ def _shapes_hidden() -> Iterator[None]:
     propagator: Any = ShardingPropagator
     original = propagator._propagate_tensor_meta_non_cached
 
-    def hidden(*args: Any, **kwargs: Any) -> Any:
+    def propagate_hidden(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return original(*args, **kwargs)
 
-    propagator._propagate_tensor_meta_non_cached = hidden
+    propagator._propagate_tensor_meta_non_cached = propagate_hidden
     try:
         yield
     finally:

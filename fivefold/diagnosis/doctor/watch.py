@@ -103,11 +103,11 @@ class ModuleRecorder(Recorder):
         self._making_inputs = False
 
     def _on_gradient(self, name: str) -> Callable[[Tensor], None]:
-        def grew(parameter: Tensor) -> None:
+        def on_gradient(parameter: Tensor) -> None:
             if parameter.grad is not None:
                 self.note([(name, parameter.grad)], "gradients")
 
-        return grew
+        return on_gradient
 
     def _before_update(self, *_: object) -> None:
         self.updating = True
@@ -116,19 +116,19 @@ class ModuleRecorder(Recorder):
         self.updating = False
 
     def _before_call(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
-        def calls(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        def on_begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self._update_scope()
             starts.append((self.place(), self._storages((args, kwargs))))
 
-        return calls
+        return on_begin
 
     def _after_call(self, path: str, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
-        def called(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        def on_end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             begin, inputs = starts.pop()
             if self._phase == "forward":
                 self.calls.append(Call(path, self.tape, begin, self.place(), inputs, self._storages(output)))
 
-        return called
+        return on_end
 
     def _storages(self, tree: Any) -> frozenset[int]:
         addresses = (tensor.untyped_storage()._cdata for tensor in tensors(tree))

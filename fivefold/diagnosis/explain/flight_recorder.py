@@ -188,12 +188,12 @@ def _cause(problems: Sequence[Problem]) -> Problem:
     """Return the problem that explains the others: a mismatch, else one whose missing ranks do not wait elsewhere."""
     waiting = {rank for other in problems for rank, entry in other.present.items() if not entry.done}
 
-    def weight(problem: Problem) -> tuple[int, int, int]:
+    def sort_key(problem: Problem) -> tuple[int, int, int]:
         kinds = {"mismatch": 0, "missing": 1 if set(problem.missing) - waiting else 2, "stuck": 3}
         elsewhere = len(waiting.intersection(problem.missing))
         return kinds[problem.kind], elsewhere, min(entry.at for entry in problem.present.values())
 
-    cause = min(problems, key=weight)
+    cause = min(problems, key=sort_key)
     idle_ranks = tuple(rank for rank in cause.missing if rank not in waiting)
     return cause._replace(missing=idle_ranks) if idle_ranks else cause
 

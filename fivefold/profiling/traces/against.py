@@ -48,17 +48,17 @@ def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageL
         )
     time, windows = predicted.time, report.breakdown
 
-    def mean(*parts: str) -> float:
+    def average(*parts: str) -> float:
         total: float = sum(getattr(window, f"{part}_seconds") for window in windows for part in parts)
         return total / len(windows)
 
     bubble = sum(time.exposed_seconds.values()) + time.bubble_seconds
     rows = [
         _row("step time", "seconds", time.step_seconds, report.step_seconds),
-        _row("compute", "seconds", time.compute_seconds, mean("compute") - mean("optimizer")),
-        _row("optimizer", "seconds", time.optimizer_seconds, mean("optimizer")),
-        _row("exposed communication, bubble", "seconds", bubble, mean("exposed", "idle_waiting")),
-        _row("copies, idle host", "seconds", 0.0, mean("memcpy_alone", "idle_host")),
+        _row("compute", "seconds", time.compute_seconds, average("compute") - average("optimizer")),
+        _row("optimizer", "seconds", time.optimizer_seconds, average("optimizer")),
+        _row("exposed communication, bubble", "seconds", bubble, average("exposed", "idle_waiting")),
+        _row("copies, idle host", "seconds", 0.0, average("memcpy_alone", "idle_host")),
     ]
     return rows + _messages(predicted.traffic, messages)
 
