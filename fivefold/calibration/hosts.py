@@ -99,11 +99,15 @@ def _measure(group: HostGroup, sizes: tuple[int, ...]) -> Iterator[CollectivePoi
         for size in sorted(sizes):
             full = torch.zeros(max(1, size // 4 // group.ranks) * group.ranks)
             timing = _timing(_run(name, full, group), group, ways=2 if name == "p2p" else 1)
-            busy = min(max(timing.busy, 1e-9), timing.seconds)
+            cpu_seconds = min(max(timing.busy, 1e-9), timing.seconds)
             yield CollectivePoint(
-                collective=name, ranks=group.ranks, nodes=group.nodes, bytes=full.nbytes, seconds=timing.seconds,
-                busy_seconds=busy,
-            )  # fmt: skip
+                collective=name,
+                ranks=group.ranks,
+                nodes=group.nodes,
+                bytes=full.nbytes,
+                seconds=timing.seconds,
+                busy_seconds=cpu_seconds,
+            )
             if timing.seconds > LONG_SECONDS:
                 break
 
@@ -113,22 +117,22 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
 
     A p2p message goes there and back between neighbours; the last of an odd number of ranks is idle.
     """
-    share, other, among = full.chunk(group.ranks)[0].clone(), torch.empty_like(full), group.group
+    share, received, process_group = full.chunk(group.ranks)[0].clone(), torch.empty_like(full), group.group
 
     def run_round_trip() -> None:
-        ranks = dist.get_process_group_ranks(among or dist.group.WORLD)
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         step = group.ranks // group.nodes  # distance to the same local rank on the next host
         near = group.place // step % 2 == 0
         peer = group.place + (step if near else -step)
         if peer < group.ranks:
             for send in (near, not near):
-                (dist.send if send else dist.recv)(full, ranks[peer], group=among)
+                (dist.send if send else dist.recv)(full, ranks[peer], group=process_group)
 
     runs: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(full, group=among),
-        "all_gather": lambda: all_gather(full, share, group=among),
-        "reduce_scatter": lambda: reduce_scatter(share, full, group=among),
-        "all_to_all": lambda: dist.all_to_all_single(other, full, group=among),
+        "all_reduce": lambda: dist.all_reduce(full, group=process_group),
+        "all_gather": lambda: all_gather(full, share, group=process_group),
+        "reduce_scatter": lambda: reduce_scatter(share, full, group=process_group),
+        "all_to_all": lambda: dist.all_to_all_single(received, full, group=process_group),
         "p2p": run_round_trip,
     }
     return runs[name]
@@ -141,17 +145,17 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
     receive last are always the last to arrive.
     """
     step, meeting = group.ranks // group.nodes, _meeting(group)
-    first = {place for place in range(group.ranks) if place // step % 2 == 0}
-    lasts = [first] if ways == 2 else [{place} for place in range(group.ranks)]
+    first = {index for index in range(group.ranks) if index // step % 2 == 0}
+    lasts = [first] if ways == 2 else [{index} for index in range(group.ranks)]
     run()  # warm
     once = max(_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
     repeats = int(_largest(max(3 * len(lasts), min(MOST_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
     turns = [_once(run, group, last=lasts[turn % len(lasts)], meeting=meeting) for turn in range(repeats)]
     seconds = statistics.mean(
-        statistics.median(turn.seconds for turn in turns[place :: len(lasts)]) for place in range(len(lasts))
+        statistics.median(turn.seconds for turn in turns[index :: len(lasts)]) for index in range(len(lasts))
     )
-    busy = statistics.median(turn.busy for turn in turns)
-    return Timing(seconds / ways, _largest(busy, group) / ways)
+    cpu_seconds = statistics.median(turn.busy for turn in turns)
+    return Timing(seconds / ways, _largest(cpu_seconds, group) / ways)
 
 
 def _once(run: Callable[[], object], group: HostGroup, *, last: set[int], meeting: float) -> Timing:
@@ -164,13 +168,13 @@ def _once(run: Callable[[], object], group: HostGroup, *, last: set[int], meetin
     dist.barrier(group=group.group)
     if group.place in last:
         time.sleep(APART_SECONDS)
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     run()
-    own_seconds, busy = time.perf_counter() - start, time.process_time() - cpu
+    own_seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     dist.barrier(group=group.group)
     barrier_end_seconds = time.perf_counter() - start - meeting
     run_seconds = own_seconds if own_seconds < SHORT_SECONDS else max(own_seconds, barrier_end_seconds)
-    return Timing(_largest(run_seconds if group.place in last else 0.0, group), busy)
+    return Timing(_largest(run_seconds if group.place in last else 0.0, group), cpu_seconds)
 
 
 def _meeting(group: HostGroup) -> float:
@@ -205,8 +209,8 @@ def _machine(found: list[Machine], links: list[CollectivePoint], *, ranks: int, 
         device=first.chip.name.partition(",")[0], backend=first.backend, torch=calibration.torch,
         memory_bytes=min(machine.chip.memory_bytes for machine in found) * (local if first.backend == "gloo" else 1),
     )  # fmt: skip
-    within = Calibration.model_validate(calibration.model_dump() | {"collectives": slowest["collectives"]})
-    host = fit_machine(within, facts=facts, ranks=local)
+    host_only = Calibration.model_validate(calibration.model_dump() | {"collectives": slowest["collectives"]})
+    host = fit_machine(host_only, facts=facts, ranks=local)
     return host.replace(
         name="hosts", ranks=ranks, ranks_per_node=local, calibration=calibration,
         links=(host.links[0], between(links, span=ranks, date=calibration.date)),

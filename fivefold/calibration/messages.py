@@ -111,9 +111,13 @@ def time_message(
     """Time one message; every rank calls it. For p2p, also measure how long the message occupies a core."""
     if order.collective == "p2p":
         timing = hop_beside if order.both_ways else there_and_back
-        seconds, busy = timing(order, among, work=work, device=device)
+        seconds, core_seconds = timing(order, among, work=work, device=device)
         return CollectivePoint(
-            collective="p2p", ranks=order.ranks, bytes=order.bytes, seconds=seconds, busy_seconds=min(busy, seconds)
+            collective="p2p",
+            ranks=order.ranks,
+            bytes=order.bytes,
+            seconds=seconds,
+            busy_seconds=min(core_seconds, seconds),
         )
     seconds = amid(message_of(order, among, device=device), work)
     return CollectivePoint(collective=order.collective, ranks=order.ranks, bytes=order.bytes, seconds=seconds)
@@ -195,7 +199,7 @@ def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> C
     ranks, group = among.ranks, among.group
     share = torch.zeros(max(1, order.bytes // 4 // ranks), device=device)
     full = torch.zeros(share.numel() * ranks, device=device)
-    other = torch.empty_like(full)
+    received = torch.empty_like(full)
 
     def gather() -> object:
         return all_gather(torch.empty_like(full), share, group=group, async_op=True).wait()
@@ -204,9 +208,9 @@ def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> C
         "all_reduce": lambda: dist.all_reduce(full, group=group),
         "all_gather": gather,
         "reduce_scatter": lambda: reduce_scatter(torch.empty_like(share), full, group=group, async_op=True).wait(),
-        "all_to_all": lambda: dist.all_to_all_single(other, full, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(received, full, group=group),
         "broadcast": lambda: dist.broadcast(full, among.first, group=group),
-        "p2p": lambda: _wait(_hop(full, other, among)),
+        "p2p": lambda: _wait(_hop(full, received, among)),
     }
     return runs[order.collective]
 
@@ -246,8 +250,8 @@ def amid(run: Callable[[], object], work: Callable[[], object]) -> float:
 
 def _without_hiccups(seconds: list[float]) -> float:
     """Return the mean of all but the slowest few values; 0 if there are none."""
-    kept = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
-    return statistics.fmean(kept) if kept else 0.0
+    fastest = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
+    return statistics.fmean(fastest) if fastest else 0.0
 
 
 def _late(begin: float) -> bool:

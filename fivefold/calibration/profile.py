@@ -143,9 +143,9 @@ def shortened(model: Model, layout: Layout, job: Job) -> Model:
 def _measured_ranks(layout: Layout, together: int) -> list[int]:
     """Return one rank of each pipeline stage; without a pipeline, as many ranks as run in parallel."""
     pp = group(layout, "pp")
-    ranks = [place * pp.stride for place in range(pp.ranks)]
-    others = [rank for rank in range(layout.world) if rank not in ranks]
-    return ranks + others[: -len(ranks) % together]
+    ranks = [stage * pp.stride for stage in range(pp.ranks)]
+    other_ranks = [rank for rank in range(layout.world) if rank not in ranks]
+    return ranks + other_ranks[: -len(ranks) % together]
 
 
 def _stage_rank(layout: Layout, rank: int) -> int:
@@ -160,7 +160,7 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
             ProfileOrder(
-                place=place,
+                place=index,
                 beside=len(ranks),
                 rank=rank,
                 model=model,
@@ -174,7 +174,7 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
                 messages=message_orders,
                 work_seconds=work,
             )
-            for place, rank in enumerate(ranks)
+            for index, rank in enumerate(ranks)
         ]
         commands = [
             [sys.executable, "-m", "fivefold.calibration.unit_worker", order.model_dump_json()] for order in orders

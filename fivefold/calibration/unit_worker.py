@@ -88,13 +88,14 @@ class Meeting:
     def longest(self, seconds: float) -> float:
         """Return the largest value of all workers."""
         self._store.set(f"value/{self._round}/{self._order.place}", repr(seconds))
-        return max(float(self._store.get(f"value/{self._round}/{place}")) for place in range(self._order.beside))
+        return max(float(self._store.get(f"value/{self._round}/{worker}")) for worker in range(self._order.beside))
 
     def report(self, profile: RankProfile) -> list[RankProfile]:
         """Publish the profile of this worker; return the profiles of all."""
         self._store.set(f"profile/{self._order.place}", profile.model_dump_json())
         return [
-            RankProfile.model_validate_json(self._store.get(f"profile/{place}")) for place in range(self._order.beside)
+            RankProfile.model_validate_json(self._store.get(f"profile/{worker}"))
+            for worker in range(self._order.beside)
         ]
 
 

@@ -138,10 +138,10 @@ def collective(context: WorkerContext, name: Collective, size_bytes: int) -> Col
     """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares; p2p: one way."""
     share = max(1, size_bytes // 4 // context.ranks)
     order = MessageOrder(collective=name, ranks=context.ranks, bytes=4 * share * context.ranks)
-    among = Circle(context.rank, 0, context.ranks, dist.group.WORLD)
+    ring = Circle(context.rank, 0, context.ranks, dist.group.WORLD)
     if context.device.type == "cpu" or name == "p2p":
-        return time_message(order, among, work=some_work(WORK_SECONDS), device=context.device)
-    seconds = context.clock(message_of(order, among, device=context.device))
+        return time_message(order, ring, work=some_work(WORK_SECONDS), device=context.device)
+    seconds = context.clock(message_of(order, ring, device=context.device))
     return CollectivePoint(collective=name, ranks=context.ranks, bytes=order.bytes, seconds=seconds)
 
 
@@ -196,8 +196,8 @@ def best_of(
         measure(step % len(todo), step + 1)
     for index, points_of_one in enumerate(results):
         spread = context.slowest(_spread(points_of_one) or 0.0)
-        late = context.slowest(time.perf_counter() - start) > AGAIN * points.budget_seconds
-        if spread > NOISY and not late:
+        is_over_budget = context.slowest(time.perf_counter() - start) > AGAIN * points.budget_seconds
+        if spread > NOISY and not is_over_budget:
             measure(index, total)
     return [(points_of_one[0], _spread(points_of_one)) for points_of_one in results]
 

@@ -122,15 +122,15 @@ class TensorProbe:
         A value that rounds to the format's largest is no overflow, so there is none in MXFP8 and NVFP4.
         """
         if in_blocks(cast):
-            wide = widen_blocks(cast, columns=x.shape[-1]).double()
-            self.tallies.setdefault(place, ErrorStats()).add(wide, x, top=torch.inf)
+            widened = widen_blocks(cast, columns=x.shape[-1]).double()
+            self.tallies.setdefault(place, ErrorStats()).add(widened, x, top=torch.inf)
             return
         info = torch.finfo(cast.data.dtype)
         step = info.eps * 2.0 ** math.floor(math.log2(info.max))
         ones = widen(cast._replace(data=torch.ones_like(cast.data)), torch.float32).double()
         top = (info.max + step / 2) * ones
-        value, wide = x.double(), widen(cast, torch.float32).double()
-        observed = wide.masked_fill(value.abs() >= top, torch.inf)
+        value, widened = x.double(), widen(cast, torch.float32).double()
+        observed = widened.masked_fill(value.abs() >= top, torch.inf)
         self.tallies.setdefault(place, ErrorStats()).add(observed, x, top=torch.inf)
 
     def pick(self, place: Place, function: Callable[..., Any], *inputs: Any) -> Any:

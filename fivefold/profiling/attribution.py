@@ -178,14 +178,14 @@ def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, Exchange
                 if posts:
                     posted[key].append((step.begin + message.posted, rank))
     for rank, step in steps.items():
-        for message, place, keys in zip(step.messages, step.places, _keys(step.messages, rank), strict=True):
+        for message, where, keys in zip(step.messages, step.places, _keys(step.messages, rank), strict=True):
             own_post = step.begin + message.posted
             last, late_rank = max([moment for key, _ in keys for moment in posted[key]], default=(own_post, rank))
             end = min(moment for key, _ in keys for moment in ended[key])
             wait = message.done - message.waits
             idle = min(wait, max(0.0, last - step.begin - message.waits))
             exposed = message.posted - message.begun + wait - idle
-            yield rank, Exchange(rank, message, place, idle, exposed, max(0.0, end - max(last, own_post)), late_rank)
+            yield rank, Exchange(rank, message, where, idle, exposed, max(0.0, end - max(last, own_post)), late_rank)
 
 
 def _keys(messages: Sequence[Message], rank: int) -> list[tuple[tuple[Key, bool], ...]]:

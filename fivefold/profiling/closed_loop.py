@@ -122,7 +122,9 @@ def measured_step(
     )  # the model FLOPs and the active parameters are definitions, which are not measured
     pp = group(layout, "pp")
     stages = tuple(
-        stage_memory(stage, [one for rank, (one, _, _) in enumerate(measurements) if pp.place(rank) == stage])
+        stage_memory(
+            stage, [rank_measured for rank, (rank_measured, _, _) in enumerate(measurements) if pp.place(rank) == stage]
+        )
         for stage in range(pp.ranks)
     )
     reserved = max(reserved for _, reserved, _ in measurements)
@@ -136,7 +138,9 @@ def measured_step(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
         ),
         work=measured_work,
-        traffic=traffic_of([one for rank, (one, _, _) in enumerate(measurements) if pp.place(rank) == 0]),
+        traffic=traffic_of(
+            [rank_measured for rank, (rank_measured, _, _) in enumerate(measurements) if pp.place(rank) == 0]
+        ),
         time=time,
         findings=tuple(finding_lines),
     )
@@ -175,9 +179,10 @@ def traffic_of(ranks: list[Measured]) -> tuple[Traffic, ...]:
 
 def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
     """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of its fullest rank."""
-    fullest = max(ranks, key=lambda one: one.peak_bytes)
+    fullest = max(ranks, key=lambda measured: measured.peak_bytes)
     parameters, gradients, moments = (
-        max(getattr(one, f"{kind}_bytes") for one in ranks) for kind in ("parameters", "gradients", "optimizer")
+        max(getattr(measured, f"{kind}_bytes") for measured in ranks)
+        for kind in ("parameters", "gradients", "optimizer")
     )
     states = parameters + gradients + moments
     return StageMemory(

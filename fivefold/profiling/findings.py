@@ -45,9 +45,9 @@ def _loader(times: Sequence[RankTime]) -> Iterator[tuple[int, str]]:
     seconds = worst.of("data")
     if seconds > SHARE * worst.step:
         other_count = sum(rank_time.of("data") > SHARE * rank_time.step for rank_time in times) - 1
-        others = f", {other_count} more ranks likewise" if other_count else ""
+        others_text = f", {other_count} more ranks likewise" if other_count else ""
         share = f"{show_seconds(seconds)} ({seconds / worst.step:.0%})"
-        yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others}"
+        yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others_text}"
 
 
 def _stragglers(times: Sequence[RankTime]) -> Iterator[str]:
@@ -57,16 +57,16 @@ def _stragglers(times: Sequence[RankTime]) -> Iterator[str]:
         if len(peers) < 2:
             continue
         slowest = max(peers, key=busy)
-        others = [rank_time for rank_time in peers if rank_time is not slowest]
+        other_ranks = [rank_time for rank_time in peers if rank_time is not slowest]
         usual, waited_seconds = (
-            median(map(busy, others)),
-            mean(_waited_for(rank_time, slowest.rank) for rank_time in others),
+            median(map(busy, other_ranks)),
+            mean(_waited_for(rank_time, slowest.rank) for rank_time in other_ranks),
         )
         if busy(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
             yield (
                 f"straggler: rank {slowest.rank} works {show_seconds(busy(slowest))} a step, its peers "
                 f"{show_seconds(usual)}; they wait {show_seconds(waited_seconds)} for it; "
-                f"most is in {_excess(slowest, others)}"
+                f"most is in {_excess(slowest, other_ranks)}"
             )
 
 
@@ -143,20 +143,20 @@ def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
         for stage in {rank_time.stage for rank_time in times}
     }
     slowest = max(stages, key=lambda stage: stages[stage])
-    others = [seconds for stage, seconds in stages.items() if stage != slowest]
-    if others and stages[slowest] > SLOWER * mean(others):
+    other_seconds = [seconds for stage, seconds in stages.items() if stage != slowest]
+    if other_seconds and stages[slowest] > SLOWER * mean(other_seconds):
         slow, rest = (
             [rank_time for rank_time in times if (rank_time.stage == slowest) is is_slowest]
             for is_slowest in (True, False)
         )
         yield (
             f"{opening}: stage {slowest} works {show_seconds(stages[slowest])}, the others "
-            f"{show_seconds(mean(others))}; most of it is in {_excess(slow[0], rest)}; give it fewer layers"
+            f"{show_seconds(mean(other_seconds))}; most of it is in {_excess(slow[0], rest)}; give it fewer layers"
         )
         return
     waited: dict[tuple[int, str], float] = defaultdict(float)
     for exchange in worst.exchanges:
         waited[exchange.late, exchange.place] += exchange.idle / worst.steps
-    late, place = max(waited, key=lambda key: waited[key])
-    where = f" in {place}" if place else ""
-    yield f"{opening}: most of it for rank {late}{where}, {show_seconds(waited[late, place])}"
+    late_rank, where_waited = max(waited, key=lambda key: waited[key])
+    where = f" in {where_waited}" if where_waited else ""
+    yield f"{opening}: most of it for rank {late_rank}{where}, {show_seconds(waited[late_rank, where_waited])}"

@@ -162,7 +162,7 @@ class Watched:
         """
         ends, begins = self._clock.seconds(self._ends), self._clock.seconds(self._updates)
         count = len(self.optimizers)
-        updates = [end - begins[count * place] for place, end in enumerate(ends)]
+        updates = [end - begins[count * index] for index, end in enumerate(ends)]
         steps = [after - before for before, after in pairwise(ends)]
         unmetered = steps[METERED - 1 :] or steps or [updates[-1]]
         return statistics.median(unmetered), min(
@@ -272,11 +272,11 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
-    seen: set[int] = set()
+    seen_storages: set[int] = set()
     for tensor in tensors:
         key = tensor.untyped_storage()._cdata
-        if key not in seen:
-            seen.add(key)
+        if key not in seen_storages:
+            seen_storages.add(key)
             yield tensor
 
 

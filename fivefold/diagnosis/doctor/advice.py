@@ -128,15 +128,15 @@ def _not_recomputable(
 
 def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
     """Describe what the remaining peak ``at`` consists of, and what else would lower it."""
-    least = f"{show_bytes(peak)} is the least that recomputation reaches"
+    opening = f"{show_bytes(peak)} is the least that recomputation reaches"
     if at.phase == "update":
         remedy = (
             f"; {type(seen.optimizer).__name__}(fused=True) needs none" if "fused" in seen.optimizer.defaults else ""
         )
-        return f"{least}: it peaks in the update, with {show_bytes(at.temporary_bytes)} of temporaries{remedy}"
+        return f"{opening}: it peaks in the update, with {show_bytes(at.temporary_bytes)} of temporaries{remedy}"
     states = at.parameters_bytes + at.buffers_bytes + at.gradients_bytes + at.optimizer_bytes
     return (
-        f"{least}, of which {show_bytes(states)} are weights, gradients and optimizer, and "
+        f"{opening}, of which {show_bytes(states)} are weights, gradients and optimizer, and "
         f"{show_bytes(at.activations_bytes)} activations: make the batch smaller, or keep states in fewer bytes"
     )
 
@@ -168,23 +168,25 @@ def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Dr
     work, flops = _work(lifetimes)
     drops_by_module: dict[str, list[Drop]] = defaultdict(list)
     for call in calls:
-        back = next((start for start in backward_starts.get(call.module, ()) if start >= call.end), None)
-        if back is None:
+        backward_begin = next((start for start in backward_starts.get(call.module, ()) if start >= call.end), None)
+        if backward_begin is None:
             continue
         first, last = np.searchsorted(birth_events, [call.begin, call.end])
-        made = lifetimes.lives[first:last]
+        lives_made = lifetimes.lives[first:last]
         size = sum(
-            life.bytes for life in made if _kept(life.category, life.death, back) and life.key not in call.outputs
+            life.bytes
+            for life in lives_made
+            if _kept(life.category, life.death, backward_begin) and life.key not in call.outputs
         )
         for key in call.inputs & lives.keys():
-            if call.end < lives[key].death < back:
+            if call.end < lives[key].death < backward_begin:
                 size -= lives[key].bytes
         level = int(lifetimes.living[call.begin - 1])
         rise = int(lifetimes.living[call.begin : call.end].max(initial=level)) - level
         drops_by_module[call.module].append(
             Drop(
                 call.end,
-                back,
+                backward_begin,
                 size,
                 rise,
                 int(flops[call.end] - flops[call.begin]),
@@ -207,7 +209,7 @@ def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
         {index for index, scope in enumerate(lifetimes.tape.scopes) if scope.phase == "backward"},
     )
     is_backward = False
-    for place, (kind, first, _, third) in enumerate(tape):
+    for event, (kind, first, _, third) in enumerate(tape):
         if kind == SCOPE:
             phase = tape.scopes[first].phase
             is_backward = first in backward_scopes
@@ -217,7 +219,7 @@ def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
             module = tape.sites[tape.kernels[first].site if kind == KERNEL else third].module
             while module and module not in seen_modules:
                 seen_modules.add(module)
-                starts_by_module[module].append(place)
+                starts_by_module[module].append(event)
                 module = module.rpartition(".")[0]
     return starts_by_module
 
@@ -225,10 +227,10 @@ def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
 def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
     """Return cumulative work and FLOPs before each event; the work of a kernel is max(FLOPs, 295 · bytes moved)."""
     flops, moved = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
-    for place, (kind, first, _, _) in enumerate(lifetimes.tape):
+    for event, (kind, first, _, _) in enumerate(lifetimes.tape):
         if kind == KERNEL:
             kernel = lifetimes.tape.kernels[first]
-            flops[place + 1], moved[place + 1] = kernel.flops, kernel.moved_bytes
+            flops[event + 1], moved[event + 1] = kernel.flops, kernel.moved_bytes
     return np.cumsum(np.maximum(flops, FLOPS_PER_BYTE * moved)), np.cumsum(flops)
 
 

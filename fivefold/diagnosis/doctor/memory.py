@@ -72,16 +72,16 @@ def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
     allocated: dict[int, tuple[int, int, int, int]] = {}  # event, bytes, site, number of its scope
     freed: list[tuple[int, int, int, int, int, int, int]] = []
     change = np.zeros(len(tape) + 1, np.int64)
-    for place, (kind, first, second, third) in enumerate(tape):
+    for event, (kind, first, second, third) in enumerate(tape):
         if kind == SCOPE:
-            scopes.append((place, tape.scopes[first]))
+            scopes.append((event, tape.scopes[first]))
         elif kind == ALLOC:
-            allocated[first] = place, second, third, len(scopes) - 1
-            change[place] += second
+            allocated[first] = event, second, third, len(scopes) - 1
+            change[event] += second
         elif kind == FREE and first in allocated:
             life = allocated.pop(first)
-            freed.append((first, *life, place, len(scopes) - 1))
-            change[place] -= life[1]
+            freed.append((first, *life, event, len(scopes) - 1))
+            change[event] -= life[1]
     end = len(tape)
     freed += [(key, *life, end, len(scopes)) for key, life in allocated.items()]
     phases = [scope.phase for _, scope in scopes]

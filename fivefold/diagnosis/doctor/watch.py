@@ -179,8 +179,8 @@ class ModuleRecorder(Recorder):
                 f"{self._line()}: asks a tensor for a whole number (.item(), .tolist()), but no tensor holds one here; "
                 "take it from shapes, or leave it out"
             )
-        taken = "False, and a branch on it is not taken" if dtype == torch.bool else "0"
-        self._remark(f"{self._line()}: asks a tensor for its value, which is taken as {taken}")
+        assumed_value = "False, and a branch on it is not taken" if dtype == torch.bool else "0"
+        self._remark(f"{self._line()}: asks a tensor for its value, which is taken as {assumed_value}")
         return False if dtype == torch.bool else 0.0
 
     def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:

@@ -46,7 +46,7 @@ def against(
     ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.wanted_bytes is None
     least_change = None if fits else min(fitting_changes, key=_cost, default=None)
-    other = "" if fits or least_change else _other_layout(model, machine, job, capacity=room - excess + driver)
+    other_layout = "" if fits or least_change else _other_layout(model, machine, job, capacity=room - excess + driver)
     seconds = predicted.time.step_seconds
     return AgainstPrediction(
         predicted=predicted,
@@ -54,7 +54,7 @@ def against(
         excess_bytes=excess,
         room_bytes=room,
         change=least_change,
-        layout=other,
+        layout=other_layout,
         slower=max(0.0, least_change.step_seconds / seconds - 1) if least_change and seconds else None,
         findings=tuple(_findings(memory, predicted, machine=machine, room=room)),
     )

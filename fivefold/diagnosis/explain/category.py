@@ -39,8 +39,8 @@ class _Phases:
     """The phase of each allocation of the trace, and the end of the run of equal phases around it."""
 
     def __init__(self, lives: Sequence[Life]) -> None:
-        known: dict[tuple[Frame, ...], str] = {}
-        self.of = [known.setdefault(life.stack, phase(life.stack)) for life in lives]
+        phase_by_stack: dict[tuple[Frame, ...], str] = {}
+        self.of = [phase_by_stack.setdefault(life.stack, phase(life.stack)) for life in lives]
         order = sorted(
             (index for index, life in enumerate(lives) if life.birth >= 0), key=lambda index: lives[index].birth
         )

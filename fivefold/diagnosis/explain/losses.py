@@ -102,31 +102,31 @@ def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
     window = max(LEAST, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
     usual_loss, flagged = dict[int, float](), list[tuple[int, bool]]()  # index, whether it is finite
-    for place, point in enumerate(points):
+    for index, point in enumerate(points):
         finite = math.isfinite(point.loss)
-        usual_loss[place] = statistics.median(guard.recent) if guard.recent else math.nan
+        usual_loss[index] = statistics.median(guard.recent) if guard.recent else math.nan
         if guard.judge(point.loss, point.norm if math.isfinite(point.norm) and finite else 0.0) is not None:
-            flagged.append((place, finite))
+            flagged.append((index, finite))
     runs = list(_runs(flagged))
     for finite, first, last in runs:
         yield _flagged(points, finite, first, last, usual=usual_loss, window=window)
     if any(last == len(points) - 1 for _, _, last in runs):
         return  # no trend can be determined after such an end
-    flagged_indices = {place for place, _ in flagged}
-    kept = [point for place, point in enumerate(points) if place not in flagged_indices]
-    yield from _trend(kept, window)
+    flagged_indices = {index for index, _ in flagged}
+    unflagged = [point for index, point in enumerate(points) if index not in flagged_indices]
+    yield from _trend(unflagged, window)
 
 
 def _runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]]:
     """Yield runs of neighbours: whether they are finite, and their first and last index."""
     run: tuple[bool, int, int] | None = None
-    for place, finite in flagged:
-        if run is not None and run[0] == finite and place == run[2] + 1:
-            run = (finite, run[1], place)
+    for index, finite in flagged:
+        if run is not None and run[0] == finite and index == run[2] + 1:
+            run = (finite, run[1], index)
             continue
         if run is not None:
             yield run
-        run = (finite, place, place)
+        run = (finite, index, index)
     if run is not None:
         yield run
 

@@ -141,59 +141,67 @@ def _unused(message: Message) -> int | None:
 
 
 def _held(message: Message) -> HeldMemory:
-    allocated, unused, free = message.get("allocated") or 0, _unused(message), message.get("free")
+    allocated, unused, free_bytes = message.get("allocated") or 0, _unused(message), message.get("free")
     parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
     parts["other processes"] = message.get("others") or 0
-    known = allocated + (unused or 0)
+    pytorch_bytes = allocated + (unused or 0)
     if "process" in message.sizes:
-        parts["the rest of this process"] = max(0, message.sizes["process"] - known)
-    elif (capacity := message.get("capacity")) is not None and free is not None and "allowed" not in message.sizes:
-        parts["all else: contexts, NCCL, other processes"] = max(0, capacity - free - known - parts["other processes"])
-    parts["free"] = free or 0
+        parts["the rest of this process"] = max(0, message.sizes["process"] - pytorch_bytes)
+    elif (
+        (capacity := message.get("capacity")) is not None and free_bytes is not None and "allowed" not in message.sizes
+    ):
+        parts["all else: contexts, NCCL, other processes"] = max(
+            0, capacity - free_bytes - pytorch_bytes - parts["other processes"]
+        )
+    parts["free"] = free_bytes or 0
     return HeldMemory(
-        device=message.device, parts={name: size for name, size in parts.items() if size}, held_bytes=allocated,
-        reserved_bytes=allocated + unused if unused is not None else None, capacity_bytes=message.get("capacity"),
-        free_bytes=free, wanted_bytes=message.get("wanted"),
-    )  # fmt: skip
+        device=message.device,
+        parts={name: size for name, size in parts.items() if size},
+        held_bytes=allocated,
+        reserved_bytes=allocated + unused if unused is not None else None,
+        capacity_bytes=message.get("capacity"),
+        free_bytes=free_bytes,
+        wanted_bytes=message.get("wanted"),
+    )
 
 
 def _verdict(message: Message) -> str:
-    wanted, line_of_code = message.get("wanted"), user_line(message.stack)
+    requested, line_of_code = message.get("wanted"), user_line(message.stack)
     where = f"rank {message.rank}, {message.device}" if message.rank else message.device
     phase_text = PHASES[phase(message.stack)] if message.stack else ""
     line = f"{where} ran out of memory"
     line += f" in {phase_text}" if phase_text else ""
     line += f", at {line_of_code}" if line_of_code else ""
-    if wanted is None:
+    if requested is None:
         return f"{line}; the message has no figures"
     allocated, capacity = message.get("allocated"), message.get("capacity")
     if allocated is None or capacity is None:
-        return f"{line}: {show_bytes(wanted)} were asked for"
+        return f"{line}: {show_bytes(requested)} were asked for"
     return (
-        f"{line}: {show_bytes(wanted)} were asked for, "
+        f"{line}: {show_bytes(requested)} were asked for, "
         f"and tensors hold {show_bytes(allocated)} of {show_bytes(capacity)}"
     )
 
 
 def _findings(message: Message) -> list[str]:
     """Return the reasons why it did not fit, the most likely cause first."""
-    wanted, unused, free = message.get("wanted"), _unused(message) or 0, message.get("free")
+    requested, unused, free_bytes = message.get("wanted"), _unused(message) or 0, message.get("free")
     capacity, allocated = message.get("capacity"), message.get("allocated") or 0
     if message.device == "the CPU":
         return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]
-    if wanted is None:
+    if requested is None:
         return ["the driver had nothing left: other processes, or NCCL's own buffers beside a full allocator; look at "
                 "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"]  # fmt: skip
     findings = []
-    if capacity is not None and wanted > capacity:
-        return [f"{show_bytes(wanted)} at once is more than the device has: no setting of the allocator helps"]
-    if unused + (free or 0) >= wanted > (free or 0):
+    if capacity is not None and requested > capacity:
+        return [f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps"]
+    if unused + (free_bytes or 0) >= requested > (free_bytes or 0):
         findings.append(
             f"fragmentation: {show_bytes(unused)} are reserved and in no tensor, in pieces too small for "
-            f"{show_bytes(wanted)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            f"{show_bytes(requested)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    if (others := message.get("others") or 0) >= wanted:
-        findings.append(f"other processes hold {show_bytes(others)} of this device: end them, or take another")
+    if (other_processes := message.get("others") or 0) >= requested:
+        findings.append(f"other processes hold {show_bytes(other_processes)} of this device: end them, or take another")
     other_bytes = _held(message).parts.get("the rest of this process", 0)
     if other_bytes > 4 * GIB:
         findings.append(
@@ -202,13 +210,13 @@ def _findings(message: Message) -> list[str]:
         )
     if (allowed := message.get("allowed")) is not None:
         findings.append(f"the process may take {show_bytes(allowed)} only: set_per_process_memory_fraction")
-    if free is not None and free >= wanted and not findings:
+    if free_bytes is not None and free_bytes >= requested and not findings:
         findings.append(
-            f"the driver says {show_bytes(free)} are free, which is enough: a limit of the system "
+            f"the driver says {show_bytes(free_bytes)} are free, which is enough: a limit of the system "
             "(WSL, MIG, a container), or another process that has left since"
         )
     if not findings:
-        missing_bytes = wanted - (free or 0)
+        missing_bytes = requested - (free_bytes or 0)
         findings.append(
             f"tensors fill it: {show_bytes(missing_bytes)} more are needed, "
             f"and {show_bytes(allocated)} are in use; "

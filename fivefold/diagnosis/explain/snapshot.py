@@ -38,15 +38,19 @@ def is_snapshot(data: object) -> bool:
     """Return whether ``data`` looks like a memory snapshot, of any version."""
     if isinstance(data, dict):
         return "segments" in data
-    return isinstance(data, list) and bool(data) and all(isinstance(one, dict) and "blocks" in one for one in data)
+    return (
+        isinstance(data, list)
+        and bool(data)
+        and all(isinstance(segment, dict) and "blocks" in segment for segment in data)
+    )
 
 
 def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
     """Explain what the fullest GPU of a snapshot held, by category and its ``top`` lines."""
     devices = _devices(data, origin=files[0])
     peaks = [(device, *_fullest(device)) for device in devices]
-    device, lives, place = max(peaks, key=lambda peak: sum(_alive(peak[1], peak[2]).values()))
-    sizes = _alive(lives, place)
+    device, lives, peak_event = max(peaks, key=lambda peak: sum(_alive(peak[1], peak[2]).values()))
+    sizes = _alive(lives, peak_event)
     category_by_block = categories(lives)
     parts: Counter[str] = Counter()
     for number, size in sizes.items():
@@ -62,8 +66,13 @@ def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
         free_bytes=as_size(shortage.get("device_free")) if shortage else None,
     )
     findings = tuple(_findings(device, memory, devices=devices))
-    return Explanation(kind="memory snapshot", files=files, verdict=_verdict(device, lives, place, memory),
-                       findings=findings, memory=memory)  # fmt: skip
+    return Explanation(
+        kind="memory snapshot",
+        files=files,
+        verdict=_verdict(device, lives, peak_event, memory),
+        findings=findings,
+        memory=memory,
+    )
 
 
 def _devices(data: Any, *, origin: str) -> list[Device]:
@@ -90,10 +99,10 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
 def _blocks(device: Device) -> Iterator[Life]:
     """Yield the blocks that were live when the snapshot was written."""
     for segment in device.segments:
-        place = as_size(segment.get("address"))
+        next_address = as_size(segment.get("address"))
         for block in segment.get("blocks") or ():
-            address = as_size(block.get("address")) or place
-            place = address + as_size(block.get("size"))
+            address = as_size(block.get("address")) or next_address
+            next_address = address + as_size(block.get("size"))
             if str(block.get("state", "")).startswith("active"):
                 stack = block.get("frames") or next((h.get("frames") for h in block.get("history") or ()), None)
                 size = as_size(block.get("requested_size")) or as_size(block.get("size"))
@@ -108,18 +117,26 @@ def _fullest(device: Device) -> tuple[list[Life], int]:
     lives: list[Life] = []
     index_by_address: dict[int, int] = {}  # address → index in ``lives``
     stacks: dict[int, tuple[Frame, ...]] = {}
-    for place, entry in enumerate(device.trace):
+    for event, entry in enumerate(device.trace):
         action, address = entry.get("action"), as_size(entry.get("addr"))
         if action == "alloc":
             index_by_address[address] = len(lives)
-            lives.append(Life(place, None, address, as_size(entry.get("size")), _stack(entry, stacks),
-                              str(entry.get("category") or "")))  # fmt: skip
+            lives.append(
+                Life(
+                    event,
+                    None,
+                    address,
+                    as_size(entry.get("size")),
+                    _stack(entry, stacks),
+                    str(entry.get("category") or ""),
+                )
+            )
         elif action in ENDS:
             if address in index_by_address:
                 number = index_by_address.pop(address)
-                lives[number] = lives[number]._replace(death=place)
+                lives[number] = lives[number]._replace(death=event)
             else:  # it was allocated before the trace begins
-                lives.append(Life(-1, place, address, as_size(entry.get("size")), _stack(entry, stacks), ""))
+                lives.append(Life(-1, event, address, as_size(entry.get("size")), _stack(entry, stacks), ""))
     lives += [block for block in _blocks(device) if block.address not in index_by_address]
     change = [0] * (len(device.trace) + 2)
     for life in lives:
@@ -127,12 +144,12 @@ def _fullest(device: Device) -> tuple[list[Life], int]:
         if life.death is not None:
             change[life.death + 1] -= life.bytes
     held_bytes, most_bytes, peak, shortage = 0, -1, -1, None
-    for place, step in enumerate(change[:-1], start=-1):
+    for event, step in enumerate(change[:-1], start=-1):
         held_bytes += step
         if held_bytes > most_bytes:
-            most_bytes, peak = held_bytes, place
-        if 0 <= place < len(device.trace) and device.trace[place].get("action") == "oom":
-            shortage = place
+            most_bytes, peak = held_bytes, event
+        if 0 <= event < len(device.trace) and device.trace[event].get("action") == "oom":
+            shortage = event
     return lives, peak if shortage is None else shortage
 
 
@@ -166,29 +183,29 @@ def _lines(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[str]) -
 
 
 def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
-    held, name = show_bytes(memory.held_bytes), memory.device
+    held_text, name = show_bytes(memory.held_bytes), memory.device
     if memory.wanted_bytes is not None:
         line = user_line(frames(device.trace[place].get("frames")))
         return (
             f"{name} ran out of memory{f', at {line}' if line else ''}: "
-            f"{show_bytes(memory.wanted_bytes)} were asked for, and tensors hold {held}"
+            f"{show_bytes(memory.wanted_bytes)} were asked for, and tensors hold {held_text}"
         )
     if not device.trace:
-        return f"{name} held {held} when the snapshot was written; it has no history, so its peak is not known"
+        return f"{name} held {held_text} when the snapshot was written; it has no history, so its peak is not known"
     allocated_at_peak = [life for life in lives if life.birth == place]
     line = user_line(allocated_at_peak[0].stack) if allocated_at_peak else ""
-    return f"{name} held {held} at the peak{f', reached at {line}' if line else ''}"
+    return f"{name} held {held_text} at the peak{f', reached at {line}' if line else ''}"
 
 
 def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
-    wanted = memory.wanted_bytes
+    requested = memory.wanted_bytes
     if not device.trace:
         yield "no history: call torch.cuda.memory._record_memory_history() before the model is made, and dump again"
     elif not any(line.line for line in memory.lines):
         yield "no stacks: _record_memory_history(stacks='all', context='all') records which line made each block"
     idle = [as_size(block.get("size")) for segment in device.segments for block in segment.get("blocks") or ()
             if block.get("state") == "inactive"]  # fmt: skip
-    if wanted is not None and sum(idle) >= wanted > max(idle, default=0):
+    if requested is not None and sum(idle) >= requested > max(idle, default=0):
         yield (f"fragmentation: {show_bytes(sum(idle))} are reserved and in no tensor, the largest piece "
                f"{show_bytes(max(idle))}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
     elif sum(idle) > 0.2 * device.reserved_bytes:

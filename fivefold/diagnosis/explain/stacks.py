@@ -131,16 +131,18 @@ def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
 
 def _verdict(mains: Sequence[Main]) -> str:
     waits = [main for main in mains if main.collective]
-    others = [main for main in mains if not main.collective]
+    elsewhere = [main for main in mains if not main.collective]
     line_text = f" at {mains[0].line}" if mains and mains[0].line else ""
     if len(mains) == 1:
         return f"{_named([mains[0].rank])} {mains[0].state}{line_text}"
-    if waits and others:
-        first = others[0]
+    if waits and elsewhere:
+        first = elsewhere[0]
         where = f" at {first.line}" if first.line else ""
-        return (f"{_named(main.rank for main in others)} did not come: it {first.state}{where}, while "
-                f"{_named(main.rank for main in waits)} {'waits' if len(waits) == 1 else 'wait'} in "
-                f"{waits[0].collective}{f' at {waits[0].line}' if waits[0].line else ''}")  # fmt: skip
+        return (
+            f"{_named(main.rank for main in elsewhere)} did not come: it {first.state}{where}, while "
+            f"{_named(main.rank for main in waits)} {'waits' if len(waits) == 1 else 'wait'} in "
+            f"{waits[0].collective}{f' at {waits[0].line}' if waits[0].line else ''}"
+        )
     if waits and len({main.collective for main in waits}) > 1:
         return f"the ranks wait in different collectives: {_places(waits)}"
     if waits and len({main.line for main in waits}) > 1:
@@ -158,7 +160,8 @@ def _places(mains: Sequence[Main]) -> str:
     for main in mains:
         by_place[f"{main.state}{f' at {main.line}' if main.line else ''}"].append(main.rank)
     return "; ".join(
-        f"{_named(ranks)} {place}" for place, ranks in sorted(by_place.items(), key=lambda item: len(item[1]))
+        f"{_named(ranks)} {state_and_line}"
+        for state_and_line, ranks in sorted(by_place.items(), key=lambda item: len(item[1]))
     )
 
 

@@ -104,9 +104,9 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
     missing_steps = set.union(*numbers) - shared
     if missing_steps:
         job.remarks.append(f"steps {', '.join(map(str, sorted(missing_steps)[:12]))} are not on every rank: left out")
-    wanted = shared if step is None else {step}
+    chosen_steps = shared if step is None else {step}
     by_number = {trace.rank: {window.number: window for window in reversed(trace.windows)} for trace in job.ranks}
-    return {rank: [windows[number] for number in sorted(wanted)] for rank, windows in by_number.items()}
+    return {rank: [windows[number] for number in sorted(chosen_steps)] for rank, windows in by_number.items()}
 
 
 def _paths(

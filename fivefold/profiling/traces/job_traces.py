@@ -46,8 +46,8 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
     recordings: list[Recording] = []
     files = _files(paths)
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
-    for place, (path, named) in enumerate(files):
-        report = partial(_report, progress, path.name, before=sum(sizes[:place]), total=sum(sizes))
+    for index, (path, named) in enumerate(files):
+        report = partial(_report, progress, path.name, before=sum(sizes[:index]), total=sum(sizes))
         try:
             recordings.append(record(path, report=report))
         except Mistake as error:
@@ -87,11 +87,11 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
 def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]:
     """Return recordings by the rank that they state, that their file's name states, or else in their order."""
     ranks: dict[int, Recording] = {}
-    for place, recording in enumerate(found):
+    for index, recording in enumerate(found):
         rank = _count(recording, "rank")
         if rank is None:
             rank_in_name = RANK_IN_NAME.search(recording.path.name)
-            rank = int(rank_in_name[1]) if rank_in_name else place
+            rank = int(rank_in_name[1]) if rank_in_name else index
             if not rank_in_name and len(found) > 1:
                 remarks.append(f"{recording.path.name} says no rank: taken as rank {rank}, by its place")
         if rank in ranks:

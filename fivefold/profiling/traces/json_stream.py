@@ -112,10 +112,10 @@ class JsonStream:
         self._at += 1
         decoded, blank = self._decoded, BLANK.match
         while True:
-            place = blank(self._text, self._at)
-            assert place, "nothing is blank too"
+            blank_match = blank(self._text, self._at)
+            assert blank_match, "nothing is blank too"
             try:
-                item, end = decoded(self._text, place.end())  # usually all of the item has been read
+                item, end = decoded(self._text, blank_match.end())  # usually all of the item has been read
                 if not isinstance(item, dict):
                     raise ValueError  # a number may go on
                 self._at = end

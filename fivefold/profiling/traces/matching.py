@@ -117,9 +117,9 @@ def _key(message: Message, group: Group, rank: int, *, step: int) -> _Key | None
     if message.collective in ("send", "recv"):
         sends = message.collective == "send"
         peer = message.target if sends else message.source
-        others = [member for member in group.members if member != rank]
-        if peer < 0 and len(others) == 1:
-            peer = others[0]
+        other_members = [member for member in group.members if member != rank]
+        if peer < 0 and len(other_members) == 1:
+            peer = other_members[0]
         pair = (rank, peer) if sends else (peer, rank)
         return _Key(group.name, pair, "p2p", None, step) if peer >= 0 else None
     if message.collective == "coalesced" or not group.members:
@@ -151,9 +151,9 @@ def waits(job: JobTraces, found: Matched, starts: dict[Part, int]) -> dict[int, 
     waits_by_rank = {}
     for trace in job.ranks:
         if rows := until.get(trace.rank):
-            here = np.fromiter(rows, np.int64)
+            rank_rows = np.fromiter(rows, np.int64)
             ends = np.fromiter(rows.values(), np.int64) - trace.shift
-            waits_by_rank[trace.rank] = union(trace.start[here], np.minimum(ends, trace.end[here]))
+            waits_by_rank[trace.rank] = union(trace.start[rank_rows], np.minimum(ends, trace.end[rank_rows]))
     return waits_by_rank
 
 
@@ -171,8 +171,8 @@ def arrival(parts: Sequence[Part], starts: dict[Part, int]) -> int:
 def _set_clocks(job: JobTraces, found: Matched) -> None:
     """Align the clocks of ranks on other hosts with the first rank's, by the median offset of message ends."""
     hosts = {trace.rank: trace.recording.metadata.get("host_name") for trace in job.ranks}
-    first, *others = job.ranks
-    remote_traces = [trace for trace in others if hosts[trace.rank] != hosts[first.rank]]
+    first, *other_traces = job.ranks
+    remote_traces = [trace for trace in other_traces if hosts[trace.rank] != hosts[first.rank]]
     if not remote_traces:
         return
     ends: dict[int, list[int]] = defaultdict(list)

@@ -147,10 +147,10 @@ def _launches(found: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
     calls = np.flatnonzero((found.kind == LAUNCH) & (found.correlation != 0))
     calls = calls[np.argsort(found.correlation[calls], kind="stable")]
     ids = found.correlation[calls]
-    wanted = found.correlation[rows]
-    positions = np.searchsorted(ids, wanted)
-    is_known = (wanted != 0) & (positions < len(ids))
-    is_known[is_known] = ids[positions[is_known]] == wanted[is_known]
+    row_ids = found.correlation[rows]
+    positions = np.searchsorted(ids, row_ids)
+    is_known = (row_ids != 0) & (positions < len(ids))
+    is_known[is_known] = ids[positions[is_known]] == row_ids[is_known]
     launch = np.full(len(rows), UNKNOWN)
     launch[is_known] = found.start[calls[positions[is_known]]]
     return launch

@@ -183,13 +183,15 @@ def _name_as_asked(found: Recording) -> None:
     """
     call_names = {found.names.index(name): name for name in ALL_REDUCES if name in found.names}
     calls = np.flatnonzero((found.kind == OPERATOR) & np.isin(found.name, list(call_names)))
-    places = [place for place, message in enumerate(found.messages) if message.collective == "all_reduce"]
-    if found.on_gpu or len(calls) != len(places):
+    all_reduce_indices = [index for index, message in enumerate(found.messages) if message.collective == "all_reduce"]
+    if found.on_gpu or len(calls) != len(all_reduce_indices):
         return
-    places.sort(key=lambda place: int(found.start[found.messages[place].event]))
-    for call, place in zip(calls[np.argsort(found.start[calls], kind="stable")].tolist(), places, strict=True):
+    all_reduce_indices.sort(key=lambda index: int(found.start[found.messages[index].event]))
+    for call, index in zip(
+        calls[np.argsort(found.start[calls], kind="stable")].tolist(), all_reduce_indices, strict=True
+    ):
         if "reduce_scatter" in call_names[int(found.name[call])]:
-            found.messages[place] = found.messages[place]._replace(collective="reduce_scatter")
+            found.messages[index] = found.messages[index]._replace(collective="reduce_scatter")
 
 
 def _whole(value: object) -> int:
