@@ -1,9 +1,10 @@
-"""Fivefold plans, rehearses, trains and proves the training step of a large language model.
+"""Fivefold plans, dry-runs, trains and verifies the training step of a large language model.
 
     import fivefold as ff
     ff.predict("llama3-70b", "h100:512", "dp16 tp8 pp4 v2 zero1 mbs1", seq=8192, gbs=2048)
 
-The verbs are those of the command line, with its words and defaults; each is imported when it is first used.
+The functions are the commands of the command line, with the same options and defaults. Each is imported when it is
+first used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fivefold.record import Mistake as Mistake
     from fivefold.step import Step as Step
 
-_VERBS = "fivefold.api.verbs"  # all of whose public names are here
+_VERBS = "fivefold.api.verbs"  # all of its public names are names of this package
 _HOMES = {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
 _HOMES |= {"read_config": "fivefold.api.configs"}
 _HOMES |= {"Step": "fivefold.step", "Fault": "fivefold.record", "Mistake": "fivefold.record"}

@@ -1,4 +1,4 @@
-"""``python -m fivefold``: the same as the command ``fivefold``; this is what torchrun starts."""
+"""``python -m fivefold``: the command ``fivefold`` as a module, which torchrun can start."""
 
 from fivefold.cli import entry
 

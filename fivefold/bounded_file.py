@@ -1,7 +1,7 @@
-"""Reads files within limits: only regular files and pipes, at most so many bytes, a pipe for at most so many seconds.
+"""Read files within limits: only regular files and pipes, up to a size, and pipes for a limited time.
 
-A path may lead to anything: a link to /dev/zero never ends, a named pipe without a writer never begins, and a file of
-gigabytes fills the memory before a parser has seen that it is no configuration.
+A path may name anything: /dev/zero never ends, a named pipe without a writer never begins, and a file of gigabytes
+fills the memory before a parser can see that it is not a configuration.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ MIB = 2**20
 SETTINGS_BYTES = 4 * MIB  # TOML, Python, scripts; tomllib takes 0.4 s for a MiB
 RECORD_BYTES = 64 * MIB  # JSON: steps, searches, indexes of weights, tokenizers
 ROWS_BYTES = 512 * MIB  # a line per step of a run or per row of a sweep
-LIMITS = {  # by suffix; of all others SETTINGS_BYTES. PyYAML takes six seconds for a MiB
+LIMITS = {  # by suffix; all others have SETTINGS_BYTES. PyYAML takes six seconds for a MiB
     ".json": RECORD_BYTES, ".jsonl": ROWS_BYTES, ".csv": RECORD_BYTES, ".yaml": MIB, ".yml": MIB,
 }  # fmt: skip
-PIPE_SECONDS = 30.0  # until all of a pipe has come: process substitution, or a named pipe with a writer
+PIPE_SECONDS = 30.0  # timeout for all of a pipe (process substitution, or a named pipe with a writer)
 _CHUNK_BYTES = MIB
 
 
 def limit_of(path: Path) -> int:
-    """Return the most bytes that are read of a file of this name."""
+    """Return the maximum number of bytes to read from a file with this name."""
     return LIMITS.get(path.suffix.lower(), SETTINGS_BYTES)
 
 
 def read_bytes(path: Path, *, most_bytes: int | None = None) -> bytes:
-    """Read a whole regular file or pipe. ``most_bytes``: instead of the limit that its suffix has.
+    """Read all of a regular file or pipe. ``most_bytes`` replaces the limit of its suffix.
 
-    Raises an ``OSError`` whose text says what is wrong, also for a device, a file that is too large and a pipe that
-    does not end in ``PIPE_SECONDS``.
+    Raises an ``OSError`` that says what is wrong, also for a device, a file that is too large, and a pipe that does not
+    end within ``PIPE_SECONDS``.
     """
     limit = limit_of(path) if most_bytes is None else most_bytes
     with open_input(path) as file:
         status = os.fstat(file.fileno())
-        chunks, size, waits = list[bytes](), status.st_size, not stat.S_ISREG(status.st_mode)
-        end = time.monotonic() + PIPE_SECONDS
+        chunks, size, is_pipe = list[bytes](), status.st_size, not stat.S_ISREG(status.st_mode)
+        deadline = time.monotonic() + PIPE_SECONDS
         if size <= limit:
             size = 0
-            while size <= limit and (not waits or _is_ready(file, end)) and (chunk := file.read(_CHUNK_BYTES)):
+            while size <= limit and (not is_pipe or _is_ready(file, deadline)) and (chunk := file.read(_CHUNK_BYTES)):
                 chunks.append(chunk)
                 size += len(chunk)
         if size > limit:
-            line = f"holds more than {limit / MIB:g} MiB, the most that is read of such a file"
-            raise OSError(errno.EFBIG, line, str(path))
+            reason = f"holds more than {limit / MIB:g} MiB, the most that is read of such a file"
+            raise OSError(errno.EFBIG, reason, str(path))
     return b"".join(chunks)
 
 
 def read_end(path: Path, *, most_bytes: int) -> bytes:
-    """Read the last ``most_bytes`` of a regular file, or all of a pipe that has no more."""
+    """Read the last ``most_bytes`` of a regular file, or all of a pipe that has at most as many."""
     with open_input(path) as file:
         if not file.seekable():
             return read_bytes(path, most_bytes=most_bytes)
@@ -65,7 +65,7 @@ def read_end(path: Path, *, most_bytes: int) -> bytes:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[FileIO]:
-    """Open a regular file or a pipe, unbuffered, without waiting for a writer; ``OSError`` for what is neither."""
+    """Open a regular file or a pipe, unbuffered, without waiting for a writer. Raise ``OSError`` for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with FileIO(descriptor) as file:
         mode = os.fstat(descriptor).st_mode
@@ -78,7 +78,7 @@ def open_input(path: Path) -> Iterator[FileIO]:
 
 @contextmanager
 def open_stream(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file of any size, or a pipe that begins within ``PIPE_SECONDS``, to be read in pieces."""
+    """Open a regular file of any size, or a pipe that has data within ``PIPE_SECONDS``, for reading piece by piece."""
     with open_input(path) as file:
         if not file.seekable():
             _is_ready(file, time.monotonic() + PIPE_SECONDS)
@@ -89,20 +89,20 @@ def open_stream(path: Path) -> Iterator[BufferedReader]:
 
 
 def drop_torn_line(descriptor: int) -> None:
-    """Cut what follows the last line feed of an open file: a line that a killed process or a full disk left."""
-    place = os.fstat(descriptor).st_size
-    while place:
-        begin = max(0, place - 65_536)
-        found = os.pread(descriptor, place - begin, begin).rfind(b"\n")
-        if found >= 0:
-            os.ftruncate(descriptor, begin + found + 1)
+    """Truncate an open file after its last line feed, to drop a line that was left unfinished."""
+    end_offset = os.fstat(descriptor).st_size
+    while end_offset:
+        start_offset = max(0, end_offset - 65_536)
+        newline_index = os.pread(descriptor, end_offset - start_offset, start_offset).rfind(b"\n")
+        if newline_index >= 0:
+            os.ftruncate(descriptor, start_offset + newline_index + 1)
             return
-        place = begin
+        end_offset = start_offset
     os.ftruncate(descriptor, 0)
 
 
 def _is_ready(file: FileIO, end: float) -> bool:
-    """Wait until a pipe has bytes or has ended; ``OSError`` where neither comes before ``end``."""
+    """Wait until a pipe has bytes or has ended. Raise ``OSError`` if neither happens before ``end``."""
     poll = select.poll()
     poll.register(file, select.POLLIN | select.POLLHUP)
     if time.monotonic() > end or not poll.poll(1000 * max(0.0, end - time.monotonic())):

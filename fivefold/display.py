@@ -1,7 +1,7 @@
-"""``Shown``: a record that notebooks show as a page, print as one line and turn into a data frame; ``Rows``: many.
+"""Records that notebooks show as HTML, that print as one line and convert to a data frame: ``Shown`` and ``Rows``.
 
-``drawn_by`` names the function that writes the HTML, as ``module:function``. It is imported when a notebook asks for
-it: a record knows by whom it is drawn, and depends on nobody.
+``drawn_by`` names the function that writes the HTML, as ``module:function``. It is imported only when a notebook asks
+for it, so that records do not depend on rendering code.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Shown(Record):
     drawn_by: ClassVar[str]
 
     def line(self) -> str:
-        """What it is, in a few words."""
+        """Return a summary in a few words."""
         raise NotImplementedError
 
     def table(self) -> list[dict[str, Any]]:
-        """Its rows as a table: by default one, of its fields."""
+        """Return the rows of the data frame; by default a single row of the fields."""
         return [flat(self.model_dump(mode="json"))]
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class Shown(Record):
         return drawn(self.drawn_by, self)
 
     def to_frame(self, kind: Frame | None = None) -> Any:
-        """A pandas ``DataFrame``, or a pyarrow ``Table`` where pandas is not installed (or ``kind="arrow"``)."""
+        """Return a pandas ``DataFrame``, or a pyarrow ``Table`` if pandas is not installed (or ``kind="arrow"``)."""
         return frame(self.table(), kind=kind)
 
 
@@ -58,29 +58,32 @@ class Rows(tuple[Item, ...]):
         return drawn(self.drawn_by, self)
 
     def to_frame(self, kind: Frame | None = None) -> Any:
-        """A row each, a column per field: pandas, or pyarrow where pandas is not installed."""
-        return frame([flat(each.model_dump(mode="json")) for each in self], kind=kind)
+        """Return a data frame with a row per record and a column per field: pandas, or pyarrow if pandas is missing."""
+        return frame([flat(record.model_dump(mode="json")) for record in self], kind=kind)
 
 
 def drawn(drawn_by: str, what: object) -> str:
-    """The HTML that the function called ``drawn_by`` writes of ``what``."""
+    """Return the HTML that the function named ``drawn_by`` writes for ``what``."""
     module, _, function = drawn_by.partition(":")
     return str(getattr(import_module(module), function)(what))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as columns: ``{"time": {"step_seconds": 1}}`` → ``{"time.step_seconds": 1}``; no lists."""
-    found: dict[str, Any] = {}
+    """Flatten nested tables to columns: ``{"time": {"step_seconds": 1}}`` → ``{"time.step_seconds": 1}``.
+
+    Lists of tables are left out.
+    """
+    columns: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        elif not isinstance(value, list | tuple) or not any(isinstance(each, Mapping | BaseModel) for each in value):
-            found[prefix + name] = value
-    return found
+            columns |= flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, list | tuple) or not any(isinstance(item, Mapping | BaseModel) for item in value):
+            columns[prefix + name] = value
+    return columns
 
 
 def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> Any:
-    """Rows as a pandas ``DataFrame`` or a pyarrow ``Table``; a ``Mistake`` if what is asked for is not installed."""
+    """Convert rows to a pandas ``DataFrame`` or a pyarrow ``Table``; ``Mistake`` if the library is not installed."""
     columns = _columns(list(rows))
     for name, module in (("pandas", "pandas"), ("arrow", "pyarrow")):
         if kind not in (None, name):
@@ -95,6 +98,6 @@ def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> An
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Every column that a row has, in order; None where a row has it not."""
+    """Return all columns of the rows, in order; None where a row lacks one."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

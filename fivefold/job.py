@@ -1,4 +1,7 @@
-"""The job as a record: what is trained how, apart from the model, the machine and the layout."""
+"""The job record: batch, sequence length, precision, optimizer and software of a training run.
+
+The model, the machine and the layout are records of their own.
+"""
 
 from __future__ import annotations
 
@@ -14,55 +17,55 @@ from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, power_of_two
 from fivefold.update import NOT_SUPPORTED, LearningRate, Optimizer, Ramp
 
-LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at once
-KERNEL_ELEMENTS = 4096  # of a program of one of Triton's kernels: of a tile of rows at most so many, or one row
-NORM_PROGRAMS = 256  # of a norm's backward in Triton: each sums the weight's gradient over its rows
-LOSS_CHUNK_ROWS = 1024  # whose logits a chunked loss makes at once: enough that a matmul is not bound by memory
+LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel converts to fp32 at once
+KERNEL_ELEMENTS = 4096  # elements in a program of a Triton kernel: a tile of rows with at most as many, or one row
+NORM_PROGRAMS = 256  # programs of a norm's backward in Triton, each of which sums the weight's gradient over its rows
+LOSS_CHUNK_ROWS = 1024  # rows whose logits a chunked loss computes at once: enough that a matmul is not memory-bound
 
 
 def tile_rows(rows: int, width: int) -> int:
-    """Rows of a tile of a kernel over whole rows: a power of two, of as many as there are."""
+    """Return the rows of a tile of a kernel over full rows: a power of two, at most that of ``rows`` rounded up."""
     return min(max(1, KERNEL_ELEMENTS // power_of_two(width)), power_of_two(rows))
 
 
 def norm_programs(rows: int, width: int) -> int:
-    """Programs of a norm's backward in Triton, each of which writes a row of partial sums."""
+    """Return the number of programs of a norm's backward in Triton, each of which writes a row of partial sums."""
     return max(1, min(NORM_PROGRAMS, ceil_div(rows, tile_rows(rows, width))))
 
 
 Offloaded = Literal["optimizer", "activations"]
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
-# Elements that share one fp32 scale (of blocks, one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128); OCP MX
-# (1x32); NVFP4 (1x16, and an fp32 scale of the whole matrix: arXiv:2509.25149).
+# Elements that share one scale, in fp32 (in blocks, of one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128);
+# OCP MX (1x32); NVFP4 (1x16, and an fp32 scale of the full matrix: arXiv:2509.25149).
 SCALED_ELEMENTS: dict[Scaling, int] = {"tiles": 128, "blocks": 32, "blocks16": 16}
 
 
 class Recipe(Record):
-    """Numeric precision as bytes per parameter (``docs/notation.md`` §2); 0 = is not kept.
+    """Numeric precision as bytes per parameter (``docs/notation.md`` §2); 0 means that the tensor is not kept.
 
-    ``accumulated_bytes`` > 0: gradients are summed in that width over micro-batches and ranks, and the
-    ``gradients_bytes`` of one weight exist only until they are added.
+    With ``accumulated_bytes`` > 0, gradients are accumulated in that many bytes over micro-batches and ranks, and the
+    gradient of one weight (``gradients_bytes``) exists only until it is added.
     """
 
     name: str  # as in ``--precision``
-    compute: Dtype  # of the matrix multiplications
-    weights_bytes: ElementBytes  # of a weight as gathered and multiplied
-    gradients_bytes: ElementBytes  # of the gradient of a weight
-    master_bytes: KeptBytes = 0  # of the copy that the optimizer updates
-    accumulated_bytes: KeptBytes = 0  # of the gradient accumulation buffer
-    moments_bytes: tuple[KeptBytes, KeptBytes] = (4, 4)  # of each of the two moments of Adam
+    compute: Dtype  # number format of the matrix multiplications
+    weights_bytes: ElementBytes  # bytes of a weight as gathered and multiplied
+    gradients_bytes: ElementBytes  # bytes of the gradient of a weight
+    master_bytes: KeptBytes = 0  # bytes of the copy that the optimizer updates
+    accumulated_bytes: KeptBytes = 0  # bytes of the gradient accumulation buffer
+    moments_bytes: tuple[KeptBytes, KeptBytes] = (4, 4)  # bytes of each of the two moments of Adam
     loss_scaling: bool = False  # dynamic loss scaling (fp16)
-    scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
-    wide_gradients: bool = False  # weights' gradients are products of operands that were not cast
-    gathers: Literal["weights", "fp8"] = "weights"  # what ZeRO sends of the matrices of blocks
+    scaling: Scaling = "tensorwise"  # granularity of the scales of fp8 and fp4 operands
+    wide_gradients: bool = False  # weight gradients are products of operands that are not cast to fp8
+    gathers: Literal["weights", "fp8"] = "weights"  # format in which ZeRO gathers the matrices of blocks
     half: Literal["bf16", "fp16"] = (
-        "bf16"  # format of masters, sums and moments of two bytes; moments of fp16 have scales
+        "bf16"  # format of two-byte master weights, accumulated gradients and moments; fp16 moments have scales
     )
-    dispatches: Literal["rows", "fp8"] = "rows"  # what is sent to experts, and to them of gradients, in tiles
+    dispatches: Literal["rows", "fp8"] = "rows"  # format of tokens and gradients sent to experts; fp8: in tiles
 
     @model_validator(mode="after")
     def _payloads(self) -> Self:
-        """What travels in fp8 is what the matmuls' own casts would make of it."""
+        """Check that what is sent in fp8 has the format to which the matmuls would cast it."""
         scaled = self.compute == "fp8" and self.scaling in ("tensorwise", "tiles")
         if self.gathers == "fp8" and not (scaled and self.master_bytes):
             raise ValueError(
@@ -78,43 +81,43 @@ class Recipe(Record):
 
     @property
     def holds_casts(self) -> bool:
-        """Whether matrices of blocks are held as the matmuls' casts, with their scales; other weights in 16 bits."""
+        """Tell whether matrices of blocks are stored as fp8 casts with their scales, and other weights in 16 bits."""
         return self.weights_bytes == 1 and self.gathers == "fp8"
 
     @property
     def wide_bytes(self) -> int:
-        """Width of weights that no matmul casts, and of their gradients: embedding, head, norms, routers, biases."""
+        """Return the bytes of weights that no matmul casts, and of their gradients: embedding, head, norms, …"""
         return 2 if self.holds_casts else self.weights_bytes
 
     @property
     def sends_masters(self) -> bool:
-        """Whether ZeRO can gather from the copy that is updated as it lies: weights have its format."""
+        """Tell whether ZeRO can gather the copy that the optimizer updates, as weights have its format."""
         return self.updated_bytes == self.wide_bytes and not (self.holds_casts and self.half == "fp16")
 
     @property
     def table_gradients_bytes(self) -> int:
-        """Width of the gradients of weights whose matmul is not in fp8; of one byte are those of fp8 products alone."""
+        """Return the bytes of a gradient whose matmul is not in fp8; only those of fp8 matmuls have one byte."""
         return max(2, self.gradients_bytes)
 
     @property
     def scaled_moments(self) -> tuple[bool, bool]:
-        """Whether AdamW's moments have an fp32 scale for each block of a row."""
+        """Tell for each of AdamW's moments whether it has an fp32 scale for each block of a row."""
         first, second = (size == 1 or (size == 2 and self.half == "fp16") for size in self.moments_bytes)
         return first, second
 
     @property
     def autocasts(self) -> bool:
-        """Whether matmuls read 16-bit casts of fp32 weights, under PyTorch's autocast."""
+        """Tell whether matmuls read 16-bit casts of fp32 weights, under PyTorch's autocast."""
         return self.compute in ("bf16", "fp16") and self.weights_bytes == 4
 
     @property
     def narrow(self) -> bool:
-        """Whether matmuls read operands that were cast below 16 bits."""
+        """Tell whether matmuls read operands with fewer than 16 bits."""
         return self.compute in ("fp8", "fp4")
 
     @property
     def total_bytes(self) -> int:
-        """Bytes per parameter of all that the recipe names, as published tables count them."""
+        """Return the bytes per parameter of all tensors of the recipe, as published tables count them."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -124,23 +127,23 @@ class Recipe(Record):
         )
 
     def reduced(self, *, in_fp32: bool) -> Recipe:
-        """The recipe; unless ``in_fp32``, with gradients that are summed and reduced as wide as they are made."""
+        """Return the recipe; unless ``in_fp32``, it accumulates and reduces gradients in the dtype of the backward."""
         if in_fp32 or self.accumulated_bytes <= self.gradients_bytes:
             return self
         return self.replace(name=f"{self.name}-grad16", accumulated_bytes=0)
 
     @property
     def summed_bytes(self) -> int:
-        """Width in which gradients are summed and reduced, and so the gradient that is a state."""
+        """Return the bytes in which a gradient is accumulated and reduced, which is how it is kept as a state."""
         return self.accumulated_bytes or self.gradients_bytes
 
     @property
     def updated_bytes(self) -> int:
-        """Width of the copy that the optimizer updates."""
+        """Return the bytes of the copy of a weight that the optimizer updates."""
         return self.master_bytes or self.weights_bytes
 
 
-# 16-bit weights at rest, cast for each matmul: Transformer Engine's recipes in Megatron-Core, torchao's float8.
+# Weights are stored in 16 bits and cast for a matmul: Transformer Engine's recipes in Megatron-Core, torchao's float8.
 FP8_OVER_BF16: tuple[tuple[str, Dtype, Scaling], ...] = (
     ("fp8", "fp8", "tensorwise"),
     ("fp8-rowwise", "fp8", "rowwise"),
@@ -230,14 +233,15 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
-# What travels in fp8 besides: gathers as in torchao's FSDP2 (pytorch/ao: torchao/float8), dispatches as in DeepSeek-V3.
+# Recipes that also send fp8: gathers as in torchao's FSDP2 (pytorch/ao: torchao/float8), dispatches as in DeepSeek-V3.
 RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
 RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
 
 
 def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
-    """A stack by name, as a record, or as a table that may name one, with ``changes``; a table that is no stack as is,
-    for pydantic to say which of its fields is wrong.
+    """Return a stack given by name, as a record, or as a table that may name one, with ``changes`` applied.
+
+    An invalid table is returned unchanged, so that pydantic reports the wrong field.
     """
     stack = named(asked) if isinstance(asked, str) else asked
     if isinstance(stack, Stack):
@@ -247,22 +251,22 @@ def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
     if not isinstance(stack, dict):
         raise Mistake(f"stack is {asked!r}; name one of {', '.join(STACKS)}, or give a table of its fields")
     name = stack.get("name")
-    table = (STACKS[name].model_dump() if isinstance(name, str) and name in STACKS else {}) | stack | changes
+    fields = (STACKS[name].model_dump() if isinstance(name, str) and name in STACKS else {}) | stack | changes
     try:
-        return Stack.model_validate(table)
+        return Stack.model_validate(fields)
     except ValidationError:
-        return table
+        return fields
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe called ``name``."""
+    """Return the recipe called ``name``."""
     if name not in RECIPES:
         raise nearest(name, list(RECIPES), kind="precision")
     return RECIPES[name]
 
 
 class Job(Record):
-    """One training run, whatever it runs on. Fields of its ``stack`` may be given as if they were its own."""
+    """A training run, independent of the hardware. Fields of its ``stack`` may be given as if they were its own."""
 
     inlined: ClassVar[tuple[str, ...]] = ("stack",)
     not_supported: ClassVar[dict[str, str]] = NOT_SUPPORTED
@@ -270,15 +274,15 @@ class Job(Record):
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]  # name of a recipe such as ``bf16`` or ``fp8-tiles``
-    # apart: no token attends to one of another document that is packed into its sequence; counted alike by the planner
+    # apart: tokens do not attend to other documents packed into the same sequence; the planner counts both equally
     documents: Literal["joined", "apart"] = "joined"
-    # fp8, fp4 and tf32 where there is no kernel for them: operands are cast as for one and multiplied in fp32
+    # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
-    imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert rank over the even share
+    imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert-parallel rank over the average
     offload: tuple[Offloaded, ...] = ()  # kept in host memory, under every layout
     optimizer: Optimizer = Optimizer()  # update rule and its settings
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
-    ramp: Ramp | None = None  # how the batch grows to ``global_batch``, which is all that is planned
+    ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size
     steps: Steps = 1000  # optimizer steps of the run
     seed: Seed = 0  # of initial weights and of the order of the data
     stack: Stack = Stack()  # the software that runs it
@@ -286,20 +290,20 @@ class Job(Record):
     @model_validator(mode="before")
     @classmethod
     def _by_name(cls, values: object) -> object:
-        """A stack and a recipe by name, or with some of their fields changed."""
+        """Resolve a stack and a recipe given by name, or with some of their fields changed."""
         if not isinstance(values, dict):
             return values
         try:
             changes = {key: value for key, value in values.items() if key in FACTS}
             stack = _stack(values.get("stack", {}), changes)
             values = {key: value for key, value in values.items() if key not in FACTS} | {"stack": stack}
-            asked = values.get("precision", "bf16")
-            if isinstance(asked, str):
-                values["precision"] = recipe(asked).reduced(
+            precision = values.get("precision", "bf16")
+            if isinstance(precision, str):
+                values["precision"] = recipe(precision).reduced(
                     in_fp32=not isinstance(stack, Stack) or stack.reduce_in_fp32
                 )
-            elif isinstance(asked, dict) and isinstance(name := asked.get("name"), str) and name in RECIPES:
-                values["precision"] = RECIPES[name].model_dump() | asked
+            elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
+                values["precision"] = RECIPES[name].model_dump() | precision
         except Mistake as error:
             raise ValueError(str(error)) from None
         return values
@@ -314,14 +318,14 @@ class Job(Record):
 
     @property
     def even_batch(self) -> int:
-        """What dp·mbs must divide: of the global batch and of all on the way to it."""
+        """Return the number that dp·mbs must divide: the greatest common divisor of all batch sizes of the run."""
         return self.global_batch if self.ramp is None else gcd(self.global_batch, self.ramp.first, self.ramp.step)
 
     def batch(self, taken: int) -> int:
-        """Sequences of the step that begins after ``taken`` of them."""
+        """Return the batch size of the step that begins after ``taken`` sequences."""
         return self.global_batch if self.ramp is None else self.ramp.size(taken, whole=self.global_batch)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
+        """Return the tokens that one optimizer step consumes."""
         return self.sequence * self.global_batch

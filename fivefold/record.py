@@ -1,6 +1,6 @@
-"""``Record``: the base of all records, frozen and validated; unknown keys and bad values give a one-line message.
+"""``Record``, the frozen, validated base of all records: unknown keys and bad values give a one-line message.
 
-``Mistake`` is an error of the user (exit code 2), ``Fault`` one of the system (exit code 1); both print one line.
+``Mistake`` is an error of the user (exit code 2), ``Fault`` one of the system (exit code 1). Both print one line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mistake(ValueError):
 
 
 class Fault(RuntimeError):
-    """An error of the system, such as a full disk or a dead worker; one line as well."""
+    """An error of the system, such as a full disk or a dead worker, in one line."""
 
 
 class StopSignal(BaseException):
@@ -37,7 +37,7 @@ class Remark(UserWarning):
     """A one-line warning about something that is legal, but perhaps not intended."""
 
 
-PLAIN = frozenset({int, float, str, type(None)})  # what is no truth value and holds none
+PLAIN = frozenset({int, float, str, type(None)})  # values of these types cannot contain a boolean
 
 
 class Record(BaseModel):
@@ -50,21 +50,21 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_booleans_for_numbers(cls, values: object) -> object:
-        """Refuse a boolean for a number: spell it as a word, as pydantic would take ``layers = true`` for 1."""
+        """Replace a boolean given for a number by a word, as pydantic would otherwise read ``layers = true`` as 1."""
         if not isinstance(values, dict):
             return values
-        single, several = _numbers(cls)  # quick for plain values: a search makes many records
+        single, several = _numbers(cls)  # fast path for plain values: a search creates many records
         suspects = several if PLAIN.issuperset(map(type, map(values.get, single))) else (*single, *several)
-        truths = {
+        replaced = {
             key: _booleans_as_words(values[key]) for key in suspects if key in values and _has_boolean(values[key])
         }
-        return {**values, **truths} if truths else values
+        return {**values, **replaced} if replaced else values
 
     def replace(self, **changes: Any) -> Self:
         """Return a validated copy with some fields changed; nested records are not validated again."""
         kind = type(self)
-        own = self.__dict__  # fields and cached properties
-        return kind.model_validate({name: own[name] for name in kind.__pydantic_fields__} | changes)
+        values = self.__dict__  # fields and cached properties
+        return kind.model_validate({name: values[name] for name in kind.__pydantic_fields__} | changes)
 
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str) -> Self:
@@ -75,7 +75,7 @@ class Record(BaseModel):
             raise Mistake(f"{origin}: {explain(error, cls)}") from None
 
 
-SHOWN = 8  # most mistakes listed in one line
+SHOWN = 8  # errors listed in one line at most
 
 # Our messages by pydantic's error type; braces are filled from pydantic's context.
 WORDS = {
@@ -99,21 +99,21 @@ WORDS = {
 
 
 def explain(error: ValidationError, record: type[BaseModel]) -> str:
-    """All of pydantic's errors in one line, in our words; suggests the nearest field for an unknown key."""
-    found = error.errors()
-    said = list(dict.fromkeys(_explained(each, record) for each in found if each["type"] != "missing"))
-    missing = [_field_path(each, record) for each in found if each["type"] == "missing"]
+    """Describe all of pydantic's errors in one line; suggest the nearest field for an unknown key."""
+    errors = error.errors()
+    messages = list(dict.fromkeys(_explained(item, record) for item in errors if item["type"] != "missing"))
+    missing = [_field_path(item, record) for item in errors if item["type"] == "missing"]
     if len(missing) > 1:
-        said.insert(0, f"missing: {', '.join(missing)}")
+        messages.insert(0, f"missing: {', '.join(missing)}")
     elif missing:
-        said.insert(0, f"{missing[0]} {WORDS['missing']}")
-    more = f" (and {len(said) - SHOWN} more)" if len(said) > SHOWN else ""
-    return "; ".join(said[:SHOWN]) + more
+        messages.insert(0, f"{missing[0]} {WORDS['missing']}")
+    suffix = f" (and {len(messages) - SHOWN} more)" if len(messages) > SHOWN else ""
+    return "; ".join(messages[:SHOWN]) + suffix
 
 
 def reworded(line: str) -> str:
-    """Replace pydantic's wording in a line of typer by ours."""
-    for theirs, ours in (
+    """Replace pydantic's wording in one of typer's messages by ours."""
+    for pattern, replacement in (
         (r"Value error, ", ""),
         (r"Input should be a valid integer(, unable to parse string as an integer)?", "must be a whole number"),
         (r"Unable to parse input string as an integer, exceeded maximum size", "must be a whole number of few digits"),
@@ -122,17 +122,17 @@ def reworded(line: str) -> str:
         (r"Input should be less than or equal to (\S+)", r"must be \1 or less"),
         (r"Input should be", "must be"),
     ):
-        line = re.sub(theirs, ours, line)
+        line = re.sub(pattern, replacement, line)
     return line
 
 
 def _field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
-    """Path of the field with an error, as a user writes it: without the names of inlined records."""
+    """Return the path of the field with an error as a user writes it: without the names of inlined records."""
     return ".".join(str(part) for part in error["loc"] if part not in getattr(record, "inlined", ()))
 
 
 def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
-    """One error of pydantic in our words, with its field."""
+    """Describe one of pydantic's errors, with its field."""
     place = _field_path(error, record)
     if error["type"] == "extra_forbidden":
         return f"unknown key {place!r}{_describe_unknown(str(error['loc'][-1]), error['loc'], record)}"
@@ -145,17 +145,17 @@ def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
 
 
 def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseModel]) -> str:
-    """Return what follows the name of an unknown key: why it is none, the nearest that is one, or all that are."""
+    """Return the hint after the name of an unknown key: why it is not supported, or the nearest known key."""
     reasons: dict[str, str] = getattr(record, "not_supported", {})
-    if why := next((why for word, why in reasons.items() if word in key.lower()), ""):
-        return f": {why}; the keys are {', '.join(record.model_fields)}, and those of its stack, such as attention"
+    if reason := next((reason for word, reason in reasons.items() if word in key.lower()), ""):
+        return f": {reason}; the keys are {', '.join(record.model_fields)}, and those of its stack, such as attention"
     close = get_close_matches(key, _known_keys(record, place), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @lru_cache
 def _numbers(record: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the fields that hold one number, and of those that hold several; none of them holds a boolean."""
+    """Return the names of the fields with one number and of those with several; none of them accepts a boolean."""
     kinds = {
         name: field.annotation
         for name, field in record.model_fields.items()
@@ -175,19 +175,19 @@ def _has_boolean(value: object) -> bool:
 def _booleans_as_words(value: object) -> object:
     """Replace booleans, also nested ones, by the words ``true`` and ``false``."""
     if isinstance(value, list | tuple):
-        return [_booleans_as_words(each) for each in value]
+        return [_booleans_as_words(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _booleans_as_words(each) for key, each in value.items()}
+        return {key: _booleans_as_words(item) for key, item in value.items()}
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def _contains_type(annotation: Any, kind: Any) -> bool:
-    """Whether a field's type is ``kind`` or contains it."""
+    """Tell whether a field's type is ``kind`` or contains it."""
     return annotation is kind or any(_contains_type(part, kind) for part in get_args(annotation))
 
 
 def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
-    """Whether the field at ``path``, perhaps of a nested record, is a list."""
+    """Tell whether the field at ``path``, which may be of a nested record, is a list."""
     for name in getattr(record, "inlined", ()):
         within = _records_in(record.model_fields[name].annotation)[0]
         record = within if path[0] in within.model_fields else record
@@ -200,7 +200,7 @@ def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
 
 
 def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """Field names of the record, perhaps nested, to which the key at ``place`` belongs."""
+    """Return the field names of the record, perhaps nested, to which the key at ``place`` belongs."""
     for part in place[:-1]:
         if part in record.model_fields:
             inner = _records_in(record.model_fields[str(part)].annotation)
@@ -218,29 +218,29 @@ def _records_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> str | None:
-    """The first field in which two records of one type differ, with both values."""
+    """Return the first field in which two records of one type differ, with both values; None if they are equal."""
     for name in type(there).model_fields:
-        was, now = getattr(there, name), getattr(here, name)
-        if name in skip or was == now:
+        there_value, here_value = getattr(there, name), getattr(here, name)
+        if name in skip or there_value == here_value:
             continue
-        if isinstance(was, Record) and isinstance(now, Record):
-            return f"{name}.{difference(was, now)}"
-        return f"{name}={was!r} instead of {now!r}"
+        if isinstance(there_value, Record) and isinstance(here_value, Record):
+            return f"{name}.{difference(there_value, here_value)}"
+        return f"{name}={there_value!r} instead of {here_value!r}"
     return None
 
 
 def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
     """Read a user's file as UTF-8; ``Mistake`` if it cannot be read as ``kind``, which the message names.
 
-    ``most_bytes``: instead of the limit of ``bounded_file`` for its suffix.
+    ``most_bytes`` replaces the limit of ``bounded_file`` for its suffix.
     """
     try:
         return read_bytes(path, most_bytes=most_bytes).decode().replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise Mistake(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise Mistake(f"{path}: cannot be read as {kind}: {why}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Mistake(f"{path}: cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte
         raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
 
@@ -258,7 +258,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def describe_json(value: object) -> str:
-    """Return what JSON calls a value that is not an object."""
+    """Return the kind of a JSON value that is not an object, in words."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
@@ -295,7 +295,7 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def locate(name: str, *, beside: Path) -> str:
-    """Return a path that the file ``beside`` names, seen from here: next to that file, or else as it is written."""
+    """Resolve a path named in the file ``beside``: relative to that file if it exists there, or else unchanged."""
     path = beside.parent / name
     return str(path) if name and path.exists() else name
 

@@ -1,7 +1,7 @@
-"""The step as a record: memory, FLOPs, traffic and time of one training step.
+"""The step record: memory, FLOPs, traffic and time of one training step.
 
-Planner (*predicted*), dry run (*rehearsed*) and real run (*measured*) all produce this record, so that any two can be
-compared. Its JSON form is a stable interface.
+The planner (*predicted*), the dry run (*rehearsed*) and the real run (*measured*) all produce this record, so that any
+two can be compared. Its JSON form is a stable interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Kind = Literal["predicted", "rehearsed", "measured"]
 Verdict = Literal["fits", "tight", "does not fit"]
 FITS_RISK = 0.05  # probability of running out of memory up to which a layout fits
-TIGHT_RISK = 0.5  # up to which it is tight; beyond, it is more likely than not to run out
+TIGHT_RISK = 0.5  # probability up to which it is tight; beyond, it will more likely than not run out
 
 
 def judge(risk: float) -> Verdict:
@@ -38,20 +38,22 @@ class StageMemory(Record):
     parameters_bytes: NonNegativeInt  # weights, and the fp32 master copy if there is one
     gradients_bytes: NonNegativeInt  # reduced gradients, as the optimizer sees them
     optimizer_bytes: NonNegativeInt  # moments and step counts
-    activations_bytes: NonNegativeInt  # kept for backward at the peak
+    activations_bytes: NonNegativeInt  # saved for the backward pass, at the peak
     temporary_bytes: NonNegativeInt  # everything else at the peak: gathers, buckets, logits, workspace
     peak_bytes: NonNegativeInt
     peak_cause: str = ""
 
     @property
     def states_bytes(self) -> int:
-        """Sum of parameters, gradients and optimizer state."""
+        """Return the sum of parameters, gradients and optimizer state."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
 class Interval(Record):
-    """What to expect where the planner predicts a figure, in its unit: half of comparable published runs measured
-    between the bounds of 50, nine tenths between those of 90; the bias of predictions is in them.
+    """The range to expect around a predicted figure, in its unit.
+
+    50 % of comparable published runs measured between ``low_50`` and ``high_50``, 90 % between ``low_90`` and
+    ``high_90``. The bounds are corrected for the bias of the predictions.
     """
 
     low_90: NonNegativeFloat
@@ -60,33 +62,33 @@ class Interval(Record):
     high_50: NonNegativeFloat
     high_90: NonNegativeFloat
     error: NonNegativeFloat  # mean of |predicted / measured - 1|
-    sources: NonNegativeInt  # with runs of this very class
+    sources: NonNegativeInt  # publications with runs of exactly this class
     runs: NonNegativeInt
-    outside: tuple[str, ...] = ()  # in what the run lies outside of all that was ever measured
+    outside: tuple[str, ...] = ()  # properties in which the run is outside the range of all measured runs
 
 
 class Memory(Record):
-    """Memory of the fullest rank. ``reserved_bytes``: all that the allocator (on CPU: the process) holds.
+    """Memory of the rank that needs the most. ``reserved_bytes``: all that the allocator (on CPU: the process) holds.
 
-    ``driver_bytes``: as nvidia-smi shows, with the CUDA context and NCCL's buffers. ``verdict`` and ``fits`` follow
-    from ``risk``; a record that has ``fits`` alone, as all had once, gets its verdict from it.
+    ``driver_bytes``: as shown by nvidia-smi, with the CUDA context and NCCL's buffers. ``verdict`` and ``fits`` follow
+    from ``risk``. An old record that has ``fits`` alone gets its verdict from it.
     """
 
     peak_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt | None = None
     driver_bytes: NonNegativeInt | None = None
-    capacity_bytes: NonNegativeInt | None = None  # of the device: ``Chip.memory_bytes``
+    capacity_bytes: NonNegativeInt | None = None  # memory of the device (``Chip.memory_bytes``)
     risk: float | None = Field(None, ge=0, le=1)  # probability of running out of memory
-    verdict: Verdict | None = None  # of ``risk``
+    verdict: Verdict | None = None  # follows from ``risk``
     fits: bool | None = None  # whether the verdict is "fits"
-    host_bytes: NonNegativeInt | None = None  # of each node, by what is offloaded
-    interval: Interval | None = None  # of ``peak_bytes``
+    host_bytes: NonNegativeInt | None = None  # host memory of each node that offloading takes
+    interval: Interval | None = None  # range to expect for ``peak_bytes``
     stages: tuple[StageMemory, ...]
 
     @model_validator(mode="before")
     @classmethod
     def _judge(cls, values: object) -> object:
-        """Fill in the verdict, and whether it is that the layout fits."""
+        """Fill in ``verdict`` and ``fits`` from whichever of the fields are given."""
         if not isinstance(values, dict):
             return values
         risk, verdict, fits = values.get("risk"), values.get("verdict"), values.get("fits")
@@ -108,7 +110,7 @@ class Work(Record):
 
 
 class Traffic(Record):
-    """Bytes that one rank sends per step over one axis by one collective, with ring algorithms."""
+    """Bytes that one rank sends per step on one axis by one collective, with ring algorithms."""
 
     axis: str
     collective: str
@@ -122,41 +124,43 @@ class Operation(Record):
     name: str
     times: PositiveInt
     flops: NonNegativeInt  # forward; attention counted without the causal mask
-    causal_flops: NonNegativeInt = 0  # of them those that a causal mask lets through
-    moved_bytes: NonNegativeInt = 0  # read and written by the forward
-    kept_bytes: NonNegativeInt  # tensors that it saves for the backward and no earlier operation saves
+    causal_flops: NonNegativeInt = 0  # forward FLOPs within the causal mask
+    moved_bytes: NonNegativeInt = 0  # bytes that the forward reads and writes
+    kept_bytes: NonNegativeInt  # tensors that it saves for the backward, unless an earlier operation saves them
     forward_seconds: NonNegativeFloat
     backward_seconds: NonNegativeFloat
 
 
 class Time(Record):
-    """Seconds of one step on the slowest rank; compute, bubble, exposed, optimizer, data and host add up to
-    ``step_seconds``, and so do the ``parts``, if there are any.
+    """Seconds of one step on the slowest rank.
+
+    Compute, bubble, exposed communication, optimizer, data and host add up to ``step_seconds``, and so do ``parts``, if
+    there are any.
     """
 
     step_seconds: NonNegativeFloat
     compute_seconds: NonNegativeFloat
-    bubble_seconds: NonNegativeFloat = 0.0  # waits for another rank to start its part of a message
-    exposed_seconds: dict[str, NonNegativeFloat] = {}  # communication that compute does not hide, by axis
-    hidden_seconds: dict[str, NonNegativeFloat] = {}  # communication beside compute, by axis; in none of the others
+    bubble_seconds: NonNegativeFloat = 0.0  # idle: waits until another rank takes part in a message
+    exposed_seconds: dict[str, NonNegativeFloat] = {}  # exposed communication, by axis
+    hidden_seconds: dict[str, NonNegativeFloat] = {}  # communication overlapped with compute, by axis; not in the sum
     optimizer_seconds: NonNegativeFloat = 0.0
     data_seconds: NonNegativeFloat = 0.0  # waits for the batch
-    host_seconds: NonNegativeFloat = 0.0  # of the training code, outside operations and messages
+    host_seconds: NonNegativeFloat = 0.0  # Python of the training code, outside operations and messages
     parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
     error: NonNegativeFloat | None = None  # expected relative error
-    interval: Interval | None = None  # of ``step_seconds``
+    interval: Interval | None = None  # range to expect for ``step_seconds``
     bound_by: str = ""
 
     @property
     def split(self) -> dict[str, float]:
-        """What adds up to ``step_seconds``: compute, messages that it does not hide by axis, bubble, update, …"""
+        """Return the parts that add up to ``step_seconds``: compute, exposed messages by axis, bubble, update, …"""
         messages = {f"{axis} messages": seconds for axis, seconds in self.exposed_seconds.items()}
         rest = {"bubble": self.bubble_seconds, "update": self.optimizer_seconds, "data": self.data_seconds}
         return {"compute": self.compute_seconds, **messages, **rest, "host": self.host_seconds}
 
 
 class Mfu(Record):
-    """Model FLOPs utilisation of the chip's dense peak, under each of the three FLOP counts."""
+    """Model FLOPs utilization of the chip's dense peak, by each of the three FLOP counts."""
 
     causal: NonNegativeFloat
     full: NonNegativeFloat
@@ -181,12 +185,12 @@ class Step(Shown):
     time: Time
     tokens_per_second_per_gpu: NonNegativeFloat
     mfu: Mfu
-    operations: tuple[Operation, ...] = ()  # only of a predicted step
-    findings: tuple[str, ...] = ()  # only of a measured step: what was wrong with it, one line each
-    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
+    operations: tuple[Operation, ...] = ()  # only in a predicted step
+    findings: tuple[str, ...] = ()  # only in a measured step: problems of the run, one line each
+    remarks: tuple[str, ...] = ()  # warnings about settings that are valid but perhaps not intended, one line each
 
     def line(self) -> str:
-        """Whose step it is, its time and its peak."""
+        """Return model, machine and layout of the step, its time and its peak memory."""
         figures = f"{show_seconds(self.time.step_seconds)}, {show_bytes(self.memory.peak_bytes)}"
         ranks = f"{self.world:,} rank{'s' if self.world > 1 else ''}"
         return f"{self.kind}: {self.model} on {self.machine}, {ranks}, {self.layout}: {figures}"
@@ -230,7 +234,7 @@ def build_step(
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:
-    """Bytes one rank sends on a ring for a full tensor of ``payload`` bytes, rounded down (docs/notation.md §5)."""
+    """Return the bytes one rank sends on a ring for a tensor of ``payload`` bytes (docs/notation.md §5)."""
     if ranks == 1:
         return 0
     if collective == "all_reduce":
@@ -241,7 +245,7 @@ def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:
 
 
 def utilisation(work: Work, *, seconds: float, world: int, peak_flops: float) -> Mfu:
-    """The three MFUs of a step of ``seconds`` on ``world`` chips of ``peak_flops`` each."""
+    """Return the three MFUs of a step of ``seconds`` on ``world`` chips of ``peak_flops`` each."""
     available = seconds * world * peak_flops
     return Mfu(
         causal=work.model_flops_causal / available,

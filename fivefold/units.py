@@ -1,4 +1,4 @@
-"""Formats sizes for people, in SI and binary units.
+"""Format quantities for people, in SI and binary units.
 
 Everywhere else a quantity is a plain number of bytes, seconds or FLOPs.
 """
@@ -23,12 +23,12 @@ def show_bytes(count: float) -> str:
 
 
 def byte_unit(largest: float) -> tuple[int, str]:
-    """Bytes of the unit in which sizes up to ``largest`` are read beside each other, and its name."""
+    """Return the unit for a column of sizes up to ``largest``: its bytes and its name."""
     return (GIB, "GiB") if largest >= GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
 
 
 def show_risk(probability: float) -> str:
-    """Return a probability in per cent: ``< 1 %``, ``22 %``, ``> 99 %``."""
+    """Format a probability in per cent: ``< 1 %``, ``22 %``, ``> 99 %``."""
     if probability < 0.01:
         return "< 1 %"
     return "> 99 %" if probability > 0.99 else f"{probability * 100:.0f} %"
@@ -45,9 +45,9 @@ def show_count(count: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Format: ``0.0123`` → ``"12.3 ms"``; from two minutes on ``"2 min 05 s"``, from two hours on ``"2 h 05 min"``."""
+    """Format seconds: ``0.0123`` → ``"12.3 ms"``; later ``"2 min 05 s"``, ``"2 h 05 min"``."""
     if seconds < 120:
-        seconds = float(f"{seconds:.4g}")  # rounded as it prints, so that 999.99 ms becomes 1.00 s
+        seconds = float(f"{seconds:.4g}")  # round as it will print, so that 999.99 ms becomes 1.00 s
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     if seconds < 1:
@@ -60,10 +60,10 @@ def show_seconds(seconds: float) -> str:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """``a / b`` rounded up."""
+    """Return ``a / b`` rounded up."""
     return -(-a // b)
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is at least ``number``."""
+    """Return the smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

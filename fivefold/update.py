@@ -17,12 +17,12 @@ else:
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Natural = Annotated[float, Field(ge=0, le=1e30)]
 Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors: norms and biases, also of experts
-# adamw8bit: elements that share a scale, and the least elements of a quantised weight (bitsandbytes: arXiv:2110.02861)
+# adamw8bit: elements per scale, and elements of the smallest quantized weight (bitsandbytes: arXiv:2110.02861)
 QUANTISED_BLOCK, QUANTISED_LEAST = 256, 4096
 
 
 def quantised(numel: int, *, vector: bool) -> bool:
-    """Whether adamw8bit keeps 8-bit moments for a whole weight of ``numel`` elements."""
+    """Tell whether adamw8bit keeps 8-bit moments for a full weight of ``numel`` elements."""
     return not vector and numel >= QUANTISED_LEAST
 
 
@@ -34,32 +34,32 @@ NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "lo
 
 
 class Group(Record):
-    """Overrides for one part of the weights; ``rate``: a factor on the learning rate."""
+    """A parameter group: overrides for one kind of weights."""
 
-    of: Part  # part of the weights
+    of: Part  # kind of weights
     rate: Natural = 1.0  # factor on the learning rate
-    weight_decay: Natural | None = None  # None: the optimizer's; for vectors 0
+    weight_decay: Natural | None = None  # None: that of the optimizer; 0 for vectors
 
 
 class Rates(NamedTuple):
-    """Factor on the learning rate, and weight decay, of one weight."""
+    """The factor on the learning rate and the weight decay of one weight."""
 
     rate: float
     weight_decay: float
 
 
 class Optimizer(Record):
-    """The update rule. ``clip``: largest global gradient norm; 0: no clipping.
+    """The update rule and its settings.
 
-    ``weight_decay`` applies to all weights but vectors, unless a group overrides it.
+    ``weight_decay`` applies to all weights but vectors (norms and biases), unless a group overrides it.
     """
 
     kind: Kind = "adamw"  # update rule
-    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, also for the weights that muon leaves to adamw
-    momentum: Beta = 0.95  # of sgd and muon
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # for adamw, also for the weights that muon leaves to adamw
+    momentum: Beta = 0.95  # for sgd and muon
     epsilon: Positive = 1e-8  # added to the denominator of the update
-    weight_decay: Natural = 0.1  # decoupled; not of norms and biases, unless a group names them
-    groups: tuple[Group, ...] = ()  # overrides for parts of the weights
+    weight_decay: Natural = 0.1  # decoupled; not applied to norms and biases, unless a group names them
+    groups: tuple[Group, ...] = ()  # overrides for kinds of weights
     clip: Natural = 1.0  # largest global gradient norm; 0: no clipping
 
     @model_validator(mode="after")
@@ -71,12 +71,12 @@ class Optimizer(Record):
         return self
 
     def rates(self, part: Part | None) -> Rates:
-        """Rate and decay of the weights of ``part``; None: weights that no group can name."""
+        """Return learning-rate factor and weight decay of weights of ``part``; None: those that no group can name."""
         group = next((group for group in self.groups if group.of == part), None)
-        usual = 0.0 if part == "vectors" else self.weight_decay
+        default_decay = 0.0 if part == "vectors" else self.weight_decay
         if group is None:
-            return Rates(1.0, usual)
-        return Rates(group.rate, usual if group.weight_decay is None else group.weight_decay)
+            return Rates(1.0, default_decay)
+        return Rates(group.rate, default_decay if group.weight_decay is None else group.weight_decay)
 
 
 class LearningRate(Record):
@@ -92,11 +92,11 @@ class LearningRate(Record):
 class Ramp(Record):
     """Batch-size ramp-up from ``first`` sequences in increments of ``step`` to the global batch.
 
-    ``every``: optimizer steps per size; ``samples``: sequences over which the sizes are evenly spread, as Megatron-LM's
-    ``--rampup-batch-size first step samples`` (NVIDIA/Megatron-LM:megatron/core/num_microbatches_calculator.py).
+    Either ``every`` optimizer steps, or evenly over ``samples`` sequences, as Megatron-LM's ``--rampup-batch-size first
+    step samples`` (NVIDIA/Megatron-LM:megatron/core/num_microbatches_calculator.py).
     """
 
-    first: Sequences  # sequences of the first batch
+    first: Sequences  # sequences in the first batch
     step: Sequences  # sequences by which the batch grows
     every: Steps | None = None  # optimizer steps at each size; give this or ``samples``
     samples: Steps | None = None  # sequences over which the sizes are evenly spread
@@ -108,14 +108,14 @@ class Ramp(Record):
         return self
 
     def sizes(self, whole: int) -> range:
-        """The batch sizes before the ``whole`` batch, in sequences."""
+        """Return the batch sizes before the final batch size ``whole``, in sequences."""
         return range(self.first, whole, self.step)
 
     def size(self, taken: int, *, whole: int) -> int:
-        """Size of the batch read after ``taken`` sequences; depends on these only, not on the step."""
+        """Return the batch size after ``taken`` sequences; it depends on these only, not on the step."""
         if self.samples is not None:
-            grown = taken * len(self.sizes(whole)) // self.samples
-            return whole if taken >= self.samples else self.first + self.step * grown
+            increments = taken * len(self.sizes(whole)) // self.samples
+            return whole if taken >= self.samples else self.first + self.step * increments
         for size in self.sizes(whole):
             if taken < size * (self.every or 1):
                 return size

@@ -1,8 +1,8 @@
-"""The layout: how a step is spread over ranks.
+"""The layout: how a training step is distributed over ranks.
 
-spec · names        the record and its text; words of axes and schedules
-pattern             many layouts as one text
-legal               why a layout is not valid
-mesh                process groups by axis          sharding · local_weight   which part of which weight lies where
+spec · names        the record and its text form; names of axes
+pattern · where     several layouts as one text; constraints on layouts
+legal               reasons why a layout is not valid
+mesh                process groups by axis          sharding · local_weight   the part of a weight that each rank holds
 stages · schedule/  layers of pipeline stages; pipeline schedules as tables
 """

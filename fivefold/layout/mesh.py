@@ -1,8 +1,8 @@
-"""Rank placement: the order of the mesh axes, from which the ranks of every process group follow.
+"""The mesh of ranks: the order of its axes determines the ranks of every process group.
 
 Nearest to outermost: tp, cp, dp, pp (``order=`` in the layout changes it). Tensor parallelism communicates most and is
-nearest. ZeRO shards over dp·cp; experts are sharded inside dp·cp·tp, with etp nearest. The place of an axis with one
-rank in ``order=`` changes no group.
+nearest. ZeRO shards over dp·cp; experts are sharded inside dp·cp·tp, with etp nearest. The position of an axis with
+one rank in ``order=`` changes no group.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Group(NamedTuple):
     stride: int
 
     def place(self, rank: int) -> int:
-        """Index of a global rank within its group."""
+        """Return the index of a global rank within its group."""
         return rank // self.stride % self.ranks
 
     def members(self, rank: int) -> tuple[int, ...]:
-        """Global ranks of the group that contains ``rank``, ascending."""
+        """Return the global ranks of the group that contains ``rank``, ascending."""
         first = rank - self.place(rank) * self.stride
         return tuple(first + place * self.stride for place in range(self.ranks))
 
 
 def group(layout: Layout, axis: str) -> Group:
-    """Size and stride of the groups of ``axis``; ``layout.legal`` ensures that one stride describes them.
+    """Return size and stride of the groups of ``axis``; ``layout.legal`` ensures that one stride describes them.
 
-    Beside the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; they have no single stride if
-    pp is a middle axis: use ``members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
+    In addition to the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; no single stride if pp
+    is a middle axis: use ``members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
     ``tp_inner`` and ``tp_outer`` (of 2D tensor parallelism), ``expert_shard`` and ``expert_replica`` (ZeRO's groups for
     experts, over the rest of dp·cp·tp after ep and etp).
     """
@@ -43,43 +43,47 @@ def group(layout: Layout, axis: str) -> Group:
     strides = layout.strides
     if axis in strides:
         return Group(int(getattr(layout, axis)), strides[axis])
-    if axis in ("tp_inner", "tp_outer"):  # the y and the x of tp = x·y
-        y = layout.tp_inner
-        return Group(y, strides["tp"]) if axis == "tp_inner" else Group(layout.tp // y, strides["tp"] * y)
+    if axis in ("tp_inner", "tp_outer"):  # y and x of tp = x·y
+        tp_inner = layout.tp_inner
+        return (
+            Group(tp_inner, strides["tp"])
+            if axis == "tp_inner"
+            else Group(layout.tp // tp_inner, strides["tp"] * tp_inner)
+        )
     if axis == "stage":
         return Group(layout.world // layout.pp, layout.pp if strides["pp"] == 1 else 1)
 
     def nearest(*axes: str) -> int:
         return min((strides[name] for name in axes if getattr(layout, name) > 1), default=1)
 
-    replicas, near = layout.dp * layout.cp, nearest("dp", "cp")
+    replicas, replica_stride = layout.dp * layout.cp, nearest("dp", "cp")
     if axis == "shard":
-        return Group(layout.shards, near)
+        return Group(layout.shards, replica_stride)
     if axis == "replica":
-        return Group(replicas // layout.shards, near * layout.shards)
+        return Group(replicas // layout.shards, replica_stride * layout.shards)
     if axis == "etp":
         return Group(layout.etp, strides["tp"])
     # experts are sharded over tp too, unless etp covers all of it
-    inner = nearest("tp", "dp", "cp") * layout.etp if layout.etp < layout.tp else near
+    expert_stride = nearest("tp", "dp", "cp") * layout.etp if layout.etp < layout.tp else replica_stride
     if axis == "ep":
-        return Group(layout.ep, inner)
+        return Group(layout.ep, expert_stride)
     if axis in ("expert_shard", "expert_replica"):
-        spread, shards = inner * layout.ep, layout.expert_shards
+        expert_replica_stride, shards = expert_stride * layout.ep, layout.expert_shards
         if axis == "expert_shard":
-            return Group(shards, spread)
-        return Group(layout.expert_replicas // shards, spread * shards)
+            return Group(shards, expert_replica_stride)
+        return Group(layout.expert_replicas // shards, expert_replica_stride * shards)
     raise KeyError(axis)
 
 
 def members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
-    """Global ranks of the group of ``axis`` that contains ``rank``, ascending."""
+    """Return the global ranks of the group of ``axis`` that contains ``rank``, ascending."""
     if axis == "stage":  # pp may be a middle axis
         pp = group(layout, "pp")
-        return tuple(other for other in range(layout.world) if pp.place(other) == pp.place(rank))
+        return tuple(member for member in range(layout.world) if pp.place(member) == pp.place(rank))
     return group(layout, axis).members(rank)
 
 
 def group_of(layout: Layout, name: str, ranks: int) -> Group:
-    """The group ``name`` with ``ranks`` ranks, at the same stride."""
-    found = group(layout, name)
-    return found if found.ranks == ranks else Group(ranks, found.stride)
+    """Return the group ``name`` with ``ranks`` ranks, at the same stride."""
+    default = group(layout, name)
+    return default if default.ranks == ranks else Group(ranks, default.stride)

@@ -1,4 +1,4 @@
-"""Names of mesh axes and kinds of cp. Imports nothing, so that any record may use them."""
+"""The names of mesh axes and kinds of context parallelism. Imports nothing, so that any record may use them."""
 
 from __future__ import annotations
 

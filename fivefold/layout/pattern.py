@@ -1,4 +1,4 @@
-"""Patterns of layouts: words with alternatives in braces, and one degree that takes what the others leave.
+"""Patterns of layouts: tokens with alternatives in braces, and one degree ``*`` that fills the remaining ranks.
 
 "dp* tp{1,2} pp{1,2 v2} zero1{, nosp}"     on 8 ranks → dp8 …, dp4 pp2 v2 …, dp4 tp2 … nosp, …
 """
@@ -18,24 +18,24 @@ DEGREES = ("dp", "tp", "cp", "pp")
 
 
 def alternatives(pattern: str) -> list[str]:
-    """Every text that ``pattern`` stands for, in order and each once; ``dp*`` stays. A ``Mistake`` for a wrong word."""
-    parts = _BRACES.split(pattern)  # what stands between braces is at odd places
+    """Expand ``pattern`` to its distinct texts, in order; ``dp*`` stays. ``Mistake`` for an invalid token."""
+    parts = _BRACES.split(pattern)  # text between braces has odd indices
     if any(mark in part for part in parts for mark in "{}"):
         raise Mistake(f"layouts: {pattern!r} has a brace without its partner, or braces in braces")
-    choices = [part.split(",") if place % 2 else [part.replace(",", " ")] for place, part in enumerate(parts)]
-    found = list(dict.fromkeys(" ".join(map(spell_token, "".join(chosen).split())) for chosen in product(*choices)))
-    for text in found:
-        words = text.split()
-        if sum("*" in word for word in words) > 1:
+    choices = [part.split(",") if index % 2 else [part.replace(",", " ")] for index, part in enumerate(parts)]
+    texts = list(dict.fromkeys(" ".join(map(spell_token, "".join(chosen).split())) for chosen in product(*choices)))
+    for text in texts:
+        tokens = text.split()
+        if sum("*" in token for token in tokens) > 1:
             raise Mistake(f"layouts: {pattern!r} leaves two degrees open; keep one *")
-        for word in words:
-            if not _REST.fullmatch(word):
-                read_token(word)
-    return found
+        for token in tokens:
+            if not _REST.fullmatch(token):
+                read_token(token)
+    return texts
 
 
 def world(text: str) -> int:
-    """Ranks that the degrees of ``text`` multiply to; an open one counts as 1."""
+    """Return the product of the degrees of ``text``; an open one counts as 1."""
     fields: dict[str, object] = {}
     for word in text.split():
         if not _REST.fullmatch(word):
@@ -44,7 +44,7 @@ def world(text: str) -> int:
 
 
 def on(text: str, *, ranks: int) -> str | None:
-    """``text`` with its open degree filled for ``ranks``; None if its degrees do not make so many."""
+    """Return ``text`` with its open degree filled for ``ranks``; None if its degrees cannot give that number."""
     open_word = next((word for word in text.split() if "*" in word), None)
     degrees = world(text)
     if open_word is None:

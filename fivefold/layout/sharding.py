@@ -1,8 +1,8 @@
-"""Sharding rules: how tp, ep and etp shard each weight, how ZeRO shards the rest, and what each ZeRO stage keeps.
+"""Sharding rules: how tp, ep and etp shard each weight, how ZeRO shards the result, and what each ZeRO stage keeps.
 
-ZeRO splits every weight along dim 0 into equal chunks of rows, one per shard; the last may be short or empty and are
-padded in messages. Weights are gathered in *units*: the embedding, each block, the head with its norm.
-Source: ZeRO, arXiv:1910.02054. The planner counts bytes from here and the engine places tensors by it.
+ZeRO splits every weight along dim 0 into equal chunks of rows, one per shard; the last ones may be short or empty and
+are padded in messages. Weights are gathered in *units*: the embedding, each block, the head with its norm.
+Source: ZeRO, arXiv:1910.02054. The planner counts bytes by these rules, and the trainer shards tensors by them.
 """
 
 from __future__ import annotations
@@ -17,95 +17,103 @@ from fivefold.units import ceil_div
 
 
 class Unit(NamedTuple):
-    """Weights gathered and reduced in one message, as in FSDP. ``weights`` have their full names."""
+    """An FSDP unit: weights gathered and reduced in one message. ``weights`` have their full names."""
 
     name: str
     weights: tuple[Weight, ...]
 
 
 def units(model: Model) -> list[Unit]:
-    """The units of the whole model in the order of the forward pass."""
+    """Return the units of the full model in the order of the forward pass."""
     blocks = [
-        Unit(f"blocks.{i}", tuple(w._replace(name=f"blocks.{i}.{w.name}") for w in block_weights(model, i)))
-        for i in range(model.layers)
+        Unit(
+            f"blocks.{layer}",
+            tuple(weight._replace(name=f"blocks.{layer}.{weight.name}") for weight in block_weights(model, layer)),
+        )
+        for layer in range(model.layers)
     ]
     embedding = Unit("embed", tuple(embedding_weights(model)))
     return [embedding, *blocks, Unit("head", tuple(head_weights(model)))]
 
 
 class Policy(NamedTuple):
-    """A ZeRO stage as data: what a unit keeps between its uses."""
+    """A ZeRO stage as data: the full tensors of a unit that are kept between its uses."""
 
-    weights_stay: bool  # gathered weights are kept after the unit's forward and backward
-    gradients_stay: bool  # unreduced gradients are kept after the reduce, until the update
+    weights_stay: bool  # gathered weights are kept from step to step, else only while the unit computes
+    gradients_stay: bool  # full gradients are kept until the update, else only until the unit is reduced
 
 
-# by stage: weights stay gathered from step to step, or only while their unit computes; full gradients stay until the
-# update, or only until their unit is reduced. From stage 1 on the optimizer's states are sharded.
+# By ZeRO stage. From stage 1 on the optimizer states are sharded.
 POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False), 3: Policy(False, False)}
 
 
 def policy(layout: Layout, job: Job) -> Policy:
-    """The policy of the layout's ZeRO stage; with one shard, that of stage 0; of stage 3, where stage 2 keeps no more
-    than shards from step to step.
+    """Return the policy of the layout's ZeRO stage; that of stage 0 if there is only one shard.
+
+    Stage 2 has the policy of stage 3 where the stack keeps only shards from step to step.
     """
-    once = layout.zero == 2 and layout.pp == 1 and job.stack.shards == "beside"
-    return POLICIES[(3 if once else layout.zero) if layout.shards > 1 else 0]
+    frees_weights = layout.zero == 2 and layout.pp == 1 and job.stack.shards == "beside"
+    return POLICIES[(3 if frees_weights else layout.zero) if layout.shards > 1 else 0]
 
 
 def reduces_each(layout: Layout, job: Job) -> bool:
-    """Whether gradients go to their shards after the backward of every one of several micro-batches, not once a step.
-    Under ZeRO-0 and -1 whole ones stay until the update anyway.
+    """Tell whether gradients are reduced to their shards after the backward of every micro-batch, not once per step.
+
+    False if there is one micro-batch, and under ZeRO-0 and -1, where full gradients stay until the update.
     """
-    often = job.stack.reduce == "micro_batch" or (job.stack.reduce == "unpipelined" and layout.pp == 1)
-    return often and layout.micro_batches(job) > 1 and not policy(layout, job).gradients_stay
+    every_micro_batch = job.stack.reduce == "micro_batch" or (job.stack.reduce == "unpipelined" and layout.pp == 1)
+    return every_micro_batch and layout.micro_batches(job) > 1 and not policy(layout, job).gradients_stay
 
 
 def regathers(layout: Layout, job: Job) -> bool:
-    """Whether gathered weights are let go after a forward, and gathered again for its backward."""
+    """Tell whether gathered weights are freed after a forward and gathered again for its backward."""
     return not policy(layout, job).weights_stay and layout.zero == 3 and job.stack.reshard == "forward"
 
 
 def joins_ends(layout: Layout, job: Job) -> bool:
-    """Whether embedding and head are one unit, gathered and reduced in one message."""
+    """Tell whether embedding and head are one unit, gathered and reduced in one message."""
     return job.stack.gathers_again == "root" and layout.pp == 1
 
 
 def gathers_again(name: object, layout: Layout, job: Job) -> bool:
-    """Whether the weights of a unit are gathered again for its backward: not the head's, which are still gathered, and
-    the embedding's, which it does not need, where the stack gathers all.
+    """Tell whether the weights of a unit are gathered again for its backward.
+
+    Those of the head are not, as they are still gathered. The backward of the embedding does not need its weights, but
+    some stacks gather them anyway.
     """
-    embedding = job.stack.gathers_again != "needed" and not joins_ends(layout, job)
-    return name != "head" and (name != "embed" or embedding) and regathers(layout, job)
+    gathers_embedding = job.stack.gathers_again != "needed" and not joins_ends(layout, job)
+    return name != "head" and (name != "embed" or gathers_embedding) and regathers(layout, job)
 
 
 def chunk_rows(rows: int, *, shards: int) -> int:
-    """Rows of one ZeRO shard, with padding."""
+    """Return the rows of one ZeRO shard, with padding."""
     return ceil_div(rows, shards)
 
 
 def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) -> Weight:
-    """The shape of a weight on one rank of tp, ep and etp, before ZeRO. ``vocab``: padded vocabulary size.
+    """Return a weight with its shape on one rank of tp, ep and etp, before ZeRO. ``vocab``: padded vocabulary size.
 
-    column and vocabulary: rows over tp (fewer kv heads than tp: copies) · row: columns over tp · experts over ep, their
-    ffn dim over etp · norms, router, latent down-projections, the projection of multi-token prediction and the biases
-    of row layers: replicated
+    - column layers and vocabulary: rows over tp (copies, if there are fewer kv heads than tp ranks)
+    - row layers: columns over tp
+    - experts: over ep, their ffn dim over etp
+    - norms, router, latent down-projections, the projection of multi-token prediction and biases of row layers:
+      replicated
     """
     name, shape, tp = weight.name, weight.shape, layout.tp
     if layout.tp_inner > 1:
         return weight._replace(shape=_in_two(weight, layout, vocab=vocab, heads=model.kv_heads))
     if weight.kind.startswith("expert"):
-        held = ceil_div(shape[0], layout.ep)
+        local_experts = ceil_div(shape[0], layout.ep)
         if weight.kind == "expert_column":
-            return weight._replace(shape=(held, shape[1] // layout.etp, *shape[2:]))
-        return weight._replace(shape=(held, *shape[1:-1], shape[-1] // (layout.etp if len(shape) == 3 else 1)))
+            return weight._replace(shape=(local_experts, shape[1] // layout.etp, *shape[2:]))
+        return weight._replace(shape=(local_experts, *shape[1:-1], shape[-1] // (layout.etp if len(shape) == 3 else 1)))
     if name.startswith(("embed.tokens", "head.out")):
         return weight._replace(shape=(vocab // tp, *shape[1:]))
     if weight.kind == "row":
         return weight._replace(shape=(shape[0], shape[1] // tp))
-    wide_norm = model.qk_norm in ("full", "heads") and name.endswith(HEAD_NORMS) and model.mla is None
-    cut = weight.kind in ("column", "vector", "bias") and not any(part in name for part in WHOLE)
-    if cut or wide_norm:
+    is_full_norm = model.qk_norm in ("full", "heads") and name.endswith(HEAD_NORMS) and model.mla is None
+    is_sharded = weight.kind in ("column", "vector", "bias") and not any(part in name for part in WHOLE)
+    if is_sharded or is_full_norm:
         if tp > model.kv_heads and any(part in name for part in ("attention.k.", "attention.v.", "k_norm")):
             return weight._replace(shape=(shape[0] // model.kv_heads, *shape[1:]))
         return weight._replace(shape=(shape[0] // tp, *shape[1:]))
@@ -113,24 +121,26 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
 
 
 def _in_two(weight: Weight, layout: Layout, *, vocab: int, heads: int) -> tuple[int, ...]:
-    """The shape of a dense weight under tp = x·y: what column layers make and row layers read over x, the width of the
-    stream over y (2D weight-stationary: arXiv:2211.05102 §3.2.2). ``heads``: of keys.
+    """Return the shape of a dense weight under 2D tensor parallelism, tp = x·y; ``heads``: number of key heads.
+
+    Outputs of column layers and inputs of row layers are sharded over x, the width of the residual stream over y (2D
+    weight-stationary: arXiv:2211.05102 §3.2.2).
     """
-    x, y, (first, *rest) = layout.tp // layout.tp_inner, layout.tp_inner, weight.shape
+    outer, inner, (first, *rest) = layout.tp // layout.tp_inner, layout.tp_inner, weight.shape
     if weight.name.startswith(("embed.tokens", "head.out.weight")):
-        return (vocab // x, rest[0] // y)
+        return (vocab // outer, rest[0] // inner)
     if weight.name.startswith("head.out"):
         return (vocab // layout.tp,)
     if weight.kind == "row":
-        return (first // y, rest[0] // x)
+        return (first // inner, rest[0] // outer)
     if weight.name.endswith(HEAD_NORMS):
         return weight.shape
     if weight.kind == "column" and rest:
-        return (first // x, rest[0] // y)
+        return (first // outer, rest[0] // inner)
     if weight.kind == "norm" or any(part in weight.name for part in WHOLE):
-        return (*weight.shape[:-1], weight.shape[-1] // y)
-    copied = layout.tp > heads and weight.name.endswith(KEYS)  # the inner ranks have one key head together
-    return (first // (x if copied else layout.tp),)
+        return (*weight.shape[:-1], weight.shape[-1] // inner)
+    is_replicated = layout.tp > heads and weight.name.endswith(KEYS)  # the inner ranks share one key head
+    return (first // (outer if is_replicated else layout.tp),)
 
 
 WHOLE = (
@@ -140,14 +150,14 @@ WHOLE = (
     "down.bias",
     "embed.positions",
     "project",
-)  # biases of row layers are added once
+)  # replicated over tp; biases of row layers are added once
 
 
 def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv", "tp_outer"]:
-    """The axis over which gradients of a replicated weight must be all_reduced beside data parallelism; "": none.
+    """Return the axis over which gradients of a replicated weight are all_reduced, besides data parallelism; "": none.
 
-    tp: every tp rank holds the weight, but sees only its own rows (under sp) or, for norms of single heads, its own
-    heads · kv: the tp ranks that hold the same kv head see different queries
+    - tp: every tp rank holds the weight, but sees only its rows (under sp) or, for per-head norms, its heads
+    - kv: the tp ranks that hold the same kv head see different queries
     """
     if layout.tp == 1 or weight.kind.startswith("expert"):
         return ""
@@ -155,14 +165,14 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         if weight.name.endswith(HEAD_NORMS):
             return "tp"
         return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
-    full = model.qk_norm in ("full", "heads")
-    key = weight.name.endswith(KEYS) or (full and "attention.k_norm" in weight.name)
-    if model.mla is None and key and layout.tp > model.kv_heads:
+    norms_all_heads = model.qk_norm in ("full", "heads")
+    is_key = weight.name.endswith(KEYS) or (norms_all_heads and "attention.k_norm" in weight.name)
+    if model.mla is None and is_key and layout.tp > model.kv_heads:
         return "kv"
     if model.mla is None and weight.name.endswith(HEAD_NORMS):
-        return "" if full else "tp"
-    whole = weight.kind in ("norm", "router") or any(part in weight.name for part in WHOLE)
-    return "tp" if whole and layout.sp else ""
+        return "" if norms_all_heads else "tp"
+    is_replicated = weight.kind in ("norm", "router") or any(part in weight.name for part in WHOLE)
+    return "tp" if is_replicated and layout.sp else ""
 
 
 KEYS = tuple(f"attention.{part}.{each}" for part in "kv" for each in ("weight", "bias"))
@@ -170,7 +180,7 @@ HEAD_NORMS = tuple(f"attention.{part}_norm.{each}" for part in "qk" for each in 
 
 
 def shard_numel(weight: Weight, *, shards: int) -> int:
-    """Elements of one ZeRO shard, with padding: those of the first rank, the largest.
+    """Return the elements of one ZeRO shard, with padding: those of the first rank, the largest.
 
     Stacked experts are split by rows, also within one expert.
     """
@@ -179,10 +189,10 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
 
 
 def multiplies(weight: Weight) -> bool:
-    """Whether the weight is the matrix of a GEMM in a block, which recipes may run in fp8: no router, no bias."""
+    """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: not a router or bias."""
     return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
 
 
 def padded_numel(unit: Unit, *, shards: int) -> int:
-    """Elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
+    """Return the elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards

@@ -2,8 +2,8 @@
 
     dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective
 
-Tokens parse in any order, also as ``dp=16,tp=8``, and print in one; an illegal layout raises a one-line ``Mistake``
-(rule, numbers, fix).
+Tokens are read in any order, also as ``dp=16,tp=8``, and printed in a fixed order. An invalid layout raises a one-line
+``Mistake`` (rule, numbers, fix).
 World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 """
 
@@ -33,10 +33,10 @@ from fivefold.layout.schedule.pipeline_schedule import (
 )
 from fivefold.record import Mistake, Record, nearest
 
-# Groups of operations that can be recomputed in the backward, by name: the part before the dot, or the whole name.
+# Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
-CHEAP = frozenset({"norm", "act", "rope", "up"})  # outputs that are recomputed even if another operation saves them
-STAGES = 2**12  # more than any model has layers
+CHEAP = frozenset({"norm", "act", "rope", "up"})  # their outputs are recomputed even if another operation saves them
+STAGES = 2**12  # more stages than any model has layers
 
 
 class Layout(Record):
@@ -44,24 +44,24 @@ class Layout(Record):
 
     dp: Degree = 1  # data-parallel replicas
     tp: Degree = 1  # tensor-parallel ranks
-    tp_inner: Degree = 1  # the y of tp = x·y: 2D tensor parallelism
+    tp_inner: Degree = 1  # inner degree y of 2D tensor parallelism, tp = x·y
     cp: Degree = 1  # context-parallel ranks, which share a sequence
     pp: Degree = 1  # pipeline-parallel ranks
     ep: Degree = 1  # expert-parallel ranks, within dp·cp·tp
     etp: Degree = 1  # tensor-parallel ranks of an expert
     v: Degree = 1  # virtual pipeline stages per rank
     zero: int = Field(0, ge=0, le=3)  # ZeRO stage
-    shard_group: Degree | None = None  # None: all of dp·cp
+    shard_group: Degree | None = None  # ranks over which ZeRO shards; None: all of dp·cp
     schedule: ScheduleName = DEFAULT_SCHEDULE  # pipeline schedule
     mbs: Sequences = 1  # sequences per micro-batch
-    # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +; full@2: on the first
-    # two pipeline ranks alone, which hold the most micro-batches
+    # activation recomputation: none, selective, full, full/2 (every second layer), or groups of operations joined by +;
+    # full@2: only on the first two pipeline ranks, which hold the most micro-batches
     ac: str = "none"
     stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
-    order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
+    order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # order of the mesh axes over the ranks, nearest first
     cp_kind: CpKind = "ring"  # context parallelism by ring attention or by all-to-all
     sp: bool = True  # sequence parallelism, with tp > 1
-    offload: tuple[Offloaded, ...] = ()  # kept in host memory, with what the job keeps there
+    offload: tuple[Offloaded, ...] = ()  # kept in host memory, in addition to what the job offloads
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
@@ -83,9 +83,11 @@ class Layout(Record):
             )
         if self.tp % self.etp:
             raise ValueError(f"etp={self.etp} does not divide tp={self.tp}; try etp{divisor_below(self.tp, self.etp)}")
-        room = replicas * self.tp // self.etp
-        if room % self.ep:
-            raise ValueError(f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{divisor_below(room, self.ep)}")
+        ranks = replicas * self.tp // self.etp
+        if ranks % self.ep:
+            raise ValueError(
+                f"ep={self.ep} does not divide dp·cp·tp/etp={ranks}; try ep{divisor_below(ranks, self.ep)}"
+            )
         self._check_schedule()
         self._check_stages()
         if sorted(self.order) != sorted(DEFAULT_ORDER):
@@ -111,14 +113,14 @@ class Layout(Record):
             raise ValueError(f"{self.schedule} needs an even pp, not {self.pp}; try pp{self.pp + 1}")
 
     def _check_stages(self) -> None:
-        chunks = self.pp * self.v
-        if self.stages and len(self.stages) != chunks:
-            raise ValueError(f"{stages_word(self.stages)} names {len(self.stages)}, not pp·v={chunks}")
+        stages = self.pp * self.v
+        if self.stages and len(self.stages) != stages:
+            raise ValueError(f"{stages_word(self.stages)} names {len(self.stages)}, not pp·v={stages}")
         if not _AC.fullmatch(self.ac):
-            words = self.recomputation.split("+")
-            wrong = next((word for word in words if word not in RECOMPUTABLE), self.ac)
-            known = [f"ac={word}" for word in ("none", "selective", "full", *RECOMPUTABLE)]
-            raise ValueError(str(nearest(f"ac={wrong}", known, kind="recomputation")))
+            groups = self.recomputation.split("+")
+            unknown = next((group for group in groups if group not in RECOMPUTABLE), self.ac)
+            known = [f"ac={group}" for group in ("none", "selective", "full", *RECOMPUTABLE)]
+            raise ValueError(str(nearest(f"ac={unknown}", known, kind="recomputation")))
         if self.ac == self.recomputation:
             return
         if not 0 < self.recompute_ranks < self.pp:
@@ -134,17 +136,17 @@ class Layout(Record):
 
     @property
     def pipeline(self) -> PipelineSchedule:
-        """Return the facts of the pipeline schedule."""
+        """Return the properties of the pipeline schedule."""
         return PIPELINE_SCHEDULES[self.schedule]
 
     @property
     def recomputation(self) -> str:
-        """What ``ac`` says without its ranks: ``full/2`` of ``full/2@1``."""
+        """Return ``ac`` without its ranks: ``full/2`` for ``full/2@1``."""
         return self.ac.partition("@")[0]
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
-        """Groups of operations that a layer recomputes in the backward; ``{"layer"}`` under full."""
+        """Return the groups of operations that a layer recomputes in the backward; ``{"layer"}`` under full."""
         kind = self.recomputation
         if kind == "none":
             return frozenset()
@@ -154,18 +156,18 @@ class Layout(Record):
 
     @cached_property
     def recompute_every(self) -> int:
-        """n if every n-th layer is recomputed."""
+        """Return n if every n-th layer is recomputed."""
         kind = self.recomputation
         return int(kind[5:]) if kind.startswith("full/") else 1
 
     @cached_property
     def recompute_ranks(self) -> int:
-        """Pipeline ranks, from the first, whose layers are recomputed."""
+        """Return the number of pipeline ranks, from the first, whose layers are recomputed."""
         return int(self.ac.partition("@")[2] or self.pp)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read ``dp2 zero1 mbs4``; a ``Mistake`` names the token at fault."""
+        """Parse text such as ``dp2 zero1 mbs4``; a ``Mistake`` names the invalid token."""
         if not text.strip():
             raise Mistake(f"layout {text!r} is empty; write such as 'dp8 zero1', or dp1 for a single GPU")
         fields: dict[str, object] = {}
@@ -177,9 +179,11 @@ class Layout(Record):
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
             fields["schedule"] = usual_schedule(v)
-        chosen = next((each for each in PIPELINE_SCHEDULES.values() if each.name == fields.get("schedule")), None)
-        if chosen is not None and chosen.places_v:
-            fields.setdefault("v", chosen.stages_per_rank)
+        schedule = next(
+            (pipeline for pipeline in PIPELINE_SCHEDULES.values() if pipeline.name == fields.get("schedule")), None
+        )
+        if schedule is not None and schedule.places_v:
+            fields.setdefault("v", schedule.stages_per_rank)
         return cls.read(fields, origin=f"layout {text!r}")
 
     def __str__(self) -> str:
@@ -208,39 +212,40 @@ class Layout(Record):
 
     @cached_property
     def world(self) -> int:
-        """Number of ranks: dp·cp·tp·pp."""
+        """Return the number of ranks: dp·cp·tp·pp."""
         return self.dp * self.cp * self.tp * self.pp
 
     @cached_property
     def strides(self) -> Mapping[str, int]:
-        """Ranks between neighbours along each axis of the mesh, by ``order``."""
+        """Return the rank difference of neighbors along each axis of the mesh, by ``order``."""
         degrees = [int(getattr(self, axis)) for axis in self.order]
         return dict(zip(self.order, accumulate([1, *degrees[:-1]], mul), strict=True))
 
     @cached_property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards dense weights: the shard group (default dp·cp), or 1 under zero0."""
+        """Return the ranks over which ZeRO shards dense weights: the shard group (default dp·cp), or 1 under zero0."""
         return 1 if self.zero == 0 else (self.shard_group or self.dp * self.cp)
 
     @cached_property
     def expert_replicas(self) -> int:
-        """Ranks of one pipeline stage that hold the same experts: dp·cp·tp / (ep·etp)."""
+        """Return the number of ranks of a pipeline stage that hold the same experts: dp·cp·tp / (ep·etp)."""
         return self.dp * self.cp * self.tp // (self.ep * self.etp)
 
     @cached_property
     def expert_shards(self) -> int:
-        """Ranks over which ZeRO shards expert weights: as many of the shard group as hold the same experts, rounded
-        down to a divisor of ``expert_replicas``.
+        """Return the number of ranks over which ZeRO shards expert weights.
+
+        Those of the shard group that hold the same experts, rounded down to a divisor of ``expert_replicas``.
         """
-        most = self.expert_replicas * self.shards // (self.dp * self.cp)
-        return divisor_below(self.expert_replicas, max(1, most))
+        max_shards = self.expert_replicas * self.shards // (self.dp * self.cp)
+        return divisor_below(self.expert_replicas, max(1, max_shards))
 
     def offloads(self, job: Job) -> frozenset[Offloaded]:
-        """Return what is kept in host memory: what the layout says, and what the job says of every layout."""
+        """Return what is kept in host memory, by the layout or by the job."""
         return frozenset((*self.offload, *job.offload))
 
     def micro_batches(self, job: Job) -> int:
-        """Micro-batches per pipeline and optimizer step (m): global batch / (dp·mbs)."""
+        """Return the micro-batches per pipeline and optimizer step (m): global batch / (dp·mbs)."""
         return job.global_batch // (self.dp * self.mbs)
 
 
@@ -258,12 +263,12 @@ _WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nos
 
 
 def split_tokens(text: str) -> list[str]:
-    """Split the text of a layout into its words, which spaces or commas separate."""
+    """Split the text of a layout into its tokens at spaces and commas."""
     return text.replace(",", " ").split()
 
 
 def spell_token(token: str) -> str:
-    """Return a word of a layout as it is printed: ``dp=8`` is ``dp8``, ``fsdp/8`` ``zero3/8``, ``ddp`` ``zero0``."""
+    """Return the printed form of a token: ``dp=8`` is ``dp8``, ``fsdp/8`` ``zero3/8``, ``ddp`` ``zero0``."""
     if match := _ASSIGNED.fullmatch(token):
         return f"{match[1]}{match[2]}"
     if match := _DATA_PARALLEL.fullmatch(token):
@@ -277,14 +282,14 @@ def spell_token(token: str) -> str:
 
 
 def read_token(token: str) -> Mapping[str, object]:
-    """The fields of ``Layout`` that one word of its text sets; a ``Mistake`` for a word that is none."""
-    spelled = spell_token(token)
-    if match := _DEGREE.fullmatch(spelled):
+    """Return the fields of ``Layout`` that a token sets; ``Mistake`` for an unknown token."""
+    printed = spell_token(token)
+    if match := _DEGREE.fullmatch(printed):
         return {match[1]: _degree(token, match[2])}
-    if match := _TP_2D.fullmatch(spelled):
+    if match := _TP_2D.fullmatch(printed):
         outer, inner = _degree(token, match[1]), _degree(token, match[2])
         return {"tp": outer * inner, "tp_inner": inner}
-    if match := _ZERO.fullmatch(spelled):
+    if match := _ZERO.fullmatch(printed):
         if match[1] not in ("0", "1", "2", "3"):
             raise Mistake(f"layout token {token!r}: ZeRO has stages 0 to 3")
         return {"zero": int(match[1])} | ({"shard_group": _degree(token, match[2])} if match[2] else {})
@@ -293,9 +298,9 @@ def read_token(token: str) -> Mapping[str, object]:
     if token == "nosp":
         return {"sp": False}
     if token.startswith("ac="):
-        kind, at, ranks = token[3:].partition("@")
+        kind, separator, ranks = token[3:].partition("@")
         groups = kind.split("+")
-        return {"ac": "+".join(sorted(set(groups), key=groups.index)) + at + ranks}
+        return {"ac": "+".join(sorted(set(groups), key=groups.index)) + separator + ranks}
     if token.startswith("stages="):
         return {"stages": tuple(size for part in token[7:].split("-") for size in _sizes(token, part))}
     if token.startswith("order="):
@@ -308,7 +313,7 @@ def read_token(token: str) -> Mapping[str, object]:
 
 
 def _offloaded(token: str) -> tuple[str, ...]:
-    """Return what ``offload=optimizer+activations`` names, in that order."""
+    """Return the values of a token such as ``offload=optimizer+activations``, in that order."""
     words = token.partition("=")[2].split("+")
     if set(words) - set(get_args(Offloaded)):
         raise nearest(token, [word for word in _WORDS if word.startswith("offload=")], kind="layout token")
@@ -322,32 +327,32 @@ def _degree(token: str, digits: str) -> int:
 
 
 def _sizes(token: str, part: str) -> list[int]:
-    """The layers of one stage (``8``), or of several in a row (``8x14``); 0 is refused with its place."""
-    size, repeated, times = part.partition("x")
-    if not size.isdecimal() or (repeated and not times.isdecimal()):
+    """Return the layers of one stage (``8``) or of several (``8x14``); an invalid entry gives 0, which is not valid."""
+    size, repeated, count_text = part.partition("x")
+    if not size.isdecimal() or (repeated and not count_text.isdecimal()):
         return [0]
-    many = _degree(token, times) if times else 1
-    if many > STAGES:
-        raise Mistake(f"layout token {token!r}: no model has {many} stages; a layer is the least of one")
-    return [_degree(token, size)] * many
+    count = _degree(token, count_text) if count_text else 1
+    if count > STAGES:
+        raise Mistake(f"layout token {token!r}: no model has {count} stages; a layer is the least of one")
+    return [_degree(token, size)] * count
 
 
 def stages_word(stages: Sequence[int]) -> str:
-    """``stages=7-8x14-7``: the layers of each stage, of three or more equal ones in a row as ``LAYERSxSTAGES``."""
+    """Format ``stages=7-8x14-7``: the layers of each stage; three or more equal ones in a row as ``LAYERSxSTAGES``."""
     parts = []
-    for size, same in groupby(stages):
-        many = len(list(same))
-        parts += [f"{size}x{many}"] if many > 2 else [str(size)] * many
+    for size, equal_sizes in groupby(stages):
+        count = len(list(equal_sizes))
+        parts += [f"{size}x{count}"] if count > 2 else [str(size)] * count
     return f"stages={'-'.join(parts)}"
 
 
 @cache
 def divisor_below(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is at most ``limit``."""
+    """Return the largest divisor of ``number`` that is at most ``limit``."""
     return max(divisor for divisor in divisors(number) if divisor <= limit)
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of ``number``, ascending."""
+    """Return all divisors of ``number``, ascending."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})

@@ -1,11 +1,12 @@
-"""Which layers each pipeline stage holds.
+"""The layers of each pipeline stage.
 
     stage 0: embedding + layers   stage 1: layers   ...   last stage: layers + head
 
-Split evenly; if the stages do not divide the layers, middle stages take one more each before the two ends do, which
-also hold embedding and head.
+Layers are split evenly. If the stages do not divide the layers, middle stages take one more each before the two ends
+do, which also hold embedding and head.
 
-A stage is on pipeline rank ``stage mod pp``; where the schedule is V-shaped, every second turn goes backwards.
+A stage is on pipeline rank ``stage mod pp``; if the schedule is V-shaped, every second round of stages runs backwards
+over the ranks.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from fivefold.layout.spec import Layout
 
 
 def stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
-    """The layers of each of the pp·v stages, in the order of the model."""
+    """Return the layers of each of the pp·v stages, in the order of the model."""
     sizes = layout.stages or _even(layers, layout.pp * layout.v)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
-    """Whether layers of each of the pp·v stages are recomputed, as ``ac=`` names their pipeline rank."""
+    """Tell for each of the pp·v stages whether its layers are recomputed, by the pipeline ranks in ``ac=``."""
     ranks = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
     back = layout.pipeline.places_v
     places = [layout.pp - 1 - place if back and turn % 2 else place for turn, place in ranks]
@@ -29,16 +30,16 @@ def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
 
 
 def recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
-    """Whether each layer is recomputed: of the stages that are, every n-th one under ``ac=full/n``."""
+    """Tell for each layer whether it is recomputed: in recomputed stages, every n-th layer under ``ac=full/n``."""
     return tuple(
-        again and layer % layout.recompute_every == 0
-        for stage, again in zip(stage_layers(layers, layout), recomputed_stages(layout), strict=True)
+        is_recomputed and layer % layout.recompute_every == 0
+        for stage, is_recomputed in zip(stage_layers(layers, layout), recomputed_stages(layout), strict=True)
         for layer in stage
     )
 
 
 def _even(layers: int, stages: int) -> tuple[int, ...]:
-    each, more = divmod(layers, stages)
-    takers = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))
-    favoured = set(takers[:more])
-    return tuple(each + (stage in favoured) for stage in range(stages))
+    layers_per_stage, remainder = divmod(layers, stages)
+    stage_priority = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))
+    larger_stages = set(stage_priority[:remainder])
+    return tuple(layers_per_stage + (stage in larger_stages) for stage in range(stages))

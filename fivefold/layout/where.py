@@ -1,4 +1,4 @@
-"""Constraints on layouts in the notation of layouts: degrees with a comparison, names with alternatives.
+"""Constraints on layouts, written like layouts: degrees with a comparison, names with alternatives.
 
 tp<=8 cp=1 pp<=4 zero<=1 ac=none,selective schedule=1f1b,interleaved order=default
 """
@@ -25,18 +25,18 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 class Term(NamedTuple):
-    """One constraint: ``field`` compared with any of ``values``."""
+    """A constraint: the comparison of ``field`` with any of ``values``."""
 
     field: str
     sign: str
     values: tuple[str, ...]
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` of the field meets it."""
+        """Tell whether a value of the field satisfies the constraint."""
         if self.field in NUMBERS:
             assert isinstance(value, int)
-            hits = [_COMPARE[self.sign](value, int(each)) for each in self.values]
-            return all(hits) if self.sign == "!=" else any(hits)
+            results = [_COMPARE[self.sign](value, int(limit)) for limit in self.values]
+            return all(results) if self.sign == "!=" else any(results)
         return (value in self.values) == (self.sign == "=")
 
     def __str__(self) -> str:
@@ -44,30 +44,30 @@ class Term(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Constraints that all must hold; ``Where()`` admits everything."""
+    """A conjunction of constraints; ``Where()`` admits everything."""
 
     terms: tuple[Term, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Where:
-        """Read ``tp<=8 ac=none,selective``; a ``Mistake`` names a term that is wrong, or two that contradict."""
-        found = cls(tuple(_term(word, text) for word in text.split()))
-        for field in dict.fromkeys(term.field for term in found.terms):
-            terms = [term for term in found.terms if term.field == field]
-            if not any(found.admits(field, value) for value in _values(field, terms)):
+        """Parse ``tp<=8 ac=none,selective``; a ``Mistake`` names an invalid term, or two that contradict each other."""
+        where = cls(tuple(_term(word, text) for word in text.split()))
+        for field in dict.fromkeys(term.field for term in where.terms):
+            terms = [term for term in where.terms if term.field == field]
+            if not any(where.admits(field, value) for value in _values(field, terms)):
                 raise Mistake(f"where {text!r}: no {field} is {' and '.join(map(str, terms))}; drop one")
-        return found
+        return where
 
     def admits(self, field: str, value: object) -> bool:
-        """Whether a value of a field is allowed."""
+        """Tell whether a value of a field is allowed."""
         return all(term.admits(value) for term in self.terms if term.field == field)
 
     def named(self, field: str) -> tuple[str, ...]:
-        """Values that some term asks for by name."""
-        return tuple(each for term in self.terms if term.field == field and term.sign == "=" for each in term.values)
+        """Return the values of ``field`` that some term names with ``=``."""
+        return tuple(value for term in self.terms if term.field == field and term.sign == "=" for value in term.values)
 
     def holds(self, layout: Layout) -> bool:
-        """Whether a layout meets all of them."""
+        """Tell whether a layout satisfies all constraints."""
         return all(term.admits(value_of(layout, term.field)) for term in self.terms)
 
     def __str__(self) -> str:
@@ -75,21 +75,23 @@ class Where(NamedTuple):
 
 
 def value_of(layout: Layout, field: str) -> object:
-    """A layout's value of a field of ``Where``."""
-    words: dict[str, object] = {
+    """Return the value that a layout has for a field of ``Where``."""
+    values: dict[str, object] = {
         "order": "default" if layout.order == DEFAULT_ORDER else "-".join(layout.order),
         "kind": layout.cp_kind, "sp": "yes" if layout.sp else "no", "ac": layout.recomputation,
         "shards": 1 if layout.zero == 0 else layout.shard_group or layout.dp * layout.cp,
     }  # fmt: skip
-    return words[field] if field in words else getattr(layout, field)
+    return values[field] if field in values else getattr(layout, field)
 
 
 def _values(field: str, terms: list[Term]) -> list[object]:
-    """Values of a field by which it shows whether its terms contradict each other."""
-    named = [each for term in terms for each in term.values]
+    """Return test values of a field that suffice to see whether its terms contradict each other."""
+    values = [value for term in terms for value in term.values]
     if field in NUMBERS:
-        return [int(each) + more for each in named for more in (-1, 0, 1) if int(each) + more >= (field != "zero")]
-    return [*named, *WORDS[field], "another"]
+        return [
+            int(value) + offset for value in values for offset in (-1, 0, 1) if int(value) + offset >= (field != "zero")
+        ]
+    return [*values, *WORDS[field], "another"]
 
 
 def _term(word: str, text: str) -> Term:
@@ -100,21 +102,21 @@ def _term(word: str, text: str) -> Term:
     if field not in NUMBERS and field not in WORDS:
         raise nearest(field, [*NUMBERS, *WORDS], kind="constraint")
     if field in NUMBERS:
-        if wrong := [each for each in values if not each.isdecimal()]:
+        if invalid := [value for value in values if not value.isdecimal()]:
             raise Mistake(
-                f"where {text!r}: {word!r} compares with {wrong[0]!r}, which is no number; write {field}{sign}4"
+                f"where {text!r}: {word!r} compares with {invalid[0]!r}, which is no number; write {field}{sign}4"
             )
     elif sign not in ("=", "!="):
         raise Mistake(f"where {text!r}: {field} has no order; write {field}={values[0]} or {field}!={values[0]}")
     elif known := WORDS[field]:
-        for each in values:
-            if each not in known:
-                raise nearest(each, list(known), kind=field)
+        for value in values:
+            if value not in known:
+                raise nearest(value, list(known), kind=field)
     elif field == "ac":
-        for each in values:
-            if "@" in each:
-                raise Mistake(f"where {text!r}: the search finds on which ranks; write ac={each.partition('@')[0]}")
-            Layout.parse(f"dp1 ac={each}")
+        for value in values:
+            if "@" in value:
+                raise Mistake(f"where {text!r}: the search finds on which ranks; write ac={value.partition('@')[0]}")
+            Layout.parse(f"dp1 ac={value}")
     return Term(field, sign, values)
 
 

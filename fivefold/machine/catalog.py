@@ -1,7 +1,7 @@
-"""Catalog of training chips, each in its usual node, and ``resolve``, which turns a text into a ``Machine``.
+"""Catalog of training chips, each in its usual node, and ``resolve``, which converts a text to a ``Machine``.
 
-Peaks are dense, per rank. Memory is what PyTorch can have of it (``total_memory.py``). Bandwidths and peaks are the
-vendors'; ``kernel_efficiency.py`` has what kernels reach.
+Peaks are dense, per rank. Memory is what PyTorch can allocate (``total_memory.py``). Bandwidths and peaks are the
+vendors'; ``kernel_efficiency.py`` has the shares that kernels reach.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECALLED = "vendor data sheet from memory, unverified"
 
 
 class Fabric(NamedTuple):
-    """One tier of links, with the fields of ``machine.spec.Link``: bytes/s per rank and direction, seconds per step."""
+    """A tier of links, with the fields of ``machine.spec.Link``: bytes/s per rank and direction, seconds per step."""
 
     name: str
     bandwidth: float
@@ -40,7 +40,7 @@ class Fabric(NamedTuple):
 
 
 def _scale_up(name: str, gigabytes: float, source: str, *, ring: float, switch: float | None = None) -> Fabric:
-    """Links within a node, in GB/s. ``ring``: bus bandwidth of large all_gathers; ``switch``: in-switch reductions."""
+    """Return links within a node, in GB/s. ``ring``: bandwidth of large all_gathers; ``switch``: of in-switch sums."""
     # An 8-GPU all-reduce of 32 KiB takes 44 us on A100 and 40 us on H200: 20 us to start, 6 tree steps of 3 us.
     latency = f"3 us per step: 32 KiB all-reduce over 8 GPUs in 40 to 44 us, {NETWORK}#L1222 and #L1257"
     reduction = switch * 1e9 if switch else None
@@ -60,7 +60,7 @@ def _nic(gigabits: float, source: str) -> Fabric:
 
 
 class Row(NamedTuple):
-    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and the efficiency of its kernels."""
+    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and kernel efficiency."""
 
     generation: str
     efficiency: KernelEfficiency
@@ -374,12 +374,12 @@ ROWS: dict[str, Row] = {
 
 
 def names() -> list[str]:
-    """Names of the catalog's chips, in its order."""
+    """Return the names of the catalog's chips, in its order."""
     return list(ROWS)
 
 
 def is_named(text: str) -> bool:
-    """Whether ``text`` is meant as a machine: it has ranks after a colon, or names what ``resolve`` knows."""
+    """Tell whether ``text`` names a machine: it has ranks after a colon, or a name that ``resolve`` knows."""
     name = spell_machine(text).partition(" ")[0]
     chip = name.partition(":")[0].lower()
     return ":" in name or chip in (*ROWS, "local") or Path(name).suffix in (".toml", ".json")
@@ -390,35 +390,35 @@ _COUNT_LAST = re.compile(r"(?P<name>[A-Za-z][\w.-]*?)\s*[x*×]\s*(?P<count>\d+)"
 
 
 def spell_machine(text: str) -> str:
-    """Return a machine as ``NAME:GPUS``, which people also write ``h100x8``, ``8xh100`` or ``8*h100``."""
-    named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
-    match = _COUNT_FIRST.fullmatch(named) or _COUNT_LAST.fullmatch(named)
+    """Normalize a machine to ``NAME:GPUS``, which people also write as ``h100x8``, ``8xh100`` or ``8*h100``."""
+    name, *overrides = re.split(r"\s+(?=[a-z]+=)", text.strip())
+    match = _COUNT_FIRST.fullmatch(name) or _COUNT_LAST.fullmatch(name)
     if match is None or match["name"].lower() not in (*ROWS, "local"):
         return text.strip()
-    return " ".join([f"{match['name']}:{match['count']}", *words])
+    return " ".join([f"{match['name']}:{match['count']}", *overrides])
 
 
 def is_counted(text: str) -> bool:
-    """Whether the text of a machine says how many ranks it has, as all do but the name of a chip alone."""
+    """Tell whether the text of a machine gives the number of ranks, which only the bare name of a chip does not."""
     return spell_machine(text).partition(" ")[0].lower() not in ROWS
 
 
 def resolve(
     text: str, *, local: Path, ranks: int | None = None, find: Callable[[str], Path] = Path
 ) -> Machine:  # fmt: skip
-    """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
+    """Return the machine named ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4`` or ``local``.
 
-    Words after it override fields (``overrides.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that
-    ``fivefold calibrate`` wrote for this computer. ``ranks``: instead of those that the text names; ``find``: the file
-    that a path in it means. Raises a one-line ``Mistake`` for an unknown name.
+    Further words override fields (``overrides.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that
+    ``fivefold calibrate`` wrote for this computer. ``ranks`` replaces the number in the text; ``find`` maps a path in
+    the text to the file. Raises a one-line ``Mistake`` for an unknown name.
     """
-    named, *words = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
-    found = _named(named, local=local, ranks=ranks, find=find)
-    return varied(found, words, text=text) if words else found
+    name, *overrides = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
+    machine = _named(name, local=local, ranks=ranks, find=find)
+    return varied(machine, overrides, text=text) if overrides else machine
 
 
 def locate_machine(text: str, *, beside: Path) -> str:
-    """Return how a machine that the file ``beside`` names is written here; a path in it leads next to that file."""
+    """Resolve a machine named in the file ``beside``: a path in it is relative to that file."""
     path = re.match(r"[^\s:]+\.(?:toml|json)", text)
     return locate(path[0], beside=beside) + text[path.end() :] if path else text
 
@@ -437,7 +437,7 @@ def _named(text: str, *, local: Path, ranks: int | None, find: Callable[[str], P
 
 
 def _read(path: Path) -> Machine:
-    """Read a machine file. If it has ``base``, the name of a catalog machine, its other keys override that one's."""
+    """Read a machine file. If it has ``base``, a catalog machine, its other keys override those of the base."""
     values = read_file(path)
     if "base" not in values:
         return toml.read(path)
@@ -445,18 +445,20 @@ def _read(path: Path) -> Machine:
     chip = re.split("[: ]", base.lower())[0] if isinstance(base, str) else None
     if chip not in ROWS:
         raise Mistake(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
-    known = resolve(str(base), local=path).model_dump() | {"name": path.stem}
-    return Machine.read(_merged(known, values), origin=str(path))
+    base_fields = resolve(str(base), local=path).model_dump() | {"name": path.stem}
+    return Machine.read(_merged(base_fields, values), origin=str(path))
 
 
 def _merged(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Merge ``values`` into ``known`` recursively; ``values`` win."""
-    inner = {key for key in known.keys() & values if isinstance(known[key], dict) and isinstance(values[key], dict)}
-    return {**known, **values, **{key: _merged(known[key], values[key]) for key in inner}}
+    """Merge ``values`` into ``known`` recursively; ``values`` take precedence."""
+    shared_tables = {
+        key for key in known.keys() & values if isinstance(known[key], dict) and isinstance(values[key], dict)
+    }
+    return {**known, **values, **{key: _merged(known[key], values[key]) for key in shared_tables}}
 
 
 def with_ranks(machine: Machine, ranks: int) -> Machine:
-    """``machine`` with ``ranks`` ranks; on a calibrated CPU its processes divide the same FLOP/s and memory."""
+    """Return ``machine`` with ``ranks`` ranks; on a calibrated CPU the processes share the same FLOP/s and memory."""
     if machine.nodes > 1 and machine.calibration is not None:  # more or fewer hosts
         *near, far = machine.links
         return machine.replace(ranks=ranks, links=(*near, far.replace(span=max(far.span, ranks))))
@@ -474,15 +476,15 @@ def with_ranks(machine: Machine, ranks: int) -> Machine:
 
 
 def _split(text: str) -> tuple[str, int | None]:
-    """``"h100:512"`` → ``("h100", 512)``; None without a count."""
+    """Split ``"h100:512"`` into ``("h100", 512)``; None without a count."""
     name, colon, count = text.strip().rpartition(":")
     if not colon or Path(count).suffix in (".toml", ".json"):
         return text.strip(), None
     if not (count.isascii() and count.isdigit() and count.strip("0")):
-        few, dash, many = count.partition("-")
-        several = f"; search takes several by --ranks {count}" if dash and few.isdecimal() and many.isdecimal() else ""
+        first, dash, last = count.partition("-")
+        hint = f"; search takes several by --ranks {count}" if dash and first.isdecimal() and last.isdecimal() else ""
         raise Mistake(
-            f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8{several}"
+            f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8{hint}"
         )
     if len(count) > len(str(RANKS)):
         raise Mistake(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; take fewer")

@@ -1,6 +1,6 @@
-"""What a site adds to its machines over a whole run: failures, restarts, storage, evaluation, power and the grid.
+"""Site facts for the cost of a full run: failures, restarts, storage, evaluation, power and the grid.
 
-Each figure has a source and the range in which published ones lie; ``--assume NAME=VALUE`` changes one.
+Each figure has a source and the range of published values; ``--assume NAME=VALUE`` changes one.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ GRIDS: Mapping[str, float] = {
 
 
 class Site(Record):
-    """How often machines fail, how fast a run comes back, and what power it takes beside the chips'."""
+    """The site of a run: how often machines fail, how fast a run restarts, and its power besides that of the chips."""
 
     failures: NonNegativeFloat = 0.47  # unexpected interruptions per 1,000 GPU-days
-    restart_seconds: NonNegativeFloat = 600.0  # from a failure until the run trains again
-    storage: PositiveFloat = 1e9  # bytes/s that a node writes of a checkpoint
-    to_host: PositiveFloat = 20e9  # bytes/s that a GPU copies to host memory, while training waits
-    pause_seconds: NonNegativeFloat = 1.0  # for which training waits at the least, at each checkpoint
-    checkpoint_seconds: PositiveFloat | None = None  # between checkpoints; None: what loses the least
-    evaluation: float = Field(0.01, ge=0, lt=1)  # of the time of training
+    restart_seconds: NonNegativeFloat = 600.0  # from a failure until the run resumes training
+    storage: PositiveFloat = 1e9  # bytes/s at which a node writes a checkpoint
+    to_host: PositiveFloat = 20e9  # bytes/s at which a GPU copies to host memory, while training waits
+    pause_seconds: NonNegativeFloat = 1.0  # minimum wait of training at each checkpoint
+    checkpoint_seconds: PositiveFloat | None = None  # between checkpoints; None: the interval that loses the least
+    evaluation: float = Field(0.01, ge=0, lt=1)  # time of evaluation over that of training
     node_power: float = Field(1.5, ge=1)  # power of a node over that of its chips
-    pue: float = Field(1.2, ge=1)  # of the building over its nodes
+    pue: float = Field(1.2, ge=1)  # power usage effectiveness: power of the building over that of its nodes
     grid: str = "world"
     carbon: NonNegativeFloat = GRIDS["world"]  # gCO2e per kWh
 
 
 class Known(NamedTuple):
-    """Where a figure comes from; ``low`` and ``high``: between which published ones lie."""
+    """The source of a figure; ``low`` and ``high``: range of published values."""
 
     words: str
     low: float | None
@@ -75,7 +75,7 @@ SOURCES: Mapping[str, Known] = {
 
 
 def assumed(words: Sequence[str]) -> Site:
-    """A site with some figures changed: ``["failures=2", "grid=france", "checkpoint=30min"]``."""
+    """Return a site with some figures changed: ``["failures=2", "grid=france", "checkpoint=30min"]``."""
     values: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -91,7 +91,7 @@ def assumed(words: Sequence[str]) -> Site:
 
 
 def seconds_of(text: str) -> float:
-    """``10min`` in seconds; a ``ValueError`` says what a time is."""
+    """Parse ``10min`` to seconds; ``ValueError`` for text that is not a time."""
     return _sized(text, {"s": 1, "min": 60, "h": 3600, "d": 86400}, such="90s, 30min, 2h or 30d")
 
 

@@ -1,6 +1,7 @@
 """Measured kernel efficiency of chips: best published matmul TFLOP/s, and shares for other kernels.
 
-The best is over thousands of shapes, in a short run. In a long step a chip sustains less, as its power is capped:
+The best is the maximum over thousands of shapes in a short run. In a long step a chip sustains less, as its power is
+capped:
 
     sustained share of the peak = SUSTAINED · best measured ÷ peak
 """
@@ -17,7 +18,7 @@ from fivefold.units import Dtype
 SUSTAINED = 0.93
 
 MAMF = "best matmul: stas00/ml-engineering@744d01e, maximum achievable matmul FLOPS"
-TORCH = "best matmul: zzc0721/torch-performence-test-data:database.md"  # (its spelling)
+TORCH = "best matmul: zzc0721/torch-performence-test-data:database.md"  # (spelled as there)
 RECALLED = "multiprocessors from memory"
 FLASH3 = "attention: cuDNN, FlashAttention-3 and -2 in figures 5 and 6 of arXiv:2407.08608"
 SIMUMAX = "attention: MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json"
@@ -43,8 +44,8 @@ class KernelEfficiency(NamedTuple):
 # NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of NVIDIA-NeMo/Megatron-Bridge on B200, GB200
 # and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
 # Ampere: the larger of Llama-2-7B's matmuls hold 230 TFLOP/s of 400 W in a loop, 0.575
-# (microsoft/vidur@bee57da:data/profiling/compute/a100); a layer of Korthikanti 2022 wants 0.60 (arXiv:2205.05198, table
-# 4: 7.7 and 11.9 ms). This is between; its runs of 175B and 1T want 0.62, all other runs on A100 0.54 to 0.57.
+# (microsoft/vidur@bee57da:data/profiling/compute/a100); a layer of Korthikanti 2022 fits 0.60 (arXiv:2205.05198, table
+# 4: 7.7 and 11.9 ms). This is between; its runs of 175B and 1T fit 0.62, all other runs on A100 0.54 to 0.57.
 # Blackwell in bf16: a B200 holds 1070 to 1100 TFLOP/s in loops of large matmuls
 # (MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json, 0.475 to 0.49 of 2250).
 AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.59e12}

@@ -1,7 +1,7 @@
 """Overrides of a machine on the command line: ``l40s:320 nic=100Gbit/node`` changes the catalog's network.
 
 nic=100Gbit       between nodes, per GPU and direction      100Gbit/node: shared by the GPUs of a node
-link=200GB        within a node, per GPU and direction      node=4: GPUs of a node
+link=200GB        within a node, per GPU and direction      node=4: GPUs per node
 memory=80GiB      per GPU       hbm=2TB: bytes/s            watts=350      price=2.5: dollars per GPU and hour
 """
 
@@ -22,20 +22,20 @@ OWNER = "as named by its owner"
 
 def varied(machine: Machine, words: list[str], *, text: str) -> Machine:
     """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's whole text, for a ``Mistake``."""
-    said: dict[str, str] = {}
+    value_by_key: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
         if key not in WORDS:
             raise nearest(key, list(WORDS), kind="word of a machine")
-        if key in said:
+        if key in value_by_key:
             raise Mistake(f"machine {text!r}: {word!r} sets {key} a second time; keep one")
-        said[key] = value
-    for key in (key for key in WORDS if key in said):  # node first, on which 100Gbit/node depends
+        value_by_key[key] = value
+    for key in (key for key in WORDS if key in value_by_key):  # node comes first, as 100Gbit/node depends on it
         try:
-            changed = WORDS[key](machine, said[key])
+            changed = WORDS[key](machine, value_by_key[key])
         except ValueError as error:
-            raise Mistake(f"machine {text!r}: {key}={said[key]}: {error}") from None
-        machine = Machine.read(changed.model_dump(), origin=f"machine {text!r}: {key}={said[key]}")
+            raise Mistake(f"machine {text!r}: {key}={value_by_key[key]}: {error}") from None
+        machine = Machine.read(changed.model_dump(), origin=f"machine {text!r}: {key}={value_by_key[key]}")
     return machine.replace(name=" ".join([machine.name, *words]))
 
 

@@ -1,4 +1,4 @@
-"""A machine whose kernels or links are quicker or slower than its figures say; measured points move with them."""
+"""Scale the speed of a machine's kernels or network by factors, along with its measured points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fivefold.machine.spec import Calibration, Machine
 
 
 def with_kernels(machine: Machine, *, speed: float) -> Machine:
-    """``machine`` with kernels that take 1 / ``speed`` of the time."""
+    """Return ``machine`` with kernels that take 1 / ``speed`` of the time."""
     chip, known = machine.chip, machine.calibration
     faster = chip.replace(
         peak_flops={dtype: rate * speed for dtype, rate in chip.peak_flops.items()},
@@ -17,7 +17,7 @@ def with_kernels(machine: Machine, *, speed: float) -> Machine:
 
 
 def with_network(machine: Machine, *, bandwidth: float = 1.0, latency: float = 1.0) -> Machine:
-    """``machine`` with so many times the bandwidth and the latency between nodes."""
+    """Return ``machine`` with bandwidth and latency between nodes multiplied by the given factors."""
     links = tuple(
         link
         if link.span <= machine.ranks_per_node
@@ -30,7 +30,8 @@ def with_network(machine: Machine, *, bandwidth: float = 1.0, latency: float = 1
     known = machine.calibration
     if known is not None:
         points = (
-            each if each.nodes == 1 else each.replace(seconds=each.seconds / bandwidth) for each in known.collectives
+            point if point.nodes == 1 else point.replace(seconds=point.seconds / bandwidth)
+            for point in known.collectives
         )
         known = known.replace(collectives=tuple(points))
     return machine.replace(links=links, calibration=known)
@@ -38,14 +39,15 @@ def with_network(machine: Machine, *, bandwidth: float = 1.0, latency: float = 1
 
 def _quicker(known: Calibration, speed: float) -> Calibration:
     points = {
-        name: tuple(each.replace(seconds=each.seconds / speed) for each in getattr(known, name))
+        name: tuple(point.replace(seconds=point.seconds / speed) for point in getattr(known, name))
         for name in ("matmuls", "kernels", "updates")
     }
-    ways = ("forward_seconds", "backward_seconds")
+    passes = ("forward_seconds", "backward_seconds")
     points |= {
         name: tuple(
-            each.replace(**{way: getattr(each, way) / speed for way in fields}) for each in getattr(known, name)
+            point.replace(**{field: getattr(point, field) / speed for field in fields})
+            for point in getattr(known, name)
         )
-        for name, fields in (("attentions", ways), ("units", (*ways, "weight_seconds")))
+        for name, fields in (("attentions", passes), ("units", (*passes, "weight_seconds")))
     }
     return known.replace(**points)

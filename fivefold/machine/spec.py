@@ -1,4 +1,4 @@
-"""The machine as a record: the chip, the number of chips, and the links between them from near to far.
+"""The machine record: the chip, the number of chips, and the links between them from near to far.
 
 All rates are per chip and direction, in SI units; peaks are dense (no sparsity).
 A calibrated machine (``fivefold calibrate``) carries its measurements.
@@ -15,8 +15,8 @@ from fivefold.record import Record
 from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
-MATMUL_SHARE = 0.75  # of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
-OWN = "its owner's figure"  # default source of a figure
+MATMUL_SHARE = 0.75  # share of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
+OWN = "its owner's figure"  # default source of a figure of a user's machine
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
 
@@ -24,41 +24,43 @@ class Chip(Record):
     """One accelerator (or one process's share of a CPU)."""
 
     name: str  # as in the catalog, or a name of your own
-    generation: str = ""  # chips of one generation err alike (``planner/time/errors.py``); without one: the name
+    generation: str = (
+        ""  # predictions for one generation have similar errors (``planner/time/errors.py``); default: the name
+    )
     peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # dense FLOP/s of the matrix units, by number format
     memory_bytes: Bytes  # as ``torch.cuda`` reports it (``total_memory``)
     memory_bandwidth: Rate  # bytes/s
     power_watts: Watts | None = None  # power cap
     multiprocessors: Degree = 108  # streaming multiprocessors (SMs), or compute units
-    matmul_share: dict[Dtype, Share] = {}  # of the peak, sustained by large matmuls in a training step
-    flops_per_joule: dict[Dtype, Rate] = {}  # of large matmuls on real data; with power_watts a cap on their rate
-    attention_share: Share = 0.8  # flash attention forward, of the sustained matmul rate
-    attention_backward_share: Share = 0.73  # the same of its backward
-    flash2_share: Share = 1.0  # FlashAttention-2, of the rate of the chip's best attention kernels
-    bandwidth_share: Share = 0.9  # of the memory bandwidth, sustained by element-wise kernels
-    # Host time of one operation or message of eager PyTorch with the views, casts and hooks around it: narrow layers
-    # of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
+    matmul_share: dict[Dtype, Share] = {}  # share of the peak that large matmuls sustain in a training step
+    flops_per_joule: dict[Dtype, Rate] = {}  # large matmuls on real data; with power_watts it caps their rate
+    attention_share: Share = 0.8  # rate of flash attention forward over the sustained matmul rate
+    attention_backward_share: Share = 0.73  # the same for its backward
+    flash2_share: Share = 1.0  # rate of FlashAttention-2 over that of the chip's best attention kernels
+    bandwidth_share: Share = 0.9  # share of the memory bandwidth that element-wise kernels sustain
+    # Host time of one operation or message of eager PyTorch, including views, casts and hooks: small layers of vTrain's
+    # 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
     # Fitted to those runs at the minimum of their error: docs/explanation/how-a-step-costs/constants.md.
     launch_seconds: Seconds = 67e-6
-    source: str = OWN  # where the figures of the data sheet are from
-    share_source: str = "what kernels reach is the default"  # where the sustained shares are from
+    source: str = OWN  # source of the data-sheet figures
+    share_source: str = "what kernels reach is the default"  # source of the sustained shares
 
     def peak(self, dtype: Dtype) -> float:
-        """Peak dense FLOP/s of ``dtype``, or of the nearest wider format that the chip has."""
-        found = dtype if dtype in self.peak_flops else _nearest_wider(dtype, self.peak_flops)
-        return self.peak_flops[found] if found else max(self.peak_flops.values())
+        """Return the peak dense FLOP/s of ``dtype``, or of the next wider format that the chip has."""
+        format = dtype if dtype in self.peak_flops else _nearest_wider(dtype, self.peak_flops)
+        return self.peak_flops[format] if format else max(self.peak_flops.values())
 
     def sustained(self, dtype: Dtype) -> float:
-        """FLOP/s that large matmuls in ``dtype`` sustain in a step: a share of the peak, capped by power.
+        """Return the FLOP/s that large matmuls in ``dtype`` sustain in a step: a share of the peak, capped by power.
 
-        Without a measurement for ``dtype``, uses that of the nearest wider format.
+        Without a measurement for ``dtype``, that of the next wider format is used.
         """
-        found = dtype if dtype in self.matmul_share else _nearest_wider(dtype, self.matmul_share)
-        rate = self.peak(dtype) * (self.matmul_share[found] if found else MATMUL_SHARE)
-        cap = dtype if dtype in self.flops_per_joule else _nearest_wider(dtype, self.flops_per_joule)
-        if cap is None or self.power_watts is None:
+        format = dtype if dtype in self.matmul_share else _nearest_wider(dtype, self.matmul_share)
+        rate = self.peak(dtype) * (self.matmul_share[format] if format else MATMUL_SHARE)
+        capped_format = dtype if dtype in self.flops_per_joule else _nearest_wider(dtype, self.flops_per_joule)
+        if capped_format is None or self.power_watts is None:
             return rate
-        return min(rate, self.power_watts * self.flops_per_joule[cap])
+        return min(rate, self.power_watts * self.flops_per_joule[capped_format])
 
 
 def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
@@ -66,16 +68,16 @@ def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
 
 
 class Link(Record):
-    """One tier of the network, which connects groups of up to ``span`` neighbouring ranks."""
+    """A tier of the network, which connects groups of up to ``span`` neighboring ranks."""
 
     name: str  # such as NVLink or InfiniBand
-    span: Degree  # neighbouring ranks that the link connects
+    span: Degree  # number of neighboring ranks that the link connects
     bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
-    sustained: float = Field(1.0, ge=1e-6, le=1)  # share of it that a ring of large messages reaches
+    sustained: float = Field(1.0, ge=1e-6, le=1)  # share of the bandwidth that a ring reaches with large messages
     reduction_bandwidth: Rate | None = None  # bytes/s per rank of in-switch reductions (NVLink SHARP)
     latency_seconds: Seconds = 4e-6  # per step of a small message; default: NCCL between nodes
     direct: bool = False  # all-to-all wiring: a group of n in a span of s uses n - 1 of s - 1 links
-    source: str = OWN  # where the figures are from
+    source: str = OWN  # source of the figures
 
 
 class MatmulPoint(Record):
@@ -104,7 +106,7 @@ class AttentionPoint(Record):
 
 
 class KernelPoint(Record):
-    """Measured seconds of a memory-bound kernel (or a copy) that reads and writes ``moved_bytes`` in all."""
+    """Measured seconds of a memory-bound kernel (or a copy) that reads and writes ``moved_bytes`` in total."""
 
     kernel: str
     dtype: Dtype
@@ -116,7 +118,7 @@ class KernelPoint(Record):
 class CollectivePoint(Record):
     """Measured seconds of a collective over ``ranks`` processes on ``nodes`` hosts; ``bytes``: size of the full tensor.
 
-    ``busy_seconds``: of them those in which it keeps a core busy, which compute beside it cannot have; None: all.
+    ``busy_seconds``: the part in which it keeps a core busy, which concurrent compute cannot use; None: all.
     """
 
     collective: Collective
@@ -130,8 +132,8 @@ class CollectivePoint(Record):
 class UnitPoint(Record):
     """Measured seconds of one unit (embedding, block or head) of a rank in the trainer's own step, without messages.
 
-    ``key``: of ``planner/time/profiled.py``. The backward holds the gradients of the weights, unless the schedule runs
-    them as W. ``ranks`` processes ran side by side. ``over_curves``: seconds relative to those of the kernels' curves.
+    ``key``: as in ``planner/time/profiled.py``. The backward includes weight gradients, unless the schedule runs them
+    as W. ``ranks`` processes ran concurrently. ``over_curves``: seconds relative to those of the kernel curves.
     """
 
     key: str
@@ -145,12 +147,12 @@ class UnitPoint(Record):
 
 
 class UpdatePoint(Record):
-    """Measured seconds of a rank's step outside forward and backward: reductions' ends, norm, clip, update."""
+    """Measured seconds of a rank's step outside forward and backward: end of reductions, norm, clip, update."""
 
     key: str
     label: str
     ranks: PositiveInt
-    elements: PositiveInt  # updated by the rank
+    elements: PositiveInt  # elements that the rank updates
     seconds: PositiveFloat
     spread: NonNegativeFloat = 0.0
 
@@ -158,29 +160,29 @@ class UpdatePoint(Record):
 class Calibration(Record):
     """Measurements of one machine, with their date and torch version."""
 
-    date: str  # of the measurement
+    date: str  # date of the measurement
     torch: str  # version of PyTorch
     cores: PositiveInt  # cores of the host
     matmuls: tuple[MatmulPoint, ...] = ()  # matrix multiplications
     attentions: tuple[AttentionPoint, ...] = ()  # attention kernels
     kernels: tuple[KernelPoint, ...] = ()  # memory-bound kernels
     collectives: tuple[CollectivePoint, ...] = ()  # collectives
-    spread: NonNegativeFloat | None = None  # of nine tenths of the points, between their two best rounds; relative
+    spread: NonNegativeFloat | None = None  # relative difference of the two best rounds; 90 % of the points have less
     units: tuple[UnitPoint, ...] = ()  # blocks, embedding and head in the trainer's own step
     updates: tuple[UpdatePoint, ...] = ()  # optimizer updates in the trainer's own step
 
 
 class Machine(Record):
-    """``ranks`` chips in nodes of ``ranks_per_node``."""
+    """A machine: ``ranks`` chips in nodes of ``ranks_per_node``."""
 
     name: str  # for tables and messages
     chip: Chip  # the accelerator of each rank
-    ranks: Degree  # chips in all
-    ranks_per_node: Degree  # chips of one node
-    links: tuple[Link, ...] = Field(min_length=1)  # nearest first; the last one joins everything
+    ranks: Degree  # total number of chips
+    ranks_per_node: Degree  # chips per node
+    links: tuple[Link, ...] = Field(min_length=1)  # nearest first; the last one connects all ranks
     backend: Literal["nccl", "gloo"] = "nccl"  # library of the collectives
     dollars_per_rank_hour: Dollars | None = None  # price of one chip for one hour
-    calibration: Calibration | None = None  # measurements of ``fivefold calibrate``, used before the chip's shares
+    calibration: Calibration | None = None  # measurements of ``fivefold calibrate``, which replace the chip's shares
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
@@ -194,14 +196,14 @@ class Machine(Record):
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, counting a partly used one."""
+        """Return the number of nodes, including a partly used one."""
         return -(-self.ranks // self.ranks_per_node)
 
     @property
     def overlaps(self) -> bool:
-        """Whether messages travel beside compute: by streams of a GPU, or by NICs between hosts."""
+        """Tell whether messages can overlap with compute: on streams of a GPU, or by NICs between hosts."""
         return self.backend == "nccl" or self.nodes > 1
 
     def link(self, span: int) -> Link:
-        """The nearest tier that connects ``span`` neighbouring ranks."""
+        """Return the nearest tier that connects ``span`` neighboring ranks."""
         return next((link for link in self.links if link.span >= span), self.links[-1])

@@ -1,4 +1,4 @@
-"""Writes a machine to a TOML file atomically and reads it back bitwise equal.
+"""Write a machine to a TOML file atomically, and read it back bitwise equal.
 
 One measured point is one line. Fields that are None are omitted, as TOML has no null.
 """
@@ -16,18 +16,18 @@ from fivefold.record import Fault, read_file
 
 
 def write(machine: Machine, path: Path) -> None:
-    """Write ``machine`` to ``path`` through a temporary file beside it, so that a reader never sees half of it."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """Write ``machine`` to ``path`` through a temporary file next to it, so that readers never see a partial file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(emit(machine.model_dump(exclude_none=True)), encoding="utf-8")
-        os.replace(unfinished, path)
+        temporary.write_text(emit(machine.model_dump(exclude_none=True)), encoding="utf-8")
+        os.replace(temporary, path)
     except OSError as error:
         raise Fault(
             f"{path}: cannot write the machine: {error.strerror}; free some space or name another path"
         ) from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Machine:
@@ -41,12 +41,12 @@ def emit(values: Mapping[str, Any]) -> str:
 
 
 def _table(values: Mapping[str, Any], *, heading: str) -> list[str]:
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(key)} = {_block(value)}" for key, value in plain.items()]
+    scalars = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {_block(value)}" for key, value in scalars.items()]
     for key, value in values.items():
         if isinstance(value, Mapping):
-            inner = f"{heading}.{_key(key)}" if heading else _key(key)
-            lines += ["", f"[{inner}]", *_table(value, heading=inner)]
+            path = f"{heading}.{_key(key)}" if heading else _key(key)
+            lines += ["", f"[{path}]", *_table(value, heading=path)]
     return lines
 
 
@@ -77,4 +77,4 @@ def _key(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML does not
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON allows a bare DEL, TOML does not

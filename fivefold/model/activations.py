@@ -1,8 +1,8 @@
-"""Activations of feed-forward layers: one record each, with what the planner counts of it.
+"""Activation functions of feed-forward layers: one record each, with the facts that the planner counts.
 
-An activation with ``value`` and ``derivative`` is complete: dense layers train with it, by PyTorch's operations one
-after another. Those without have kernels of their own, in PyTorch (``trainer/model/kernels/activations.py``) and in
-Triton (``triton/activations.py`` there), and those of experts have one that multiplies by the routing weight.
+A record with ``value`` and ``derivative`` is complete: dense layers train with it, by PyTorch's operations one after
+another. The others have kernels of their own, in PyTorch (``trainer/model/kernels/activations.py``) and in Triton
+(``triton/activations.py`` there), and for experts one that also multiplies by the routing weight.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Activation:
     # act(x) and act'(x) by the methods of a tensor, each a new tensor; None: the trainer has kernels for it.
     value: Callable[[Any], Any] | None = None
     derivative: Callable[[Any], Any] | None = None
-    # Names in a Hugging Face config.json; the first is written. None: a family has it without naming it.
+    # Names in a Hugging Face config.json; the first is written. Empty: a family has it without naming it.
     huggingface: tuple[str, ...] = ()
-    # Tensors as large as its input that PyTorch saves for the backward pass where transformers writes the function out
-    # in PyTorch's operations. Source: huggingface/transformers 5.23:src/transformers/activations.py
+    # Tensors as large as its input that PyTorch saves for the backward pass where transformers spells the function out
+    # as several PyTorch operations. Source: huggingface/transformers 5.23:src/transformers/activations.py
     written_out: tuple[str, ...] = ()
-    cubes_input: bool = False  # by pow(x, 3), of which autocast saves an fp32 copy of x
+    cubes_input: bool = False  # computes pow(x, 3), for which autocast saves an fp32 copy of x
     # Tensors as large as its output that PyTorch's kernels allocate during the product with ``up`` and its backward.
     gated_scratch: int = 0
     gated_backward_scratch: int = 1
-    # Whether gate and up are clamped before the product, which then has no kernel of act(gate) alone.
+    # Whether gate and up are clamped before the product, so that there is no kernel of act(gate) alone.
     clamps: bool = False
-    # Whether the backward of experts makes the gradient times the fp32 routing weight in fp32 at its peak.
+    # Whether the peak of the experts' backward holds the gradient times the fp32 routing weight in fp32.
     widens_weighted_gradient: bool = False
 
 
@@ -42,7 +42,7 @@ _ACTIVATIONS = (
     Activation(name="silu", huggingface=("silu", "swish"), widens_weighted_gradient=True),  # x σ(x)
     Activation(name="gelu", huggingface=("gelu",)),  # x Φ(x)
     Activation(name="gelu_tanh", huggingface=("gelu_pytorch_tanh",)),  # ½x (1 + tanh(√(2/π) (x + 0.044715 x³)))
-    # the same, written out; gelu_fast makes the products inside of the tanh one by one
+    # the same as several operations; gelu_fast computes the products inside the tanh one by one
     Activation(name="gelu_new", huggingface=("gelu_new",), written_out=("half", "tanh", "sum"), cubes_input=True),
     Activation(name="gelu_fast", huggingface=("gelu_fast",),
                written_out=("half", "tanh", "sum", "scaled", "cubic", "part")),

@@ -1,4 +1,4 @@
-"""Catalog of models: each entry holds its publisher's ``config.json`` keys, read by the mapping of its family.
+"""Catalog of models: each entry holds the keys of the published ``config.json``, which its family's mapping reads.
 
 Models are built on demand, so that importing the catalog is cheap. A source of the form ``owner/model`` is the
 Hugging Face repository with that ``config.json``.
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 def names() -> list[str]:
-    """Names of the catalog's models, in its order."""
+    """Return the names of the catalog's models, in its order."""
     return list(CATALOG)
 
 
@@ -38,11 +38,11 @@ def named(name: str) -> Model:
 
 
 def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
-    """Build the model that ``text`` names: a catalog name or a file; ``find``: the file that a path means.
+    """Build the model that ``text`` names: a catalog name or a file. ``find`` maps a path in ``text`` to the file.
 
     A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any
-    other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns (``Remark``) of keys that may
-    change the model but that its family does not read.
+    other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns (``Remark``) about keys that
+    may change the model but that its family does not read.
     """
     if text in CATALOG:
         return named(text)
@@ -62,17 +62,17 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
 
 
 def locate_model(text: str, *, beside: Path) -> str:
-    """Return how a model that the file ``beside`` names is written here: a path next to that file, or any name."""
+    """Resolve a model named in the file ``beside``: a catalog name stays, a path is relative to that file."""
     return text if text in CATALOG else locate(text, beside=beside)
 
 
 def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
     """Build the model of a Hugging Face config, or of our own fields, as ``resolve`` reads them from a file."""
     if "architectures" in values or "model_type" in values:
-        found = from_config(values, name=name, source=source)
-        if said := remark(values, name=name):
-            warnings.warn(said, Remark, stacklevel=3)
-        return found
+        model = from_config(values, name=name, source=source)
+        if warning := remark(values, name=name):
+            warnings.warn(warning, Remark, stacklevel=3)
+        return model
     return Model.read({"name": name, "source": source, **values}, origin=source)
 
 
@@ -104,7 +104,7 @@ def _llama3(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
 
 
 def _llama3_stretch(factor: float) -> dict[str, Any]:
-    """Rope scaling since Llama 3.1: low frequencies divided by ``factor``, for 131 072 positions."""
+    """Return the rope scaling since Llama 3.1: low frequencies divided by ``factor``, for 131 072 positions."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
 
@@ -256,7 +256,7 @@ CATALOG: dict[str, Entry] = {
         | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
         | _yarn(40.0, mscale=0.707),
     ),
-    "deepseek-v3": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=0)),  # without its multi-token prediction
+    "deepseek-v3": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=0)),  # without multi-token prediction
     "deepseek-v3-mtp": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=1)),
     "kimi-k2": Entry(
         "moonshotai/Kimi-K2-Instruct",

@@ -1,4 +1,4 @@
-"""Norms: one record each, with what the planner counts of it. ``trainer/model/norm.py`` has the modules."""
+"""Norms: one record each, with the facts that the planner counts. ``trainer/model/norm.py`` has the modules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ NormName = Literal["rmsnorm", "layernorm"]
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A norm over the last dim, with a weight for each element of it."""
+    """A norm over the last dim, with one weight for each of its elements."""
 
     name: NormName
     statistics: (
-        int  # fp32 numbers of each row that are saved for the backward pass, and summed over ranks that share it
+        int  # fp32 numbers per row that are saved for the backward pass, and summed over ranks that share the row
     )
-    has_bias: bool  # unless the model leaves it out
-    is_one_kernel: bool  # of PyTorch, without scratch; others are computed by several kernels
+    has_bias: bool  # has a bias, unless the model leaves it out
+    is_one_kernel: bool  # one PyTorch kernel without scratch memory; other norms take several kernels
 
 
 # fmt: off

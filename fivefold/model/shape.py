@@ -1,4 +1,4 @@
-"""The model's shape as a record: every fact that planning or training needs, and nothing else.
+"""The shape of a model as a record: all facts that planning and training need.
 
 Letters (``docs/notation.md``): L ``layers``, D ``width``, F ``ffn``, N ``heads``, K ``kv_heads``,
 H ``head_dim``, V ``vocab``, E ``moe.experts``.
@@ -34,36 +34,36 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 class MLA(Record):
     """Multi-head latent attention (DeepSeek-V2): low-rank queries and a compressed key-value latent."""
 
-    q_rank: Latent | None  # of the compressed queries; None: queries are not compressed
-    kv_rank: Latent  # of the compressed keys and values
-    nope_dim: HeadDim  # dims of a head without rotary position
-    rope_dim: HeadDim  # dims of a head with rotary position
+    q_rank: Latent | None  # rank of the compressed queries; None: queries are not compressed
+    kv_rank: Latent  # rank of the compressed keys and values
+    nope_dim: HeadDim  # dims of a head that are not rotated
+    rope_dim: HeadDim  # dims of a head that are rotated
     v_dim: HeadDim  # dims of a value head
-    norm_epsilon: Positive = 1e-6  # of the two norms on the latents
+    norm_epsilon: Positive = 1e-6  # epsilon of the norms of both latents
 
 
 class MoE(Record):
     """A mixture of experts that replaces the MLP from layer ``dense_layers`` on."""
 
     experts: Experts  # routed experts of a layer (E)
-    topk: Experts  # experts of each token
+    topk: Experts  # experts per token
     ffn: Ffn  # width of one expert (F)
     shared_experts: int = Field(0, ge=0, le=2**10)  # experts that every token visits
-    shared_ffn: Ffn | None = None  # of one shared expert; None: equal to ``ffn``
-    dense_layers: int = Field(0, ge=0, le=2**12)  # first layers, which have a dense MLP
+    shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
+    dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
     score: Literal["softmax", "sigmoid"] = "softmax"  # function of the router's logits
     balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
-    aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # of the auxiliary loss
-    capacity: Positive | None = None  # capacity factor: tokens per expert over the even share; None: dropless
+    aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # weight of the auxiliary loss
+    capacity: Positive | None = None  # capacity factor: maximum tokens per expert over the average; None: dropless
     normalized: bool = True  # top-k weights rescaled to sum to one
     scaling: Scalar = 1.0  # factor on the routing weights
-    groups: Experts = 1  # ranked by their best expert (softmax) or their two best (sigmoid)
+    groups: Experts = 1  # groups of experts, ranked by their best expert (softmax) or two best experts (sigmoid)
     topk_groups: Experts = 1  # groups that a token's experts are chosen from
     router_bias: bool = False  # the router has a bias
     expert_bias: bool = False  # the experts have biases
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
     weighs: Literal["outputs", "inputs"] = (
-        "outputs"  # of experts: what their routing weights multiply (Llama 4: inputs)
+        "outputs"  # what routing weights multiply: outputs or inputs of experts (Llama 4: inputs)
     )
 
     @model_validator(mode="after")
@@ -82,9 +82,9 @@ class MoE(Record):
 
 
 class Temperature(Record):
-    """A factor on queries that grows with their position (arXiv:2501.19399): 1 + scale · ln(1 + ⌊(place + 1) / floor⌋).
+    """A factor on queries by their position (arXiv:2501.19399): 1 + scale · ln(1 + ⌊(position + 1) / floor⌋).
 
-    Of layers without rotary positions; the first ``floor`` − 1 tokens of a sequence have the factor 1.
+    Applies to layers without rotary positions. The first ``floor`` − 1 tokens of a sequence have the factor 1.
     """
 
     scale: Scalar = 0.1  # factor on the logarithm
@@ -94,11 +94,11 @@ class Temperature(Record):
 class MTP(Record):
     """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437 §2.2): ``depth`` modules, each a token further ahead.
 
-    The training loss is that of the next token + ``coefficient`` / ``depth`` · Σ over modules of theirs.
+    The training loss is that of the next token + ``coefficient`` / ``depth`` · Σ of the losses of the modules.
     """
 
     depth: Layers = 1  # modules, each of which predicts one token further ahead
-    coefficient: Positive = 0.3  # weight of their losses
+    coefficient: Positive = 0.3  # weight of the modules' losses
 
 
 class RopeScaling(Record):
@@ -107,20 +107,20 @@ class RopeScaling(Record):
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]  # ``rope_type`` of Hugging Face
     factor: Positive = 1.0  # ratio of the new to the old context length
     original_positions: Tokens | None = None  # context length of pre-training, in tokens
-    low_frequency_factor: Positive = 1.0  # llama3 alone
-    high_frequency_factor: Positive = 4.0  # llama3 alone
-    beta_fast: Positive = 32.0  # yarn alone
-    beta_slow: Positive = 1.0  # yarn alone
+    low_frequency_factor: Positive = 1.0  # llama3 only
+    high_frequency_factor: Positive = 4.0  # llama3 only
+    beta_fast: Positive = 32.0  # yarn only
+    beta_slow: Positive = 1.0  # yarn only
     attention_factor: Scalar | None = None  # factor on cosines and sines; None: computed
-    mscale: Scalar | None = None  # yarn alone (DeepSeek)
-    mscale_all_dims: Scalar | None = None  # yarn alone (DeepSeek)
+    mscale: Scalar | None = None  # yarn only (DeepSeek)
+    mscale_all_dims: Scalar | None = None  # yarn only (DeepSeek)
     truncate: bool = True  # yarn: round the range of corrected dims
     short_factors: tuple[Scalar, ...] = ()  # longrope: per dim, within the original context length
     long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
 
 
 class DropoutRates(NamedTuple):
-    """Rates of dropout in training: of the embedding, attention's probabilities, and what a branch adds."""
+    """Dropout rates in training: on the embedding, on attention probabilities, and on the output of each branch."""
 
     embedding: float
     attention: float
@@ -128,7 +128,7 @@ class DropoutRates(NamedTuple):
 
 
 class ModelShape(Record):
-    """A decoder-only transformer. All counts are of the whole model, unsharded and unpadded."""
+    """A decoder-only transformer. All counts are those of the full model, without sharding and padding."""
 
     name: str  # as printed in tables
     layers: Layers  # transformer blocks (L)
@@ -143,9 +143,9 @@ class ModelShape(Record):
     norm: NormName = "rmsnorm"  # kind of norm
     norm_epsilon: Positive = 1e-5  # added to the variance
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
-    norm_bias: bool = True  # of LayerNorm; an RMSNorm has none
+    norm_bias: bool = True  # a LayerNorm has a bias; an RMSNorm never has one
     block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
-    residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the stream
+    residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
@@ -159,7 +159,8 @@ class ModelShape(Record):
 
     qkv_bias: bool = False  # the projections of q, k and v have biases
     out_bias: bool = False  # the output projection has a bias
-    # head: of each head, by one weight; heads: by a weight of its own; full: over all; unit: without, in rotary layers
+    # head: per head, with one shared weight; heads: per head, each with its own weight; full: over all heads at once;
+    # unit: per head without a weight, in rotary layers only
     qk_norm: Literal["none", "head", "heads", "full", "unit"] = "none"
     temperature: Temperature | None = None  # factor on queries that grows with the position
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
@@ -167,8 +168,8 @@ class ModelShape(Record):
     attention_softcap: Positive | None = None  # attention logits are capped at this by tanh
     logit_softcap: Positive | None = None  # output logits are capped at this by tanh
     window: Tokens | None = None  # tokens of sliding-window attention; None: full attention
-    window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide if window
-    window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: tokens attend inside their run of ``window`` tokens
+    window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide, if window is given
+    window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: attention within chunks of ``window`` tokens
     mla: MLA | None = None  # latent attention
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
@@ -177,9 +178,9 @@ class ModelShape(Record):
     embedding_scale: Scalar = 1.0  # factor on the output of the embedding
     logit_scale: Scalar = 1.0  # factor on the output logits
     head_bias: bool = False  # the head has a bias
-    dropout: Rate = 0.0  # of what attention and feed-forward add to the stream
-    attention_dropout: Rate | None = None  # of attention's probabilities; None: as ``dropout``
-    embedding_dropout: Rate | None = None  # None: as ``dropout``
+    dropout: Rate = 0.0  # rate on what attention and feed-forward add to the residual stream
+    attention_dropout: Rate | None = None  # rate on attention probabilities; None: as ``dropout``
+    embedding_dropout: Rate | None = None  # rate on the embedding; None: as ``dropout``
     source: str = ""  # where the figures are from
 
     @model_validator(mode="after")
@@ -215,15 +216,15 @@ class ModelShape(Record):
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
 
     def _approximate_parameters(self) -> int:
-        """Approximate number of parameters, without norms and biases; fast for absurd sizes."""
+        """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""
         mla, moe = self.mla, self.moe
-        heads = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
+        head_dims = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
-        return (self.layers + self.predicted) * self.width * (heads + 2 * ffn) + self.vocab * self.width
+        return (self.layers + self.predicted) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
 
     @property
     def rope_dim(self) -> int:
-        """Number of rotated dims per head."""
+        """Return the number of rotated dims per head."""
         return self.mla.rope_dim if self.mla else int(self.head_dim * self.rope_fraction)
 
     @property
@@ -233,18 +234,18 @@ class ModelShape(Record):
         They are the rotary tables of all layers, those of sliding layers with a base of their own, and the
         temperature's. The trainer builds these tables in this order, and the planner counts their bytes.
         """
-        every = range(self.layers + self.predicted)
+        layers = range(self.layers + self.predicted)
         rotary = (self.rope_dim,) * (2 if self.rope_theta_sliding else 1) if self.position == "rope" else ()
-        return rotary + ((self.head_dim,) if any(map(self.tempers, every)) else ())
+        return rotary + ((self.head_dim,) if any(map(self.tempers, layers)) else ())
 
     @property
     def predicted(self) -> int:
-        """Number of tokens predicted from one position beside the next: the depth of multi-token prediction."""
+        """Return the number of tokens predicted per position in addition to the next: the depth of MTP."""
         return self.mtp.depth if self.mtp else 0
 
     @property
     def dropout_rates(self) -> DropoutRates:
-        """The rates of dropout by place."""
+        """Return the dropout rates of embedding, attention and branches."""
         embedding, attention = self.embedding_dropout, self.attention_dropout
         return DropoutRates(
             embedding=self.dropout if embedding is None else embedding,
@@ -254,26 +255,26 @@ class ModelShape(Record):
 
     @property
     def shares_table(self) -> bool:
-        """Whether the last stage reads the token embedding too: as its output projection, or to predict further."""
+        """Tell whether the last stage also reads the token embedding: as output projection, or for MTP."""
         return self.tied_embeddings or self.mtp is not None
 
     def slides(self, layer: int) -> bool:
-        """Whether ``layer`` attends only to the last ``window`` tokens, or to those of its chunk."""
+        """Tell whether ``layer`` attends only to the last ``window`` tokens, or to those of the chunk."""
         if self.window is None:
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
 
     def rotates(self, layer: int) -> bool:
-        """Whether ``layer`` rotates its queries and keys."""
+        """Tell whether ``layer`` rotates its queries and keys."""
         pattern = self.rope_pattern
         return self.position == "rope" and (pattern[layer % len(pattern)] if pattern else True)
 
     def is_moe(self, layer: int) -> bool:
-        """Whether ``layer`` routes its tokens to experts."""
+        """Tell whether ``layer`` routes its tokens to experts."""
         if self.moe is None or layer < self.moe.dense_layers:
             return False
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
 
     def tempers(self, layer: int) -> bool:
-        """Whether ``layer`` multiplies its queries by the temperature of their positions."""
+        """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""
         return self.temperature is not None and not self.rotates(layer)

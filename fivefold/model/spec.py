@@ -1,4 +1,4 @@
-"""The model as a record: its shape (``shape.py``) with the parameters that follow from it (``weights.py``)."""
+"""The model record: its shape (``shape.py``) with the parameter counts that follow from it (``weights.py``)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Model(ModelShape):
 
     @cached_property
     def parameters(self) -> int:
-        """Number of trainable parameters of the whole model."""
+        """Return the number of trainable parameters of the full model."""
         return count(self)
 
     @cached_property
     def active_parameters(self) -> int:
-        """Number of parameters used per token: of the experts, only the top-k and the shared ones."""
+        """Return the number of parameters used per token: of the experts, only the top-k and the shared ones."""
         return count(self, active=True)

@@ -1,4 +1,4 @@
-"""Lists every weight of a model by name and shape; counting, sharding and training all use this list.
+"""List every weight of a model by name and shape; counting, sharding and training all use this list.
 
 Linear weights are ``(out, in)`` as in ``torch.nn.Linear``; the weights of all experts of a layer are one tensor
 with the expert dim first. Names follow the module tree of ``trainer/model/transformer.py``.
@@ -25,22 +25,22 @@ class Weight(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def is_vector(self) -> bool:
-        """Whether it is a norm or a bias, also one of experts."""
+        """Tell whether it is the weight or bias of a norm, a bias, or another vector, also of experts."""
         return self.kind in ("norm", "bias", "vector") or self.name.endswith("bias")
 
     @property
     def is_hidden(self) -> bool:
-        """Whether it is a matrix (or stacked matrices of experts) inside a block."""
+        """Tell whether it is a matrix (or the stacked matrices of experts) inside a block."""
         return not self.is_vector and self.kind in ("column", "row", "router", "expert_column", "expert_row")
 
 
 def weights(model: ModelShape) -> Iterator[Weight]:
-    """All weights in module order: embedding, blocks, final norm, head."""
+    """Yield all weights in module order: embedding, blocks, final norm, head."""
     yield from embedding_weights(model)
     for layer in range(model.layers):
         for weight in block_weights(model, layer):
@@ -49,36 +49,36 @@ def weights(model: ModelShape) -> Iterator[Weight]:
 
 
 def embedding_weights(model: ModelShape) -> Iterator[Weight]:
-    """Token embedding, and position embedding if positions are learned."""
+    """Yield the token embedding, and the position embedding if positions are learned."""
     yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
         yield Weight("embed.positions.weight", (model.positions, model.width), "embedding")
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
-    """Final norm, unless tied to the embedding the head, and the modules of multi-token prediction."""
+    """Yield the final norm, the head unless it is tied to the embedding, and the modules of multi-token prediction."""
     yield from _norm(model, "head.norm", model.width)
     if not model.tied_embeddings:
         yield Weight("head.out.weight", (model.vocab, model.width), "head")
     if model.head_bias:
         yield Weight("head.out.bias", (model.vocab,), "bias")
-    for place in range(model.predicted):
-        yield from _mtp(model, f"head.mtp.{place}", layer=model.layers + place)
+    for index in range(model.predicted):
+        yield from _mtp(model, f"head.mtp.{index}", layer=model.layers + index)
 
 
 def block_name(model: ModelShape, layer: int) -> str:
-    """Name of the module of a block; those of multi-token prediction are numbered on after the last layer."""
+    """Return the name of the module of a block; blocks of multi-token prediction have numbers after the last layer."""
     return f"blocks.{layer}" if layer < model.layers else f"head.mtp.{layer - model.layers}.block"
 
 
 def layer_of(model: ModelShape, name: str) -> int:
-    """The layer of a weight of a block, numbered as in ``block_name``."""
-    words = name.split(".")
-    return int(words[1]) if words[0] == "blocks" else model.layers + int(words[2])
+    """Return the layer of a weight of a block, numbered as in ``block_name``."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blocks" else model.layers + int(parts[2])
 
 
 def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
-    """A module of multi-token prediction: norms of embedding and hidden state, projection of both, block, norm."""
+    """Yield a module of multi-token prediction: norms of embedding and hidden state, projection, block, norm."""
     yield from _norm(model, f"{name}.embed_norm", model.width)
     yield from _norm(model, f"{name}.hidden_norm", model.width)
     yield from _linear(f"{name}.project", model.width, 2 * model.width, "column", bias=False)
@@ -88,7 +88,7 @@ def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
 
 
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
-    """Weights of one block, with names relative to the block."""
+    """Yield the weights of one block, with names relative to the block."""
     yield from _norm(model, "norm1", model.width)
     yield from _mla(model) if model.mla else _attention(model)
     if model.block == "sandwich":
@@ -101,7 +101,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
 
 
 def norm_shape(model: ModelShape, heads: int) -> tuple[int, ...] | None:
-    """The shape of the weight by which so many ``heads`` of queries or keys are normed; None: there is none."""
+    """Return the shape of the norm weight of ``heads`` query or key heads; None: they have none."""
     dim = model.head_dim
     return {"head": (dim,), "heads": (heads, dim), "full": (heads * dim,)}.get(model.qk_norm)
 
@@ -119,15 +119,15 @@ def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, b
 
 
 def _attention(model: ModelShape) -> Iterator[Weight]:
-    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    yield from _linear("attention.q", wide, model.width, "column", bias=model.qkv_bias)
-    yield from _linear("attention.k", narrow, model.width, "column", bias=model.qkv_bias)
-    yield from _linear("attention.v", narrow, model.width, "column", bias=model.qkv_bias)
+    q_dims, kv_dims = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    yield from _linear("attention.q", q_dims, model.width, "column", bias=model.qkv_bias)
+    yield from _linear("attention.k", kv_dims, model.width, "column", bias=model.qkv_bias)
+    yield from _linear("attention.v", kv_dims, model.width, "column", bias=model.qkv_bias)
     for name, heads in (("q", model.heads), ("k", model.kv_heads)):
         if (shape := norm_shape(model, heads)) is not None:
             yield from _norm(model, f"attention.{name}_norm", *shape)
     yield from _sinks(model)
-    yield from _linear("attention.out", model.width, wide, "row", bias=model.out_bias)
+    yield from _linear("attention.out", model.width, q_dims, "row", bias=model.out_bias)
 
 
 def _mla(model: ModelShape) -> Iterator[Weight]:
@@ -148,7 +148,7 @@ def _mla(model: ModelShape) -> Iterator[Weight]:
 
 
 def _sinks(model: ModelShape) -> Iterator[Weight]:
-    """Yield the logit of each head that attention adds to the keys; latent attention has them too (HY V4)."""
+    """Yield attention's sink logits, one per head; latent attention may have them too (HY V4)."""
     if model.attention_sinks:
         yield Weight("attention.sinks", (model.heads,), "vector")
 
@@ -179,7 +179,7 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
 
 
 def count(model: ModelShape, *, active: bool = False) -> int:
-    """Number of parameters of the whole model; ``active``: only those used per token."""
+    """Count the parameters of the full model; ``active``: only those used per token."""
     return sum(
         weight.numel * model.moe.topk // model.moe.experts
         if active and model.moe and weight.kind.startswith("expert")

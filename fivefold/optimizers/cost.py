@@ -1,4 +1,4 @@
-"""The interface of an optimizer's costs: every optimizer states all of them, so that none is priced by a default."""
+"""The interface of an optimizer's costs. Every optimizer defines all of them; there are no defaults."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fivefold.layout.sharding import shard_numel
 from fivefold.model.weights import Weight
 from fivefold.optimizers.sharded_weight import ShardedWeight
 
-ITERATIONS = 5  # of Newton-Schulz
+ITERATIONS = 5  # iterations of Newton-Schulz
 FP32_ELEMENTS = 2**22  # elements that an update holds in fp32 at once
 
 
 class Product(NamedTuple):
-    """Products of the update: ``number`` of [rows, inner] @ [inner, columns], each ``times`` times."""
+    """Matrix products of the update: ``number`` of [rows, inner] @ [inner, columns], each ``times`` times."""
 
     rows: int
     columns: int
@@ -28,12 +28,12 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """FLOPs of all of them."""
+        """Return the FLOPs of all products."""
         return 2 * self.rows * self.columns * self.inner * self.number * self.times
 
 
 class Payloads(NamedTuple):
-    """Bytes of the messages of one family's update: over the ranks of its shards, and over those of its pieces."""
+    """Bytes of the messages of one family's update: over the ranks of its shards, and over those of its tp pieces."""
 
     collective: str
     over_shards: list[int]
@@ -41,13 +41,13 @@ class Payloads(NamedTuple):
 
 
 class OptimizerCost(ABC):
-    """What one update rule stores, moves, sends and multiplies. Bytes are those of one rank.
+    """The costs of one update rule: what it stores, moves, sends and multiplies. Bytes are those of one rank.
 
-    title: its name in tables.
+    title: name in tables.
     elementwise: every element is updated by itself, so the update sends nothing and multiplies no matrices.
-    fp32_states: the trainer keeps its states in fp32, and refuses a recipe with narrower moments.
-    counts_2d_tp: its update is counted where tensor parallelism has two dimensions.
-    updates_flat_buffer: a software that joins a rank's part of all weights to one tensor (DeepSpeed's ZeRO) updates
+    fp32_states: the trainer keeps the states in fp32, and does not support a recipe with lower-precision moments.
+    counts_2d_tp: the update is counted under 2D tensor parallelism.
+    updates_flat_buffer: software that flattens a rank's shard of all weights to one tensor (DeepSpeed's ZeRO) updates
         that tensor, with one step count.
     """
 
@@ -59,8 +59,9 @@ class OptimizerCost(ABC):
 
     @abstractmethod
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
-        """Return the bytes of moments and step counts of the largest shard; ``quantised``: names of weights whose
-        moments may have 8 bits.
+        """Return the bytes of moments and step counts of the largest shard.
+
+        ``quantised``: names of weights whose moments may have 8 bits.
         """
 
     @abstractmethod
@@ -69,7 +70,7 @@ class OptimizerCost(ABC):
 
     @abstractmethod
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return the peak bytes that the update holds next to states and gradients."""
+        """Return the peak bytes that the update holds in addition to states and gradients."""
 
     def payloads(self, family: list[ShardedWeight]) -> Payloads:
         """Return the messages of one family's update."""
@@ -80,7 +81,7 @@ class OptimizerCost(ABC):
         raise NotImplementedError
 
     def weight_products(self, weight: ShardedWeight) -> list[Product]:
-        """Return the matrix products of one weight, wherever they are computed."""
+        """Return the matrix products of one weight, on whichever rank they are computed."""
         raise NotImplementedError
 
 
@@ -90,7 +91,7 @@ def local_numel(weight: Weight, shards: int) -> int:
 
 
 def is_narrow(job: Job) -> bool:
-    """Return whether the optimizer updates a copy of less than 32 bits, and so widens it block by block."""
+    """Tell whether the optimizer updates a copy of less than 32 bits, which it converts to fp32 block by block."""
     return job.precision.updated_bytes < 4
 
 

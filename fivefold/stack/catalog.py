@@ -1,6 +1,6 @@
-"""Named stacks by name, and the source of every fact in which they differ from the record's defaults, which are ours.
+"""All stacks by name, and the source of every fact in which they differ from the record's defaults (Fivefold's).
 
-The entries are beside: ``megatron.py``, ``pytorch.py``, ``others.py``; docs/reference/stacks.md shows them as a table.
+The entries are in ``megatron.py``, ``pytorch.py`` and ``others.py``; docs/reference/stacks.md shows them as a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.s
 
 
 def named(name: str) -> Stack:
-    """The stack called ``name``."""
+    """Return the stack called ``name``."""
     if name not in STACKS:
         raise nearest(name, list(STACKS), kind="stack")
     return STACKS[name]

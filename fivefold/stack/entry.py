@@ -1,4 +1,4 @@
-"""An entry of the catalog: what a software does otherwise than ``Stack``'s defaults, each fact with its source."""
+"""An entry of the catalog: the facts in which a framework differs from ``Stack``'s defaults, each with its source."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fivefold.stack.spec import Runs, Stack
 
 
 class Fact(NamedTuple):
-    """A value of a field, and where it stands: repository@commit:path, or a paper with its section."""
+    """A value of a field, and its source: repository@commit:path, or a paper with its section."""
 
     value: object
     source: str
 
 
 class Entry(NamedTuple):
-    """A named software; ``facts`` are fields of ``Stack``, ``runs`` fields of ``Runs``."""
+    """A named framework: ``facts`` are fields of ``Stack``, ``runs`` fields of ``Runs``."""
 
     name: str
-    version: str  # of the software that the facts are of
+    version: str  # version of the framework to which the facts apply
     family: str
     facts: Mapping[str, Fact]
     runs: Mapping[str, Fact]
 
     def stack(self) -> Stack:
-        """The record: the stated facts over the defaults."""
+        """Return the record: the stated facts over the defaults."""
         runs = Runs.model_validate({field: fact.value for field, fact in self.runs.items()})
         facts = {field: fact.value for field, fact in self.facts.items()}
         return Stack.model_validate(
@@ -33,6 +33,6 @@ class Entry(NamedTuple):
         )
 
     def sources(self) -> dict[str, str]:
-        """The source of each fact, those of what it runs as ``runs.FIELD``."""
+        """Return the source of each fact; those of supported layouts have keys ``runs.FIELD``."""
         facts = {field: fact.source for field, fact in self.facts.items()}
         return facts | {f"runs.{field}": fact.source for field, fact in self.runs.items()}

@@ -1,6 +1,6 @@
-"""What Fivefold's own kernels do, and what kernels under PyTorch's autograd do: two lists, of which a stack has one.
+"""Properties of Fivefold's own kernels, and of kernels under PyTorch's autograd. A stack has one of the two sets.
 
-Facts that a software has on its own are fields of ``Stack``; those here come together with its linear layers.
+Properties of a single framework are fields of ``Stack``; those here are tied to the kind of its linear layers.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from typing import NamedTuple
 
 
 class KernelFacts(NamedTuple):
-    """What the kernels of a software do, as far as bytes, messages and seconds depend on it."""
+    """Properties of a framework's kernels that affect bytes, messages and seconds."""
 
     # linear layers
-    fuses_linears: bool  # those on one input are one operation, with its messages
+    fuses_linears: bool  # linear layers on one input are one operation, which includes their messages
     keeps_casts: bool  # the cast of an input to fp8 or fp4 is kept for the backward; else it is cast again
     supports_autocast: bool
-    two_dimensional_tp: bool  # splits rows and columns of weights over tensor parallelism
+    two_dimensional_tp: bool  # 2D tensor parallelism splits rows and columns of weights
     fused_norms: bool  # a norm is one kernel, which needs no scratch in its backward
 
     # experts
-    pads_to_capacity: bool  # computes on as many rows as experts may have; else on those that arrive
-    separate_biases: bool  # an operation of its own adds the biases of experts
+    pads_to_capacity: bool  # computes on as many rows as experts may have; else on those received
+    separate_biases: bool  # a separate operation adds the biases of experts
     overlaps_expert_wgrad: bool  # dW of gate and up is computed during the backward's all_to_all
     sums_expert_dgrad: bool  # dx of gate and up are added before their dW are computed
-    weighs_in_own_kernel: bool  # the product with the routing weights, in fp32, is not part of the activation's kernel
+    weighs_in_own_kernel: bool  # the fp32 product with the routing weights is separate from the activation's kernel
 
     # attention
-    own_attention: bool  # kernels of its own for rings, sinks and dropout; for two head dims PyTorch's, with seeds
+    own_attention: bool  # own kernels for rings, sinks and dropout; PyTorch's, with seeds, for two head dims
 
     # gradients
-    adds_to_table: bool  # the head adds the gradient of a tied table to the sums of the embedding
-    allocates_sums: bool  # else the first gradients become the sums (PyTorch's AccumulateGrad)
-    separate_adds: bool  # kernels of their own add gradients to sums and branches; one kernel runs all experts
-    reduces_experts_midway: bool  # within the backward of their block
-    overlaps_each_reduction: bool  # if every backward reduces: with the next unit's, and the last with the next forward
+    adds_to_table: bool  # the head adds the gradient of tied weights to the accumulated one of the embedding
+    allocates_sums: bool  # allocates accumulated gradients; else the first gradients become them (AccumulateGrad)
+    separate_adds: bool  # separate kernels accumulate gradients and add branches; one kernel runs all experts
+    reduces_experts_midway: bool  # reduces expert gradients within the backward of their block
+    overlaps_each_reduction: bool  # if every backward reduces: with the next unit's, the last with the next forward
 
 
 FIVEFOLD = KernelFacts(

@@ -1,4 +1,4 @@
-"""Megatron-LM of 2021 and 2022, what descends from it, and Megatron-Core with Transformer Engine."""
+"""Megatron-LM of 2021 and 2022 and its derivatives, and Megatron-Core with Transformer Engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMON = {
     ),
 }
 
-# Until 2022: scale, mask and softmax are one kernel on scores that are written; nothing runs beside compute.
+# Until 2022: scale, mask and softmax are one kernel on materialized scores; nothing overlaps with compute.
 PLAIN = COMMON | {
     "attention": Fact("unfused", f"{PTD_P} §4.2: fused kernels for scale, mask and softmax on the scores"),
     "loss": Fact(
@@ -34,8 +34,8 @@ PLAIN = COMMON | {
         "VIA-Research/vTrain@f8dda84: use_gradient_bucket false; Megatron-LM of that time reduces at the end",
     ),
     "scatter_hops": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
-    # backward: sums of four biases; two kernels more of each norm; two sums of the stream's gradients; the second
-    # products of scores and values, and two scalings of the former's (alpha of baddbmm)
+    # backward: sums of four biases; two more kernels per norm; two sums of the residual stream's gradients; the second
+    # products of scores and values, and two scalings of the former (alpha of baddbmm)
     "further_kernels": Fact(
         (0, 14), "VIA-Research/vTrain@f8dda84:src/model/gpt_modeling.py, as in Megatron-LM: a layer's nodes of autograd"
     ),
@@ -123,7 +123,7 @@ MEGATRON_CORE = Entry(
     runs=CORE_RUNS,
 )
 
-# Userbuffers hide the messages of tensor parallelism; the loss is Transformer Engine's.
+# Userbuffers overlap the messages of tensor parallelism; the loss is Transformer Engine's.
 MEGATRON_BRIDGE = Entry(
     name="megatron-bridge",
     version="25.09 to 26.08",
@@ -148,7 +148,7 @@ NEMO = Entry(
     runs=CORE_RUNS,
 )
 
-# What trained DeepSeek-V3. Not printed, and assumed: kernels and what they keep as Megatron-Core's.
+# The framework that trained DeepSeek-V3. Not published, so assumed: kernels and saved tensors as in Megatron-Core.
 DEEPSEEK_V3 = "arXiv:2412.19437"
 DEEPSEEK = Entry(
     name="deepseek",

@@ -1,4 +1,4 @@
-"""DeepSpeed under Hugging Face's models, nanotron, InternEvo, PaddleNLP."""
+"""Further frameworks: DeepSpeed with Hugging Face models, nanotron, InternEvo, PaddleNLP."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ NANOTRON = Entry(
             ("dp",), f"{NANOTRON_REPOSITORY}@0e0a27e:scripts/scaling_benchmarks.py; stages wait for theirs"
         ),
         "async_tp": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"),
-        # forward: sequence lengths from the mask (6), keys and values joined and turned (2), the output turned (1),
-        # SiLU apart from its product (1); backward: of these 8, sums of 4 weights and 2 norms, the norms' second
-        # kernels (2), and the stream's sums (2)
+        # forward: sequence lengths from the mask (6), keys and values concatenated and transposed (2), the output
+        # transposed (1), SiLU separate from its product (1); backward: 8 for these, gradient sums of 4 weights and 2
+        # norms, the norms' second kernels (2), and sums of the residual stream (2)
         "further_kernels": Fact(
             (10, 18),
             f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py, CoreAttention, CausalSelfAttention, "

@@ -1,4 +1,4 @@
-"""PyTorch's FSDP and the trainers on it: each layer under autograd, gradients reduced as the backward makes them."""
+"""PyTorch's FSDP and trainers based on it: each layer under autograd, gradients reduced during the backward."""
 
 from __future__ import annotations
 

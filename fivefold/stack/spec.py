@@ -1,6 +1,6 @@
-"""The stack as a record: the software that runs a job, as far as memory, work, messages and time depend on it.
+"""The stack record: the properties of a training framework that affect memory, FLOPs, messages and time.
 
-The defaults are this engine's. A fact that a named stack states otherwise has its source in its entry (``catalog.py``).
+The defaults are those of Fivefold's trainer. Where a named stack differs, its entry has the source (``catalog.py``).
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ Launches = Annotated[int, Field(ge=0, le=1000)]
 
 
 class Runs(Record):
-    """The layouts that a stack can run."""
+    """The layouts that a stack supports."""
 
-    axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # whose degree may exceed 1
+    axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # axes whose degree may exceed 1
     schedules: tuple[ScheduleName, ...] = SCHEDULES  # pipeline schedules
     zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # ZeRO stages
-    pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # of these, with pp > 1
+    pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # ZeRO stages with pp > 1
     shard_groups: bool = True  # ZeRO within groups of replicas (zero3/8)
     cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")  # kinds of context parallelism
     expert_tensor: bool = True  # etp smaller than tp, or larger than 1
     no_sp: bool = True  # tensor parallelism without sequence parallelism
     uneven_stages: bool = True  # stages with different numbers of layers
-    orders: bool | tuple[str, ...] = True  # any order of the axes over the ranks; or these beside the usual one
-    # What its config can be told to recompute: full, full/n, and groups of operations, some of them in models with
-    # experts alone; empty: all. The search takes no other; any is predicted, as some configs are read for the nearest.
+    orders: bool | tuple[str, ...] = True  # any order of the mesh axes; or these besides the default
+    # Recomputation that its config can express: full, full/n, and groups of operations; empty: all. The search uses no
+    # others; predictions accept any, as some configs are read as the nearest recomputation.
     recomputes: tuple[str, ...] = ()
-    expert_recomputes: tuple[str, ...] = ()  # further groups, in models with experts alone
-    experts_as_mlp: bool = False  # told likewise: etp is tp without ep, and 1 with it
-    told_axes: tuple[Axis, ...] = ()  # told likewise: of ``axes``; empty: all
-    told_zero: tuple[ZeroStage, ...] = ()  # told likewise, with pp = 1: of ``zero``; empty: all
-    cp_shards: bool = False  # told likewise: weights are sharded over all of cp: no ZeRO-0 beside it, and whole groups
+    expert_recomputes: tuple[str, ...] = ()  # further groups, only in models with experts
+    experts_as_mlp: bool = False  # its config can express etp = tp without ep, and etp = 1 with ep, only
+    told_axes: tuple[Axis, ...] = ()  # those of ``axes`` that its config can express; empty: all
+    told_zero: tuple[ZeroStage, ...] = ()  # those of ``zero`` that its config can express with pp = 1; empty: all
+    cp_shards: bool = False  # its config always shards weights over all of cp: no ZeRO-0 with cp, groups span cp
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
-        """The ZeRO stages beside ``pp`` pipeline ranks."""
+        """Return the ZeRO stages supported with ``pp`` pipeline ranks."""
         return tuple(stage for stage in self.zero if pp == 1 or stage in self.pipelined_zero)
 
     def orders_like(self, order: Sequence[MeshAxis]) -> bool:
-        """Whether the ranks may be in this order of the axes."""
+        """Tell whether the stack supports this order of the axes."""
         if isinstance(self.orders, bool):
             return self.orders or tuple(order) == DEFAULT_ORDER
         return tuple(order) == DEFAULT_ORDER or "-".join(order) in self.orders
 
     def zero_told(self, pp: int, cp: int = 1) -> tuple[ZeroStage, ...]:
-        """Of ``zero_with`` those that the config can be told, beside ``cp`` ranks of a sequence."""
-        among = self.told_zero if pp == 1 and self.told_zero else self.zero
-        least = 1 if self.cp_shards and cp > 1 else 0
-        return tuple(stage for stage in self.zero_with(pp) if stage in among and stage >= least)
+        """Return the stages of ``zero_with`` that the config can express with ``cp`` ranks per sequence."""
+        expressible = self.told_zero if pp == 1 and self.told_zero else self.zero
+        min_stage = 1 if self.cp_shards and cp > 1 else 0
+        return tuple(stage for stage in self.zero_with(pp) if stage in expressible and stage >= min_stage)
 
     def shards_told(self, shards: int, cp: int) -> bool:
-        """Whether the config can be told shard groups of ``shards`` replicas beside ``cp`` ranks of a sequence."""
+        """Tell whether the config can express shard groups of ``shards`` ranks with ``cp`` ranks per sequence."""
         return not self.cp_shards or shards % cp == 0
 
     def told(self, ac: str, *, experts: bool) -> bool:
-        """Whether the config has words for a recomputation, of a model with ``experts`` or without."""
+        """Tell whether the config can express a recomputation, for a model with or without ``experts``."""
         if ac == "none" or not self.recomputes:
             return True
         if "@" in ac:
@@ -77,124 +77,127 @@ class Runs(Record):
 
 
 class Stack(Record):
-    """A training software: its kernels, what it keeps, sends and hides, and what it can run."""
+    """A training framework: its kernels, what it keeps, sends and overlaps, and the layouts that it supports."""
 
     name: str = "fivefold"  # as in ``--stack``
-    version: str = ""  # of the software that the facts are of
+    version: str = ""  # version of the framework to which the facts apply
     family: str = "fivefold"  # stacks whose predictions have similar errors (``planner/time/errors.py``)
 
-    # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
-    # attention to one dim, as PyTorch's on CPU; unfused: scores written out
+    # flash: the chip's fastest kernel; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of
+    # latent attention to one dim, as PyTorch's on CPU; unfused: materializes the scores
     attention: Attention = "flash"
-    # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
-    # narrow: PyTorch's in the logits' dtype, which the caller holds until the end of the backward; widened: one fp32
-    # copy that becomes its own gradient (Megatron); copied: as widened, but beside the fp32 logits (nanotron)
+    # fused: one buffer holds the logits, then their gradient; chunked: never all logits at once; plain: PyTorch's, with
+    # fp32 copies; narrow: PyTorch's in the dtype of the logits, which the caller holds until the end of the backward;
+    # widened: one fp32 copy that becomes the gradient (Megatron); copied: as widened, with the fp32 logits kept
+    # (nanotron)
     loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
-    # Norms, rotary embedding, activation and loss. fused: a kernel each, in our engine Triton's on GPUs and PyTorch's
-    # on CPUs (``on``); triton, compiled, eager: ours, written in Triton, by torch.compile of whole blocks, or as
-    # PyTorch's kernels one by one, which keep no more; plain: PyTorch's under autograd, which keep more; norms: so the
-    # activation alone
+    # Norms, rotary embedding, activation and loss. fused: one kernel each, Fivefold's in Triton on GPUs and PyTorch's on
+    # CPUs; triton, compiled, eager: Fivefold's, written in Triton, by torch.compile of full blocks, or as separate
+    # PyTorch kernels, which save no more tensors; plain: PyTorch's under autograd, which save more; norms: as plain for
+    # the activation, else fused
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"] = "fused"
-    # rotary embedding where other kernels are fused: one of them, or PyTorch's one by one, with the concatenation of
-    # the heads (Megatron's latent attention without apply_rope_fusion)
+    # rotary embedding if other kernels are fused: also fused, or separate PyTorch kernels with a concatenation of the
+    # heads (Megatron's latent attention without apply_rope_fusion)
     rope: Literal["fused", "apart"] = "fused"
     compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
-    compile_loss: bool = True  # where blocks are compiled, PyTorch's loss as well (torchtitan, but at the end of 2024)
+    compile_loss: bool = True  # if blocks are compiled, PyTorch's loss as well (torchtitan, except at the end of 2024)
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
-    # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
-    # sums itself (ours); apart: each for itself, under autograd. What comes with them: ``kernel_facts.py``
+    # fanned: linear layers on one input are one operation, which computes one input gradient and accumulates the weight
+    # gradients itself (Fivefold); apart: separate layers under autograd. ``kernel_facts.py`` lists what follows
     linears: Literal["fanned", "apart"] = "fanned"
-    # with fp8 matmuls, what beside their inputs is kept in fp8: the input of SwiGLU, and the output of attention in 12
-    # bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
+    # with fp8 matmuls, tensors saved in fp8 besides the inputs of matmuls: the input of SwiGLU, and the output of
+    # attention in 12 bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
     narrow_kept: tuple[Literal["activation", "attention"], ...] = ()
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
-    # gathered again for the gradients of their weights, or kept until then (PyTorch's autograd, which knows no better)
+    # gathered again for the weight gradients, or kept until then (PyTorch's autograd)
     column_inputs: Literal["regathered", "kept"] = "regathered"
-    # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
-    # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer
-    # Engine); late: all live until the backward has ended, and then are added to sums that live from the start;
-    # buckets: late, and copied for their reduction (nanotron); bucketed: apart, in sums that the first backward makes,
-    # and copied into buckets of 25 MiB, the first of 1, that live throughout (PyTorch's DistributedDataParallel)
+    # apart: a weight gradient is a tensor until it is added to the accumulated gradient; summed: the matmul accumulates
+    # it into a buffer that is allocated from the start (Megatron); placeholders: as summed, with an unused gradient of
+    # each shape (Transformer Engine); late: all are kept until the backward ends, then added to buffers allocated from
+    # the start; buckets: as late, and copied for their reduction (nanotron); bucketed: as apart, where the first
+    # backward allocates the accumulated gradients, and copied into permanent buckets of 25 MiB, the first of 1 MiB
+    # (PyTorch's DistributedDataParallel)
     weight_gradients: Literal["apart", "late", "buckets", "bucketed", "summed", "placeholders"] = "apart"
-    # what the update joins to one tensor: a rank's gradients, as they are and widened (DeepSpeed), or all weights, as
-    # they are gathered (nanotron)
+    # what the update copies to one flat tensor: a rank's gradients, in their dtype and in fp32 (DeepSpeed), or all
+    # weights as they are gathered (nanotron)
     joined: tuple[Literal["gradients", "weights"], ...] = ()
-    # what tensor parallelism sends is used again only when the device has sent it, and the host is a pass ahead
-    # (PyTorch's record_stream, by which its NCCL groups hold what they send)
+    # memory of tensor-parallel messages is reused only when the device has sent them, while the host runs a pass ahead
+    # (PyTorch's NCCL process groups hold what they send by record_stream)
     run_ahead: bool = False
-    # CUDA graphs spare the host its launches: of the choice of experts, of all but the experts and their messages
-    # (Megatron's scopes moe_router and moe_preprocess; attn besides), or of the whole step
+    # CUDA graphs, which replace host launches: of the router, of all but the experts and their messages (Megatron's
+    # scopes moe_router and moe_preprocess, and attn), or of the full step
     graphs: Literal["none", "router", "partial", "full"] = "none"
-    # kernels that the host launches for a block beside those of its operations, forward and backward: masks, copies of
-    # views, sums of gradients weight by weight
+    # kernels that the host launches for a block in addition to its operations, in forward and backward: masks, copies
+    # of views, accumulation of each weight's gradient
     further_kernels: tuple[Launches, Launches] = (0, 0)
-    # fused: a token goes once to each rank that wants it, sorted by expert underway (DeepEP, HybridEP)
+    # fused: a token is sent once to each rank that needs it and sorted by expert on the way (DeepEP, HybridEP)
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
-    pairs: bool = False  # one micro-batch's forward beside another's backward: each hides the other's ep messages
-    overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages run beside compute, on GPUs
-    # under which schedules messages between stages run beside compute, where ``overlap`` names pp
+    pairs: bool = False  # overlaps the forward of one micro-batch with the backward of another to hide ep messages
+    overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages overlap with compute on GPUs
+    # schedules under which messages between stages overlap with compute, if ``overlap`` contains pp
     p2p_overlap: Literal["any", "interleaved"] = "any"
-    # gradients of ZeRO-2 and -3 go to their shards once a step, or after every backward; unpipelined: after every one,
-    # but with a pipeline once (PyTorch's, whose stages defer it to their last)
+    # gradients of ZeRO-2 and -3 are reduced to their shards once per step, or after every backward; unpipelined: after
+    # every backward, but once per step with a pipeline (PyTorch, whose stages defer it to their last backward)
     reduce: Reduce = "micro_batch"
-    # after what ZeRO-3 frees gathered weights: each forward and backward, or each backward alone, so that they are
-    # gathered once for both and stay meanwhile (FSDP2's reshard_after_forward=False)
+    # when ZeRO-3 frees gathered weights: after each forward and backward, or only after the backward, so that they are
+    # gathered once for both (FSDP2's reshard_after_forward=False)
     reshard: Literal["forward", "backward"] = "forward"
-    # of what ZeRO-3 frees after the forward, it gathers again what the backward needs, or every unit: the embedding
-    # too, whose backward needs no weights (FSDP2's pre-backward hooks); root: as all, but embedding and head are one
-    # unit without a pipeline, which stays gathered from its forward to its backward (accelerate's FSDP2)
+    # what ZeRO-3 gathers again for the backward: the units that need it, or all, including the embedding, whose
+    # backward does not use its weights (FSDP2's pre-backward hooks); root: as all, but without a pipeline embedding and
+    # head are one unit, which stays gathered from its forward to its backward (accelerate's FSDP2)
     gathers_again: Literal["needed", "all", "root"] = "needed"
-    # what a unit's messages bring and take lives while they travel; or as the host allocates and lets go of it, on CPUs
-    # too: what a gather brought lives beside the weights copied from it until the next unit's has come, in a backward
-    # ahead of them from the start of the unit before; a unit's gradients until all are made, and their copy for the
-    # reduction until the next unit's is made (FSDP2)
+    # let_go: buffers of a unit's messages are allocated only while these are in flight; held: as the host allocates and
+    # frees them, on CPUs too (FSDP2). The output of a gather is kept next to the weights copied from it until the next
+    # unit's has arrived, and in a backward it is allocated from the start of the previous unit; gradients of a unit are
+    # kept until all are computed, and their copy for the reduction until the next unit's is made
     unit_buffers: Literal["let_go", "held"] = "let_go"
-    # of ZeRO-2: a rank's shard lies within the weights, which stay gathered from step to step; or it alone stays, and
-    # beside it weights are gathered for each forward and its backward, with a pipeline for a step (FSDP2 with
+    # shards of ZeRO-2. within: a view of the weights, which stay gathered from step to step; beside: a tensor of its
+    # own, and weights are gathered for each forward and its backward, with a pipeline for each step (FSDP2 with
     # reshard_after_forward=False)
     shards: Literal["within", "beside"] = "within"
-    # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does
-    # (``planner/counts/parameter_prefetch.py``), within these numbers of elements: gathered ahead at once, of a weight
-    # that is never freed, until a weight is used again that is not freed meanwhile, and gathered at most
+    # units: gathers as FSDP; weights: gathers and prefetches by modules, as DeepSpeed's coordinator
+    # (``planner/counts/parameter_prefetch.py``), within the limits in elements that follow: prefetched at once, size of
+    # weights that are never freed, distance to the next use below which a weight is not freed, and gathered in total
     fetch: Literal["units", "weights"] = "units"
     fetch_ahead: Elements = 50_000_000  # DeepSpeed's stage3_prefetch_bucket_size
     fetch_small: Elements = 100_000  # DeepSpeed's stage3_param_persistence_threshold
     fetch_reuse: Elements = 1_000_000_000  # DeepSpeed's stage3_max_reuse_distance
     fetch_live: Elements = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
-    # elements of gradients that are reduced at once, whole under ZeRO-1 and -2, in a buffer that lives beside them
+    # elements of gradients that are reduced at once, unsharded under ZeRO-1 and -2, in an additional buffer
     # (DeepSpeed); 0: unit by unit, or as ``weight_gradients`` says
     reduce_bucket: Elements = 0
-    # gradients of weights that tensor parallelism does not cut are summed over it unit by unit, or weight by weight
-    # (DTensor)
+    # gradients of weights that are replicated over tensor parallelism are all_reduced over it unit by unit, or weight
+    # by weight (DTensor)
     copies: Literal["unit", "weight"] = "unit"
-    # a stage of a pipeline lets go of what it has sent on, or holds its output, the logits of the last, until the
-    # backward of that micro-batch (PyTorch's)
+    # a pipeline stage frees its output after sending it, or holds it (in the last stage: the logits) until the backward
+    # of that micro-batch (PyTorch)
     outputs: Literal["let_go", "held"] = "let_go"
-    # between the halves of a split backward live the operands of the weight gradients that are put off; or the graph:
-    # all that the forward kept below the last weight, and the gradient of each operation on weights, while the first
-    # stage puts off all of its backward (PyTorch's)
+    # kept between B and W of a split backward: operands of the deferred weight gradients; or the graph: all that the
+    # forward saved below the last weight, and the gradient of each operation on weights, while the first stage defers
+    # all of its backward (PyTorch)
     deferred: Literal["operands", "graph"] = "operands"
-    # what a stage receives lives while it is needed, or in buffers of every micro-batch of a step, throughout, as the
-    # gradients of its inputs do once they are made (PyTorch's)
+    # what a stage receives is kept while it is needed, or in permanent buffers for every micro-batch of a step, as are
+    # the gradients of its inputs once they are computed (PyTorch)
     received: Literal["let_go", "held"] = "let_go"
-    reduce_in_fp32: bool = True  # else a recipe's fp32 sums of gradients are kept and reduced in 16 bits
-    # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
-    # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)
+    reduce_in_fp32: bool = True  # else gradients that a recipe accumulates in fp32 are kept and reduced in 16 bits
+    # when updated weights of ZeRO-1 and -2 are sent to other ranks. ahead: during the forward, before each unit needs
+    # them; at_once: before the forward; broadcast: before the forward, full tensors by each owner in turn
+    # (InternEvo)
     weights: Literal["ahead", "at_once", "broadcast"] = "ahead"
-    # the input of a column-parallel layer, gathered once more for the gradient of its weight, travels beside the
-    # product that makes the gradient of the input (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
+    # overlaps the second gather of a column-parallel layer's input, for its weight gradient, with the product of the
+    # input gradient (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
     async_tp: bool = False
-    blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its time adds to theirs
-    # without sequence parallelism, each tensor-parallel rank sends its part of the stream to the next pipeline stage,
-    # which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends the whole
+    blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
+    # without sequence parallelism, each tensor-parallel rank sends 1/tp of the residual stream to the next pipeline
+    # stage, which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends all of it
     scatter_hops: bool = False
-    # recomputation ends with the last operation whose result the backward asks for (ours, and PyTorch's non-reentrant
-    # checkpoints); else the whole layer runs again (Megatron)
+    # recomputation ends with the last operation whose result the backward needs (Fivefold, and PyTorch's non-reentrant
+    # checkpoints); else the full layer runs again (Megatron)
     early_stop: bool = True
     vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
-    expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
+    expandable_segments: bool = False  # option of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
 
-    runs: Runs = Runs()  # layouts that the software can run
+    runs: Runs = Runs()  # layouts that the framework supports
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -208,28 +211,28 @@ class Stack(Record):
 
     @property
     def kernel_facts(self) -> KernelFacts:
-        """What its kernels do, by whose linear layers they are."""
+        """Return the properties of its kernels, which follow from the kind of its linear layers."""
         return FIVEFOLD if self.linears == "fanned" else AUTOGRAD
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile makes the kernels of the blocks."""
+        """Tell whether torch.compile generates the kernels of the blocks."""
         return self.compile or self.kernels == "compiled"
 
     @property
     def compiles_loss(self) -> bool:
-        """Whether torch.compile makes one kernel of PyTorch's loss, and one of its backward."""
+        """Tell whether torch.compile fuses PyTorch's loss to one kernel, and its backward to another."""
         return self.compiles and self.compile_loss
 
     def on(self, *, gpu: bool) -> Stack:
-        """The stack on GPUs or CPUs: our engine's ``fused`` kernels under the name of those that run there."""
+        """Return the stack on GPUs or CPUs, with Fivefold's ``fused`` kernels replaced by those that run there."""
         if self.name != "fivefold" or self.kernels != "fused":
             return self
         return self.replace(kernels="compiled" if self.compile else "triton" if gpu else "eager")
 
     def hides_p2p(self, schedule: ScheduleName) -> bool:
-        """Whether messages between pipeline stages run beside compute under ``schedule``."""
+        """Tell whether messages between pipeline stages overlap with compute under ``schedule``."""
         return "pp" in self.overlap and (self.p2p_overlap == "any" or PIPELINE_SCHEDULES[schedule].interleaves)
 
 
-FACTS = frozenset(Stack.model_fields) - {"name", "version", "family", "runs"}  # which a job may change one by one
+FACTS = frozenset(Stack.model_fields) - {"name", "version", "family", "runs"}  # fields that a job may change one by one

@@ -1,11 +1,12 @@
 """Pipeline schedules as data: ``schedule("1f1b", pp=4, v=1, micro_batches=8)`` is a table of actions per rank.
 
-one_f_one_b · zero_bubble · v_shaped   the generators: GPipe, 1F1B, interleaved; ZB1P, ZB2P; ZB-V, DualPipe, DualPipeV
-table · action · columns · csv_file    rank → actions, with ``check``; F, B, W; as arrays; a table from a file
-play · batched_play · order · p2p   a simulation; many at once; an order of execution; its messages
-pipeline_schedule   the facts of each schedule, one record each
+one_f_one_b · zero_bubble · v_shaped   generators: GPipe, 1F1B, interleaved; ZB1P, ZB2P; ZB-V, DualPipe, DualPipeV
+table · action · columns · csv_file    actions of each rank, with ``check``; F, B, W; as arrays; reads and writes CSV
+play · batched_play                    simulates a table with given durations; many durations at once
+order · p2p                            topological order of the actions; point-to-point messages of a rank
+pipeline_schedule                      properties of each schedule, one record each
 
-To add one, write a generator, its record in ``pipeline_schedule``; nothing else names it.
+To add a schedule, write its generator and its record in ``pipeline_schedule``; no other code names it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["PIPELINE_SCHEDULES", "PipelineSchedule", "schedule"]
 
 
 def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Table:
-    """The table for ``pp`` ranks with ``v`` stages each; ``Mistake`` if the schedule does not exist for these numbers.
+    """Return the table for ``pp`` ranks with ``v`` stages each; ``Mistake`` if the schedule does not support them.
 
     Tables are cached: equal arguments return the same object, so its ``order`` is computed once.
     """
@@ -38,20 +39,20 @@ def _generated(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table
     reason = _reason(pipeline, pp=pp, v=v, micro_batches=micro_batches)
     if reason:
         raise Mistake(f"{name} {reason}")
-    several = {"v": v} if pipeline.interleaves else {}
-    return pipeline.generate(pp=pp, micro_batches=micro_batches, **several)
+    extra = {"v": v} if pipeline.interleaves else {}
+    return pipeline.generate(pp=pp, micro_batches=micro_batches, **extra)
 
 
 def _reason(pipeline: PipelineSchedule, *, pp: int, v: int, micro_batches: int) -> str:
-    """Return why the schedule does not exist for these numbers; empty if it does."""
+    """Return why the schedule does not support these numbers; empty if it does."""
     if min(pp, v, micro_batches) < 1:
         return f"needs one of each or more, not pp={pp} v={v} and {micro_batches} micro-batches"
     stages = pipeline.stages_per_rank or v
     if v != stages:
         return f"runs {stages} stages per rank, not v={v}; write v{stages} or interleaved"
     if pipeline.enters_both_ends and (pp % 2 or micro_batches % 2):
-        mend = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or {names_of_one_way_pairing()}"
-        return f"halves its ranks and micro-batches, but pp={pp} and {micro_batches} are not both even; try {mend}"
+        fix = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or {names_of_one_way_pairing()}"
+        return f"halves its ranks and micro-batches, but pp={pp} and {micro_batches} are not both even; try {fix}"
     if pipeline.pairs_passes and micro_batches < pipeline.min_rounds * pp:
         return f"needs 2·pp={2 * pp} micro-batches or more, not {micro_batches}; raise gbs or lower dp·mbs"
     return ""

@@ -1,7 +1,7 @@
 """The actions of a pipeline rank: F forward, B gradient of the input (dx), W gradient of the weights (dW).
 
 ``BW`` is a full backward; ``FB`` a forward overlapped with the full backward of another micro-batch.
-As text ``F0.3`` is stage 0, micro-batch 3, and an overlap is ``F0.3+BW1.2``.
+As text, ``F0.3`` is stage 0, micro-batch 3, and an overlap is ``F0.3+BW1.2``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fivefold.record import Mistake
 Kind = Literal["F", "B", "W", "BW", "FB"]
 
 
-Part = tuple[str, int, int]  # ("F", "B" or "W", stage, micro-batch): runs exactly once per step
+Part = tuple[str, int, int]  # ("F", "B" or "W", stage, micro-batch), which runs exactly once per step
 
 
 class Action(NamedTuple):
-    """One cell of a schedule table; the last two fields are the backward of an ``FB``, else -1."""
+    """One cell of a schedule table; the last two fields are for the backward of an ``FB``, else -1."""
 
     kind: Kind
     stage: int
@@ -33,13 +33,13 @@ class Action(NamedTuple):
 
 
 def named(part: Part) -> str:
-    """A part as text, such as ``F0.3``."""
+    """Format a part as text, such as ``F0.3``."""
     kind, stage, micro_batch = part
     return f"{kind}{stage}.{micro_batch}"
 
 
 def parts(action: Action) -> tuple[Part, ...]:
-    """The parts of an action, in the order in which they run."""
+    """Return the parts of an action, in the order in which they run."""
     kind, stage, micro_batch, backward_stage, backward_micro_batch = action
     if kind == "BW":
         return ("B", stage, micro_batch), ("W", stage, micro_batch)
@@ -50,7 +50,7 @@ def parts(action: Action) -> tuple[Part, ...]:
 
 
 def needs(action: Action, *, stages: int) -> tuple[Part, ...]:
-    """The parts that must have run before an action starts.
+    """Return the parts that must have run before an action starts.
 
     F needs F of the previous stage, B its own F and B of the next stage, W its own B.
     """
@@ -62,8 +62,8 @@ def needs(action: Action, *, stages: int) -> tuple[Part, ...]:
     if kind == "FB":
         backward = Action("BW", backward_stage, backward_micro_batch)
         return needs(Action("F", stage, micro_batch), stages=stages) + needs(backward, stages=stages)
-    after = (("B", stage + 1, micro_batch),) if stage + 1 < stages else ()
-    return ("F", stage, micro_batch), *after
+    later = (("B", stage + 1, micro_batch),) if stage + 1 < stages else ()
+    return ("F", stage, micro_batch), *later
 
 
 _TEXT = re.compile(r"(F|B|W|BW)(\d{1,6})\.(\d{1,6})|F(\d{1,6})\.(\d{1,6})\+BW(\d{1,6})\.(\d{1,6})", re.ASCII)

@@ -1,7 +1,6 @@
-"""The simulation of ``play.py`` for many durations of one table at once: in waves, each of actions that wait for none
-of their wave.
+"""Simulate one table with many sets of durations at once: in waves of actions that do not wait for one another.
 
-A wave is a step of numpy over [its actions, durations], so hundreds of durations take as long as ten in ``play``.
+A wave is a numpy operation over [its actions, durations], so hundreds of sets take as long as ten in ``play``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ if TYPE_CHECKING:  # schedules load without numpy, which is imported where array
 
 
 class Waves(NamedTuple):
-    """Columns of all actions, wave by wave; ``first`` and ``second`` as in ``Order``, but none is the last
-    index. ``starts``: of each wave, and the end; ``both``: whether an action of the wave waits for two others.
+    """Columns of all actions, wave by wave.
+
+    ``first`` and ``second`` as in ``Order``, but with the last index instead of -1. ``starts``: the first action of
+    each wave, and the number of actions; ``both``: whether any action of the wave waits for two others.
     """
 
     rank: Ints
@@ -33,7 +34,7 @@ class Waves(NamedTuple):
 
 
 def waves(order: Order, *, pp: int) -> Waves:
-    """The actions of ``order`` in as few waves as possible."""
+    """Divide the actions of ``order`` into as few waves as possible."""
     import numpy as np
 
     wave_of, free = list[int](), [0] * pp
@@ -45,20 +46,20 @@ def waves(order: Order, *, pp: int) -> Waves:
                 wave = max(wave, wave_of[second] + 1)
         wave_of.append(wave)
         free[rank] = wave + 1
-    number = np.array(wave_of)
-    index = np.argsort(number, kind="stable")
-    place = np.append(np.argsort(index), len(index))  # of an action in the columns; -1: the end
+    wave_numbers = np.array(wave_of)
+    index = np.argsort(wave_numbers, kind="stable")
+    column_index = np.append(np.argsort(index), len(index))  # index of an action in the columns; -1: the end
     columns = (order.rank, order.task, order.first, order.second)
-    ranks, tasks, ones, others = (np.array(column, np.int64)[index] for column in columns)
-    starts = np.searchsorted(number[index], np.arange(number.max() + 2)).tolist()
-    both = [bool((others[start:end] >= 0).any()) for start, end in pairwise(starts)]
-    return Waves(ranks, tasks, place[ones], place[others], starts, both)
+    ranks, tasks, first_waits, second_waits = (np.array(column, np.int64)[index] for column in columns)
+    starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2)).tolist()
+    both = [bool((second_waits[start:end] >= 0).any()) for start, end in pairwise(starts)]
+    return Waves(ranks, tasks, column_index[first_waits], column_index[second_waits], starts, both)
 
 
 def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
-    """Return the seconds at which each rank ends, [pp, n], as ``play`` without queues, so never later than with them.
+    """Return the end of each rank in seconds, [pp, n], as ``play`` without queues, so never later than with them.
 
-    ``seconds``: of each task [tasks, n]; ``hop``: of every message between ranks [n].
+    ``seconds``: duration of each task [tasks, n]; ``hop``: duration of a message between ranks [n].
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The actions of a table as arrays, row by row: what is worked out for tens of thousands of them at once.
+"""The actions of a table as arrays, row by row, for computations over tens of thousands of them at once.
 
     rank         0  0  0  0  1  1  1  1
     kind         F  F  BW BW F  BW F  BW      an index into ``KINDS``
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # schedules load without numpy, which is imported where array
 
 Row = tuple[Action, ...]
 
-KINDS: tuple[Kind, ...] = ("B", "BW", "F", "W", "FB")  # in the order of the alphabet, but for FB, which is two passes
+KINDS: tuple[Kind, ...] = ("B", "BW", "F", "W", "FB")  # in alphabetical order, except FB, which is two passes
 B, BW, F, W, FB = range(len(KINDS))
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 
@@ -39,14 +39,16 @@ class Columns(NamedTuple):
     backward_micro_batch: Ints
 
     def action(self, at: int) -> Action:
-        """The action at an index."""
+        """Return the action at an index."""
         kind, *numbers = (int(column[at]) for column in self[1:])
         return Action(KINDS[kind], *numbers)
 
 
 class Needs(NamedTuple):
-    """Per action the parts for which it waits, [actions, 3], -1 for none; and the action that makes each part, -1 in
-    place of the last, so that part -1 has none. ``len(parts)`` stands for an action that is missing.
+    """Dependencies of all actions.
+
+    ``parts``: the parts for which an action waits, [actions, 3]; -1 for none. ``maker``: the action that produces each
+    part; its last entry is -1, so that part -1 has no producer, and ``len(parts)`` stands for a missing action.
     """
 
     parts: Ints
@@ -54,7 +56,7 @@ class Needs(NamedTuple):
 
 
 def columns_of(rows: Sequence[Row]) -> Columns:
-    """The actions of ``rows`` as arrays."""
+    """Return the actions of ``rows`` as arrays."""
     import numpy as np
 
     kinds, *numbers = zip(*chain.from_iterable(rows), strict=True) if any(rows) else ((),) * 5
@@ -64,21 +66,21 @@ def columns_of(rows: Sequence[Row]) -> Columns:
 
 
 def needs_of(columns: Columns, *, stages: int) -> Needs:
-    """What ``action.needs`` and ``action.parts`` say, of all actions at once; W makes nothing for which others wait."""
+    """Return the dependencies of all actions at once, as ``action.needs`` has them; no action waits for a W."""
     import numpy as np
 
     _, kind, stage, micro_batch, backward_stage, backward_micro_batch = columns
-    both, at = kind == FB, np.arange(len(kind))
-    runs_f, runs_b = (kind == F) | both, (kind == B) | (kind == BW) | both
+    is_pair, indices = kind == FB, np.arange(len(kind))
+    runs_f, runs_b = (kind == F) | is_pair, (kind == B) | (kind == BW) | is_pair
     forward = 2 * (micro_batch * stages + stage)
-    back = np.where(both, 2 * (backward_micro_batch * stages + backward_stage), forward)
-    behind = np.where(both, backward_stage, stage) + 1 < stages
-    maker = np.full(max(forward.max(initial=0), back.max(initial=0)) + 5, len(at))
+    backward = np.where(is_pair, 2 * (backward_micro_batch * stages + backward_stage), forward)
+    has_next_stage = np.where(is_pair, backward_stage, stage) + 1 < stages
+    maker = np.full(max(forward.max(initial=0), backward.max(initial=0)) + 5, len(indices))
     maker[-1] = -1
-    maker[forward[runs_f]], maker[back[runs_b] + 1] = at[runs_f], at[runs_b]
+    maker[forward[runs_f]], maker[backward[runs_b] + 1] = indices[runs_f], indices[runs_b]
     parts = np.stack([
         np.where(runs_f & (stage > 0), forward - 2, -1),
-        np.where(runs_b, back, np.where(kind == W, forward + 1, -1)),
-        np.where(runs_b & behind, back + 3, -1),
+        np.where(runs_b, backward, np.where(kind == W, forward + 1, -1)),
+        np.where(runs_b & has_next_stage, backward + 3, -1),
     ], axis=1)  # fmt: skip
     return Needs(parts, maker)

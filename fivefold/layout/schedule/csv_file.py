@@ -1,10 +1,10 @@
-"""Reads and writes a schedule table as CSV: a row per rank, a cell per action, no header; empty cells are ignored.
+"""Read and write a schedule table as CSV: a row per rank, a cell per action, no header; empty cells are ignored.
 
     F0.0, F0.1,       BW0.0, F0.2, BW0.1, BW0.2
         , F1.0, BW1.0, F1.1, BW1.1, F1.2, BW1.2
 
 ``F0.1`` is the forward of stage 0 for micro-batch 1; also B, W, BW and ``F1.3+BW1.2`` (see ``action.py``).
-The rank that runs a stage's forward holds the stage.
+The rank that runs the forward of a stage holds its weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fivefold.record import Fault, Mistake, read_text
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write the table for ``read_table``; ``Fault`` if the file cannot be written."""
+    """Write the table to a file that ``read_table`` reads; ``Fault`` if it cannot be written."""
     try:
         path.write_text("".join(",".join(map(str, row)) + "\n" for row in table.rows), encoding="utf-8")
     except OSError as error:
@@ -55,14 +55,23 @@ def _row(cells: list[str], number: int) -> Row:
 
 
 def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
-    """The rank of each stage by micro-batch, from where the forwards run; ``Mistake`` if one is missing."""
-    homes = {part: rank for rank, row in enumerate(rows) for action in row for part in parts(action) if part[0] == "F"}
-    if not homes:
+    """Return the rank of each stage by micro-batch, from the forwards; ``Mistake`` if one is missing."""
+    rank_of_forward = {
+        part: rank for rank, row in enumerate(rows) for action in row for part in parts(action) if part[0] == "F"
+    }
+    if not rank_of_forward:
         raise Mistake("no row has a forward; write F0.0 for stage 0, micro-batch 0")
-    stages = range(1 + max(stage for _, stage, _ in homes))
-    micro_batches = range(1 + max(micro_batch for *_, micro_batch in homes))
-    missing = next((place for place in product(stages, micro_batches) if ("F", *place) not in homes), None)
+    stages = range(1 + max(stage for _, stage, _ in rank_of_forward))
+    micro_batches = range(1 + max(micro_batch for *_, micro_batch in rank_of_forward))
+    missing = next(
+        (
+            stage_and_batch
+            for stage_and_batch in product(stages, micro_batches)
+            if ("F", *stage_and_batch) not in rank_of_forward
+        ),
+        None,
+    )
     if missing is not None:
         counts = f"{len(stages)} stages and {len(micro_batches)} micro-batches"
         raise Mistake(f"{named(('F', *missing))} never runs, though other rows have {counts}; add it")
-    return tuple(tuple(homes["F", stage, i] for stage in stages) for i in micro_batches)
+    return tuple(tuple(rank_of_forward["F", stage, i] for stage in stages) for i in micro_batches)

@@ -1,7 +1,7 @@
 """GPipe, 1F1B and interleaved 1F1B, with full backwards (BW); rank r holds stages r, r + pp, r + 2·pp, ...
 
-Bubble (pp-1)(F+B)/v for equal stages and B the full backward. Live micro-batches on rank r: GPipe m, 1F1B min(m, pp-r),
-interleaved min(v·m, (v-1)·pp + 2(pp-r) - 1) chunks of 1/v.
+The bubble is (pp-1)(F+B)/v for equal stages, with B the full backward. Live micro-batches on rank r: GPipe m, 1F1B
+min(m, pp-r), interleaved min(v·m, (v-1)·pp + 2(pp-r) - 1) stages of 1/v.
 Sources: GPipe, arXiv:1811.06965; PipeDream-Flush and interleaving, Narayanan et al., arXiv:2104.04473 §2.2.
 """
 
@@ -12,21 +12,24 @@ from fivefold.layout.schedule.table import Table
 
 
 def gpipe(*, pp: int, micro_batches: int) -> Table:
-    """All forwards, then all backwards (AFAB)."""
-    every = range(micro_batches)
-    rows = ((*(Action("F", rank, i) for i in every), *(Action("BW", rank, i) for i in every)) for rank in range(pp))
+    """Generate GPipe: all forwards, then all backwards (AFAB)."""
+    micro_batch_range = range(micro_batches)
+    rows = (
+        (*(Action("F", rank, i) for i in micro_batch_range), *(Action("BW", rank, i) for i in micro_batch_range))
+        for rank in range(pp)
+    )
     return Table("gpipe", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
 def one_f_one_b(*, pp: int, micro_batches: int) -> Table:
-    """pp - rank - 1 warm-up forwards, then one forward and one backward in turn."""
+    """Generate 1F1B: pp - rank - 1 warm-up forwards, then one forward and one backward in turn."""
     visits = [(0, i) for i in range(micro_batches)]
     rows = (_alternate(visits, rank=rank, pp=pp, v=1, ahead=pp - rank - 1) for rank in range(pp))
     return Table("1f1b", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
 def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
-    """1F1B over v chunks per rank, in groups of pp micro-batches, or more if pp does not divide their number."""
+    """Generate interleaved 1F1B: v stages per rank, in groups of pp micro-batches, or more if pp is no divisor."""
     groups = max(1, micro_batches // pp)
     sizes = [micro_batches // groups + (group < micro_batches % groups) for group in range(groups)]
     visits = [
@@ -42,9 +45,10 @@ def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
 
 
 def _alternate(visits: list[tuple[int, int]], *, rank: int, pp: int, v: int, ahead: int) -> tuple[Action, ...]:
-    """``ahead`` warm-up forwards, then forward and backward in turn, then the remaining backwards.
+    """Return ``ahead`` warm-up forwards, then forward and backward in turn, then the remaining backwards.
 
-    ``visits``: (chunk, micro-batch) in the order of the forwards; backwards take the chunks in reverse.
+    ``visits``: (chunk, micro-batch) in the order of the forwards, where a chunk is one of the v stages of the rank;
+    backwards take the chunks in reverse.
     """
     forwards = [Action("F", chunk * pp + rank, i) for chunk, i in visits]
     backwards = [Action("BW", (v - 1 - chunk) * pp + rank, i) for chunk, i in visits]

@@ -1,6 +1,6 @@
-"""Topological order of a table: all actions of all ranks in one list, in which none depends on a later one.
+"""The topological order of a table: all actions of all ranks in one list, in which none depends on a later one.
 
-Computed once per table, so that ``play`` with any durations is one pass over six integers per action.
+It is computed once per table, so that ``play`` is one pass over six integers per action for any durations.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ class Task(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The distinct tasks, and hops (from rank, to rank), and of each action, in order, its rank and task and up to two
-    actions on other ranks that it waits for: their indices in the order, or -1, and their hops. ``places``: for each
-    action of ``Columns`` its index in this order.
+    """All actions of a table in topological order.
+
+    ``tasks``: the distinct tasks; ``hops``: the distinct (from rank, to rank). For each action: its rank and task, and
+    up to two actions on other ranks that it waits for, ``first`` and ``second``: their indices in the order, or -1, and
+    their hops. ``places``: for each action of ``Columns`` its index in this order.
     """
 
     tasks: tuple[Task, ...]
@@ -48,72 +50,78 @@ class Order(NamedTuple):
 
     @property
     def actions(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Rank, task, first, its hop, second, its hop of each action."""
+        """Yield rank, task, first, first_hop, second and second_hop of each action."""
         return zip(*self[2:8], strict=True)
 
 
 def order(columns: Columns, *, stages: int) -> Order:
-    """Run each rank until it must wait, resume it when that part is done; ``Mistake`` on deadlock."""
+    """Find the order: run each rank until it must wait, resume it when that part is done; ``Mistake`` on deadlock."""
     import numpy as np
 
     needs = needs_of(columns, stages=stages)
     turns = np.array(_turns(columns, needs, stages), np.int64)
     places = np.empty_like(turns)
     places[turns] = np.arange(len(turns))
-    rank, others = columns.rank[turns], needs.maker[needs.parts[turns]]
-    one, two, three = ((others >= 0) & (columns.rank[others] != rank[:, None])).T  # of which on other ranks
-    at, pp = np.arange(len(turns)), int(rank.max(initial=0)) + 1
-    first = np.where(one | two | three, others[at, np.where(one, 0, np.where(two, 1, 2))], -1)
-    second = np.where((one & two) | ((one | two) & three), others[at, np.where(one & two, 1, 2)], -1)
+    rank, producers = columns.rank[turns], needs.maker[needs.parts[turns]]
+    one, two, three = ((producers >= 0) & (columns.rank[producers] != rank[:, None])).T  # those on other ranks
+    indices, pp = np.arange(len(turns)), int(rank.max(initial=0)) + 1
+    first = np.where(one | two | three, producers[indices, np.where(one, 0, np.where(two, 1, 2))], -1)
+    second = np.where((one & two) | ((one | two) & three), producers[indices, np.where(one & two, 1, 2)], -1)
     links = np.stack([first, second], axis=1)
-    sent = links >= 0
-    numbers, hop = np.zeros_like(links), (columns.rank[links] * pp + rank[:, None])[sent]
-    hops, numbers[sent] = _distinct(hop)
+    is_sent = links >= 0
+    hop_numbers, hop = np.zeros_like(links), (columns.rank[links] * pp + rank[:, None])[is_sent]
+    hops, hop_numbers[is_sent] = _distinct(hop)
     width = stages + 1
     kinds = (columns.kind[turns] * width + columns.stage[turns]) * width + columns.backward_stage[turns] + 1
     tasks, task = _distinct(kinds)
-    targets = np.where(sent, places[links], -1)
+    targets = np.where(is_sent, places[links], -1)
     return Order(
         tuple(Task(KINDS[code // width**2], code // width % width, code % width - 1) for code in tasks.tolist()),
         tuple(divmod(code, pp) for code in hops.tolist()),
-        rank.tolist(), task.tolist(), targets[:, 0].tolist(), numbers[:, 0].tolist(), targets[:, 1].tolist(),
-        numbers[:, 1].tolist(), places,
+        rank.tolist(), task.tolist(), targets[:, 0].tolist(), hop_numbers[:, 0].tolist(), targets[:, 1].tolist(),
+        hop_numbers[:, 1].tolist(), places,
     )  # fmt: skip
 
 
 def _turns(columns: Columns, needs: Needs, stages: int) -> list[int]:
-    """Indices of the actions in order."""
+    """Return the indices of the actions in order."""
     import numpy as np
 
-    ends = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 1), side="right").tolist()
-    position, count = [0, *ends[:-1]], len(columns.rank)
-    others = [column.tolist() for column in needs.maker[needs.parts].T]
-    one, two, three = others
-    done = bytearray(count + 2)  # the last but one: of an action that is missing
-    done[-1] = 1  # of none
+    row_ends = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 1), side="right").tolist()
+    positions, count = [0, *row_ends[:-1]], len(columns.rank)
+    producers = [column.tolist() for column in needs.maker[needs.parts].T]
+    one, two, three = producers
+    done = bytearray(count + 2)  # the last but one is for a missing action
+    done[-1] = 1  # the last one is for no dependency
     waiting: dict[int, list[int]] = {}  # action → ranks blocked on it
     turns: list[int] = []
-    awake = deque(range(len(ends)))
-    while awake:
-        rank = awake.popleft()
-        at, end = position[rank], ends[rank]
-        while at < end and done[one[at]] and done[two[at]] and done[three[at]]:
-            turns.append(at)
-            done[at] = 1
-            if at in waiting:
-                awake.extend(waiting.pop(at))
-            at += 1
-        position[rank] = at
-        if at < end:
-            missing = next(other[at] for other in others if not done[other[at]])
+    runnable = deque(range(len(row_ends)))
+    while runnable:
+        rank = runnable.popleft()
+        action, end = positions[rank], row_ends[rank]
+        while action < end and done[one[action]] and done[two[action]] and done[three[action]]:
+            turns.append(action)
+            done[action] = 1
+            if action in waiting:
+                runnable.extend(waiting.pop(action))
+            action += 1
+        positions[rank] = action
+        if action < end:
+            missing = next(other[action] for other in producers if not done[other[action]])
             waiting.setdefault(missing, []).append(rank)
     if len(turns) < count:
-        raise _deadlock(columns, needs, [at for at, end in zip(position, ends, strict=True) if at < end], done, stages)
+        raise _deadlock(
+            columns,
+            needs,
+            [action for action, end in zip(positions, row_ends, strict=True) if action < end],
+            done,
+            stages,
+        )
     return turns
 
 
 def _distinct(codes: Ints) -> tuple[Ints, Ints]:
-    """The distinct codes as they first come, and for each code its index among them."""
+    """Return the distinct codes in order of first occurrence, and for each code its index among them."""
     import numpy as np
 
     first = np.full(int(codes.max(initial=0)) + 1, len(codes))
@@ -125,12 +133,12 @@ def _distinct(codes: Ints) -> tuple[Ints, Ints]:
 
 
 def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> Mistake:
-    """``stuck``: the actions at which ranks stand."""
+    """Describe the deadlock of a table; ``stuck``: the actions at which ranks wait."""
 
     def waits(at: int) -> str:
         part = next(part for part in needs.parts[at].tolist() if not done[needs.maker[part]])
         return named(("FB"[part % 2], part // 2 % stages, part // 2 // stages))
 
-    stands = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {waits(at)}" for at in stuck)
-    more = f" and {len(stands) - 3} more" if len(stands) > 3 else ""
-    return Mistake(f"deadlock: {', '.join(stands[:3])}{more}; reorder one of them")
+    lines = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {waits(at)}" for at in stuck)
+    suffix = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return Mistake(f"deadlock: {', '.join(lines[:3])}{suffix}; reorder one of them")

@@ -1,8 +1,8 @@
-"""The facts of each pipeline schedule in one record; legality, memory, time and search read them from here.
+"""The properties of each pipeline schedule in one record, which validation, memory, time and search read.
 
     PIPELINE_SCHEDULES["zb1p"].splits_backward        layout.pipeline.places_v        (``Layout.pipeline``)
 
-Tests derive ``splits_backward``, ``pairs_passes``, ``placement`` and ``live_stages`` from the generated tables again.
+Tests check ``splits_backward``, ``pairs_passes``, ``placement`` and ``live_stages`` against the generated tables.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ from fivefold.record import nearest
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """One pipeline schedule: how its table is generated, and what every rank does under it.
+    """A pipeline schedule: how its table is generated, and what every rank does under it.
 
-    ``live_stages(m, pp=, v=, rank=)`` is how many micro-batches have passed each stage of a rank when its first
-    backward ends, in the order of ``stages_of_rank``.
+    ``live_stages(m, pp=, v=, rank=)`` is the number of micro-batches that have passed each stage of a rank when its
+    first backward ends, in the order of ``stages_of_rank``.
     """
 
     name: str
     generate: Callable[..., Table]
     live_stages: Callable[..., tuple[int, ...]]
-    complexity: float  # how much harder than 1F1B it is to run and to understand, for ``plan``
-    stages_per_rank: int | None = 1  # None: v, which the layout chooses from 2 on
+    complexity: float  # penalty in ``plan`` for being harder to run and understand than 1F1B
+    stages_per_rank: int | None = 1  # None: v, which the layout sets to 2 or more
     # loop: rank r holds stages r, r + pp, …; v: r and 2·pp-1-r; both_ways: r and pp-1-r, each stage on two ranks
     placement: Literal["loop", "v", "both_ways"] = "loop"
-    splits_backward: bool = False  # runs weight gradients (W) apart from B
-    pairs_passes: bool = False  # runs a forward beside the backward of another micro-batch (FB)
-    forwards_first: bool = False  # every forward before the first backward, so that all micro-batches live at once
+    splits_backward: bool = False  # runs weight gradients (W) separately from B
+    pairs_passes: bool = False  # overlaps a forward with the backward of another micro-batch (FB)
+    forwards_first: bool = (
+        False  # runs all forwards before the first backward, so that all micro-batches are live at once
+    )
     min_rounds: int = 0  # fewest micro-batches, in units of pp
-    weight_lag: int = 1  # if W is split: rank r runs each W after weight_lag·r more backwards
+    weight_lag: int = 1  # if W is separate: rank r runs each W after weight_lag·r more backwards
 
     @property
     def interleaves(self) -> bool:
-        """Whether the layout chooses the number of stages per rank."""
+        """Tell whether the layout sets the number of stages per rank."""
         return self.stages_per_rank is None
 
     @property
     def places_v(self) -> bool:
-        """Whether a micro-batch goes down the ranks and back up."""
+        """Tell whether a micro-batch goes down the ranks and back up."""
         return self.placement == "v"
 
     @property
     def enters_both_ends(self) -> bool:
-        """Whether half of the micro-batches enter at the last rank, so that two ranks hold each stage."""
+        """Tell whether half of the micro-batches enter at the last rank, so that two ranks hold each stage."""
         return self.placement == "both_ways"
 
     @property
     def joins_ends(self) -> bool:
-        """Whether one rank holds the first and the last stage."""
+        """Tell whether one rank holds both the first and the last stage."""
         return self.placement != "loop"
 
     def stages_of_rank(self, rank: int, *, pp: int, v: int) -> tuple[int, ...]:
@@ -78,14 +80,14 @@ def _one_f_one_b(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
 
 
 def _interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
-    groups = max(1, m // pp)  # of micro-batches that pass one stage of a rank before its next stage
+    groups = max(1, m // pp)  # groups of micro-batches that pass one stage of a rank before its next stage
     sizes = [m // groups + (group < m % groups) for group in range(groups)]
-    left, live = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1), [0] * v
+    remaining, live = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1), [0] * v
     for size in sizes:
         for stage in range(v):
-            more = min(size, left)
-            live[stage], left = live[stage] + more, left - more
-        if not left:
+            added = min(size, remaining)
+            live[stage], remaining = live[stage] + added, remaining - added
+        if not remaining:
             break
     return tuple(live)
 
@@ -125,9 +127,9 @@ _RECORDS = (
         splits_backward=True, pairs_passes=True, min_rounds=2,
     ),
 )  # fmt: skip
-PIPELINE_SCHEDULES: Mapping[str, PipelineSchedule] = MappingProxyType({each.name: each for each in _RECORDS})
+PIPELINE_SCHEDULES: Mapping[str, PipelineSchedule] = MappingProxyType({record.name: record for record in _RECORDS})
 SCHEDULES = tuple(PIPELINE_SCHEDULES)
-DEFAULT_SCHEDULE = "1f1b"  # of a layout that names none, and of one without a pipeline
+DEFAULT_SCHEDULE = "1f1b"  # for a layout that names none, and for one without a pipeline
 
 
 def _check_known(name: str) -> str:
@@ -142,16 +144,16 @@ ScheduleName = Annotated[
 
 
 def usual_schedule(v: int) -> ScheduleName:
-    """Return 1F1B for ``v`` stages per rank."""
+    """Return the name of 1F1B for ``v`` stages per rank."""
     return "interleaved" if v > 1 else DEFAULT_SCHEDULE
 
 
 def names_of_pairing() -> str:
-    """Return the schedules that run a forward beside a backward, as words of a message."""
-    return " or ".join(name for name, each in PIPELINE_SCHEDULES.items() if each.pairs_passes)
+    """Return the names of schedules that overlap a forward with a backward, for a message."""
+    return " or ".join(name for name, pipeline in PIPELINE_SCHEDULES.items() if pipeline.pairs_passes)
 
 
 def names_of_one_way_pairing() -> str:
-    """Return those of them whose stages are on one rank each, as words of a message."""
-    found = PIPELINE_SCHEDULES.items()
-    return " or ".join(name for name, each in found if each.pairs_passes and not each.enters_both_ends)
+    """Return the names of such schedules that have each stage on one rank, for a message."""
+    schedules = PIPELINE_SCHEDULES.items()
+    return " or ".join(name for name, pipeline in schedules if pipeline.pairs_passes and not pipeline.enters_both_ends)

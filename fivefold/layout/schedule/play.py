@@ -1,6 +1,6 @@
-"""Simulates a table: start and end of every action from given durations. ``batched_play.py``: many durations at once.
+"""Simulate a table: start and end of every action from given durations. ``batched_play.py`` simulates many at once.
 
-A rank runs its actions in order, each as soon as its inputs have arrived: start = max(rank free, end + hop).
+A rank runs its actions in order, each when its inputs have arrived: start = max(rank free, end of input + hop).
 A hop delays the receiver but occupies no rank; a blocking send must be part of the durations.
 """
 
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """A played table: ``ends`` by action and ``durations`` by task of ``table.order``, and the end of each rank."""
+    """A simulated table: ``ends`` by action and ``durations`` by task of ``table.order``, and the end of each rank."""
 
     table: Table
     ends: tuple[float, ...]
@@ -35,12 +35,12 @@ class Played:
 
     @property
     def seconds(self) -> float:
-        """Duration of the whole table: from the start of the first rank to the end of the last."""
+        """Return the duration of the table: from the start of the first rank to the end of the last."""
         return max(self.ends)
 
     @cached_property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """Spans of each rank, in the order of ``table.rows``."""
+        """Return the spans of each rank, in the order of ``table.rows``."""
         rows: list[list[Span]] = [[] for _ in self.table.rows]
         order = self.table.order
         for rank, task, end in zip(order.rank, order.task, self.ends, strict=True):
@@ -50,15 +50,15 @@ class Played:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Seconds that each rank computes; ``seconds`` minus these is its bubble."""
-        sums = [0.0] * self.table.pp
+        """Return the seconds that each rank computes; ``seconds`` minus these is its bubble."""
+        busy_seconds = [0.0] * self.table.pp
         for rank, task in zip(self.table.order.rank, self.table.order.task, strict=True):
-            sums[rank] += self.durations[task]
-        return tuple(sums)
+            busy_seconds[rank] += self.durations[task]
+        return tuple(busy_seconds)
 
     @property
     def longest(self) -> float:
-        """The longest time of one rank from its first start to its last end: the step time without a barrier."""
+        """Return the longest time of a rank from its first start to its last end: the step time without a barrier."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         for rank, task, end in zip(self.table.order.rank, self.table.order.task, self.ends, strict=True):
@@ -71,12 +71,12 @@ def play(
     table: Table, *, seconds: Callable[[Task], float], hop_seconds: Callable[[int, int], float] = lambda *_: 0.0,
     queues: bool = False,
 ) -> Played:  # fmt: skip
-    """Play ``table``. Calls ``seconds`` once per distinct task and ``hop_seconds`` once per pair of ranks (from, to).
+    """Simulate ``table``. Calls ``seconds`` once per task and ``hop_seconds`` once per pair of ranks (from, to).
 
-    ``queues``: a link carries one message after another, each once the receiver has asked for it, an action ahead. It
-    matters only where a hop is longer than an action.
+    ``queues``: a link carries one message at a time, each after the receiver has posted its receive, an action ahead.
+    This matters only if a hop is longer than an action.
 
-    About 0.2 µs per action after the first call, which computes ``table.order``.
+    Takes about 0.2 µs per action after the first call, which computes ``table.order``.
     """
     order = table.order
     durations = tuple(map(seconds, order.tasks))
@@ -87,11 +87,11 @@ def play(
     append = ends.append
     for rank, task, first, first_hop, second, second_hop in order.actions:
         start = free[rank]
-        if queued:  # a message leaves once it is sent, its link is free, and the receiver's action before has begun
-            asked = starts[rank]
+        if queued:  # a message starts when it is sent, its link is free, and the receiver's previous action has begun
+            receive_posted = starts[rank]
             for source, hop in ((first, first_hop), (second, second_hop)):
                 if source >= 0:
-                    links[hop] = max(ends[source], links[hop], asked) + delays[hop]
+                    links[hop] = max(ends[source], links[hop], receive_posted) + delays[hop]
                     start = max(start, links[hop])
             starts[rank] = start
         elif first >= 0:

@@ -2,8 +2,9 @@
 
     ZB-V, DualPipeV   rank r holds stages r and 2·pp-1-r: a micro-batch goes down the ranks and back up
     DualPipe          rank r holds stages r and pp-1-r; micro-batches enter at both ends; every weight exists twice
-Bubble: ZB-V 0 for F = B = W, with the memory of 1F1B; DualPipe (pp/2-1)(FB+B-2W), DualPipeV (pp-1)(FB+B-2W) of the
-least busy rank for F = B, with 2·n+1 live stage activations, n = ranks from one end to where the directions meet.
+The bubble of ZB-V is 0 for F = B = W, with the memory of 1F1B; on the least busy rank that of DualPipe is
+(pp/2-1)(FB+B-2W) and that of DualPipeV (pp-1)(FB+B-2W) for F = B, with 2·n+1 live stage activations, n = ranks from one
+end to where the directions meet.
 Sources: Qi et al., arXiv:2401.10241 §6; DeepSeek-V3, arXiv:2412.19437 §3.2.1 and deepseek-ai/DualPipe.
 """
 
@@ -20,7 +21,7 @@ Pair = tuple[int, int]  # one value per stage of a rank: 0 is the near stage, 1 
 
 
 def zbv(*, pp: int, micro_batches: int) -> Table:
-    """ZB-V: warm-up, then F, B, W of near and far stage in turn; at the end B before W."""
+    """Generate ZB-V: warm-up, then F, B, W of near and far stage in turn; at the end B before W."""
     rows = []
     for rank in range(pp):
         back = pp - rank  # ranks from here to the bottom of the V
@@ -32,7 +33,7 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
 
 
 def dualpipev(*, pp: int, micro_batches: int) -> Table:
-    """DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
+    """Generate DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
     rows = (
         _numbered(
             _dualpipe_phases(rank, ranks=pp, each=micro_batches),
@@ -46,16 +47,16 @@ def dualpipev(*, pp: int, micro_batches: int) -> Table:
 
 
 def dualpipe(*, pp: int, micro_batches: int) -> Table:
-    """DualPipe: the first half of the micro-batches enters at rank 0, the second half at the last rank."""
-    each = micro_batches // 2
+    """Generate DualPipe: half of the micro-batches enters at rank 0, the other half at the last rank."""
+    half = micro_batches // 2
     rows = []
     for rank in range(pp):
         near = min(rank, pp - 1 - rank)
-        first = (0, each) if near == rank else (each, 0)
-        turns = _dualpipe_phases(near, ranks=pp // 2, each=each)
-        rows.append(_numbered(turns, stages=(near, pp - 1 - near), first=first, each=each))
-    line = tuple(range(pp))
-    return Table("dualpipe", tuple(rows), (line,) * each + (line[::-1],) * each)
+        first = (0, half) if near == rank else (half, 0)
+        turns = _dualpipe_phases(near, ranks=pp // 2, each=half)
+        rows.append(_numbered(turns, stages=(near, pp - 1 - near), first=first, each=half))
+    path = tuple(range(pp))
+    return Table("dualpipe", tuple(rows), (path,) * half + (path[::-1],) * half)
 
 
 def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
@@ -63,7 +64,7 @@ def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _dualpipe_phases(near: int, *, ranks: int, each: int) -> list[str]:
-    """The eight phases of DualPipe, ``near`` ranks from the end of ``ranks``; ``each``: micro-batches, >= 2·ranks."""
+    """Return the eight phases of DualPipe, ``near`` ranks from the end; ``each``: micro-batches, >= 2·ranks."""
     back = ranks - 1 - near
     turns = ["F0"] * (2 * back) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * back
     middle = ["F0+BW1", "F1+BW0"] * (each - 2 * ranks + near + 1)
@@ -72,9 +73,9 @@ def _dualpipe_phases(near: int, *, ranks: int, each: int) -> list[str]:
     turns += middle + ["BW1", "F1+BW0"] * back
     tail = ["BW1", "BW0"] * (near + 1)
     split = [turn.replace("BW", "B") for turn in tail[near + 1 :]]
-    owed = [turn.replace("B", "W") for turn in split] + ["W0"] * back
+    deferred = [turn.replace("B", "W") for turn in split] + ["W0"] * back
     turns += tail[: near + 1] + split
-    turns += [turn for weight in owed[:back] for turn in (weight, "B0")] + owed[back:]
+    turns += [turn for weight in deferred[:back] for turn in (weight, "B0")] + deferred[back:]
     return turns
 
 
@@ -84,27 +85,27 @@ def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> 
     F and B count up; W takes the oldest micro-batch whose B has run without W.
     """
     forward, backward = list(first), list(first)
-    owed: tuple[deque[int], deque[int]] = (deque(), deque())
+    deferred: tuple[deque[int], deque[int]] = (deque(), deque())
     row: list[Action] = []
     for turn in turns:
-        kind, place = turn[:-1], int(turn[-1])
-        stage = stages[place]
+        kind, position = turn[:-1], int(turn[-1])
+        stage = stages[position]
         if kind == "W":
-            if owed[place]:
-                row.append(Action("W", stage, owed[place].popleft()))
+            if deferred[position]:
+                row.append(Action("W", stage, deferred[position].popleft()))
         elif kind == "F":
-            if forward[place] < first[place] + each:
-                row.append(Action("F", stage, forward[place]))
-                forward[place] += 1
-        elif backward[place] < first[place] + each:
-            i = backward[place]
-            backward[place] += 1
+            if forward[position] < first[position] + each:
+                row.append(Action("F", stage, forward[position]))
+                forward[position] += 1
+        elif backward[position] < first[position] + each:
+            micro_batch = backward[position]
+            backward[position] += 1
             if kind == "B":
-                row.append(Action("B", stage, i))
-                owed[place].append(i)
+                row.append(Action("B", stage, micro_batch))
+                deferred[position].append(micro_batch)
             elif kind == "BW":
-                row.append(Action("BW", stage, i))
+                row.append(Action("BW", stage, micro_batch))
             else:
-                row.append(Action("FB", stages[1 - place], forward[1 - place], stage, i))
-                forward[1 - place] += 1
+                row.append(Action("FB", stages[1 - position], forward[1 - position], stage, micro_batch))
+                forward[1 - position] += 1
     return tuple(row)

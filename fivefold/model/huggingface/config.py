@@ -1,4 +1,4 @@
-"""``Config``: a Hugging Face ``config.json`` as one checked record.
+"""``Config``: a Hugging Face ``config.json`` as one validated record.
 
 Keys with one meaning under several names are one field; ``Family.keys`` says which family reads which key.
 Source: configuration code of transformers 5.23.
@@ -19,7 +19,7 @@ IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Config(Record):
-    """The keys of all families, one field per meaning; a key that a family lacks keeps its neutral default."""
+    """The keys of all families, one field per meaning; fields that a family lacks keep their neutral default."""
 
     model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 
@@ -27,7 +27,7 @@ class Config(Record):
     vocab_size: Vocab
     hidden_size: Width
     intermediate_size: Ffn | None
-    intermediate_size_mlp: Ffn | None = None  # of dense layers, in a family whose intermediate_size is that of experts
+    intermediate_size_mlp: Ffn | None = None  # for dense layers, in a family whose intermediate_size is that of experts
     num_hidden_layers: Layers
     num_attention_heads: Heads
     num_key_value_heads: Heads | None = None
@@ -49,7 +49,7 @@ class Config(Record):
     residual_multiplier: Scalar = 1.0
     logits_scaling: Positive = 1.0
     logit_scale: Scalar = 1.0
-    no_rope_layers: tuple[Flag, ...] | None = None  # 1: with positions
+    no_rope_layers: tuple[Flag, ...] | None = None  # 1: the layer has rotary positions
     no_rope_layer_interval: Layers = 4
     new_decoder_architecture: bool = False
     multi_query: bool = True
@@ -60,7 +60,7 @@ class Config(Record):
     rope_local_base_freq: Positive | None = None
     partial_rotary_factor: Scalar = 1.0
     rotary_dim: HeadDim | None = None
-    unread_rotary_factor: Scalar = 1.0  # partial_rotary_factor in a family that ignores it
+    unread_rotary_factor: Scalar = 1.0  # partial_rotary_factor of a family that ignores it
     rope_interleave: bool | None = True
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None

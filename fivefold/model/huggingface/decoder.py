@@ -11,12 +11,12 @@ from fivefold.model.huggingface.family import Fused
 
 
 def same(keys: str) -> dict[str, str]:
-    """Return keys that are called as the fields of ``Config`` that they give."""
+    """Map keys to fields of ``Config`` with the same name."""
     return {key: key for key in keys.split()}
 
 
 def without(keys: dict[str, str], *left_out: str) -> dict[str, str]:
-    """Return ``keys`` without some of them."""
+    """Return ``keys`` without those in ``left_out``."""
     return {key: field for key, field in keys.items() if key not in left_out}
 
 
@@ -25,7 +25,7 @@ SIZES = same(
     "tie_word_embeddings attention_dropout"
 )
 ROTARY = same("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
-# Stored with the rotary parameters of every family, but applied only by those that rotate a part of the head.
+# Stored with the rotary parameters of every family, but used only by families that rotate a part of the head.
 UNREAD_ROTARY_FACTOR = {"partial_rotary_factor": "unread_rotary_factor"}
 GROUPED = (
     SIZES | ROTARY | UNREAD_ROTARY_FACTOR | same("num_key_value_heads head_dim") | {"rms_norm_eps": "norm_epsilon"}
@@ -89,8 +89,9 @@ EXPERT_GATE_UP = ("moe.experts.gate", "moe.experts.up")
 
 
 def stack_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str | Fused]:
-    """Return the names of a layer's experts in one tensor each for gate and up and for down, as transformers 5 has
-    them in memory.
+    """Return the tensor names of a layer whose experts are stacked, as in memory under transformers 5.
+
+    One tensor holds gate and up of all experts, another down.
     """
     return {
         "moe.router": f"{place}.{router}",

@@ -1,8 +1,8 @@
-"""The keys of a Hugging Face ``config.json``: those that a family reads, and what happens to all others.
+"""The keys of a Hugging Face ``config.json``: which ones a family reads, and how all others are handled.
 
-    Family.keys        read by the family's code and by us: becomes a field of ``Config``
-    Family.supported   read by the family's code, but of ``Model`` only for some values: ``Mistake`` for any other
-    HARMLESS           not read by the family's code and changes no logits: ignored; other unread keys give one remark
+    Family.keys        read by the family's code and by us: a field of ``Config``
+    Family.supported   read by the family's code, but only some values are supported: ``Mistake`` for others
+    HARMLESS           not read by the family's code and does not change logits: ignored; other unread keys: a warning
 
 Source: transformers 5.23, against which ``tests/model/huggingface/test_keys.py`` checks every key of every family.
 """
@@ -22,8 +22,8 @@ EVERY_FAMILY = {
     "per_layer_config": Supported((None, {}), "layers that differ from each other"),
 }
 
-# Keys of published files that change no logits: metadata, other software, tokens, generation, classification heads,
-# initial weights (ours have their own rule), storage, modules that a family does not build (multi-token prediction),
+# Keys of published files that do not change logits: metadata, other software, tokens, generation, classification heads,
+# initial weights (Fivefold has its own rule), storage, modules that a family does not build (multi-token prediction),
 # and duplicates of other keys.
 _HARMLESS = """
     architectures model_type transformers_version auto_map tokenizer_class name torch_dtype dtype torchscript
@@ -41,7 +41,7 @@ _STARTS = ("_", "summary_", "unsloth_")
 
 
 def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[str, Any]:
-    """Return the fields of ``Config`` that the keys of a family give; ``Mistake`` for a value that is not supported."""
+    """Return the fields of ``Config`` that the keys of a family set; ``Mistake`` for a value that is not supported."""
     for key, supported in {**EVERY_FAMILY, **family.supported}.items():
         if key in values and not any(values[key] == neutral for neutral in supported.values):
             raise Mistake(
@@ -65,25 +65,25 @@ def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[st
 def list_unread(values: dict[str, Any], *, family: Family) -> Iterator[str]:
     """Yield the keys that may change the model, but that the family's code ignores.
 
-    Leaves out neutral values (none, false, 0, 1, empty) and values that the family uses anyway.
+    Neutral values (none, false, 0, 1, empty) and values that the family uses anyway are left out.
     """
     read = (
         {key for key, field in family.keys.items() if field != UNREAD} | EVERY_FAMILY.keys() | family.supported.keys()
     )
     meanings = _collect_meanings()
     given = {field: values[key] for key, field in family.keys.items() if key in values and field != UNREAD}
-    own = {**family.defaults, **given}
+    used_values = {**family.defaults, **given}
     for key, value in values.items():
         if key in read or _is_harmless(key):
             continue
         empty = value is None or value is False or (value is not True and value in (0, 1, "", [], {}))
-        fields = meanings.get(key, set()) & own.keys()
-        if not empty and (not fields or any(own[field] != value for field in fields)):
+        fields = meanings.get(key, set()) & used_values.keys()
+        if not empty and (not fields or any(used_values[field] != value for field in fields)):
             yield key
 
 
 def _collect_meanings() -> dict[str, set[str]]:
-    """Return the fields of ``Config`` that each key gives in any family."""
+    """Map each key to the fields of ``Config`` that it sets in any family."""
     meanings: dict[str, set[str]] = {}
     for family in FAMILIES.values():
         for key, field in family.keys.items():
@@ -92,7 +92,7 @@ def _collect_meanings() -> dict[str, set[str]]:
 
 
 def describe_quantization(values: dict[str, Any]) -> str | None:
-    """Return in words that the weights of a checkpoint are quantized, and as what they are counted; None if not."""
+    """Return a warning that a checkpoint's weights are quantized, and how they are counted; None if they are not."""
     quantized = values.get("quantization_config")
     if not quantized:
         return None

@@ -1,4 +1,4 @@
-"""Fields of ``Model`` from a ``Config``, as several families read them; ``build_model`` joins what all of them share.
+"""Read fields of ``Model`` from a ``Config`` as several families do; ``build_model`` adds those that all share.
 
 Source: configuration and modelling code of transformers 5.23.
 """
@@ -15,7 +15,7 @@ NAMES = {theirs: activation.name for activation in ACTIVATIONS.values() for thei
 
 
 def read_activation(config: Config) -> str:
-    """The activation function under our name."""
+    """Return our name of the activation function."""
     if config.hidden_act not in NAMES:
         known = ", ".join(NAMES)
         raise config.mistake(f"activation {config.hidden_act!r} is not supported; supported: {known}")
@@ -23,7 +23,7 @@ def read_activation(config: Config) -> str:
 
 
 def read_head_dim(config: Config) -> int:
-    """The head dim as given, else hidden_size / num_attention_heads."""
+    """Return the head dim as given, else hidden_size / num_attention_heads."""
     if config.head_dim is not None:
         return config.head_dim
     if config.hidden_size % config.num_attention_heads:
@@ -35,14 +35,14 @@ def read_head_dim(config: Config) -> int:
 
 
 def read_dropout(config: Config) -> dict[str, float]:
-    """The fields of dropout: the rate of the branches, and those that differ from it."""
-    others = {"attention_dropout": config.attention_dropout, "embedding_dropout": config.embedding_dropout}
-    differing = {field: rate for field, rate in others.items() if rate != config.hidden_dropout}
+    """Return the fields of dropout: the rate of the branches, and other rates that differ from it."""
+    other_rates = {"attention_dropout": config.attention_dropout, "embedding_dropout": config.embedding_dropout}
+    differing = {field: rate for field, rate in other_rates.items() if rate != config.hidden_dropout}
     return {"dropout": config.hidden_dropout, **differing}
 
 
 def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
-    """Fields ``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
+    """Return ``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
     slides = default if config.layer_types is None else _read_layer_types(config.layer_types, config)
     if config.sliding_window is None or not config.use_sliding_window:
         if any(slides):
@@ -56,16 +56,16 @@ def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str,
 
 
 def read_chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
-    """Fields of attention in chunks, of the layers that ``layer_types`` names or of the ``default``."""
+    """Return the fields of chunked attention, from ``layer_types`` or the family's ``default``."""
     kind = {"chunked_attention": True, "full_attention": False}
-    apart = default if config.layer_types is None else _read_layer_types(config.layer_types, config, kinds=kind)
+    chunked = default if config.layer_types is None else _read_layer_types(config.layer_types, config, kinds=kind)
     if config.attention_chunk_size is None:
         raise config.mistake("attention_chunk_size=None, with which the family's code fails; give a number of tokens")
-    if not any(apart):
+    if not any(chunked):
         return {}
     return {
         "window": config.attention_chunk_size, "window_kind": "chunks",
-        "window_pattern": () if all(apart) else find_period(apart),
+        "window_pattern": () if all(chunked) else find_period(chunked),
     }  # fmt: skip
 
 
@@ -86,13 +86,13 @@ def _read_layer_types(
 
 
 def find_period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
-    """The shortest pattern that, repeated, gives ``slides``."""
+    """Return the shortest pattern that gives ``slides`` when repeated."""
     size = next(n for n in range(1, len(slides) + 1) if all(s == slides[i % n] for i, s in enumerate(slides)))
     return slides[:size]
 
 
 def read_attention_bias(config: Config) -> dict[str, bool]:
-    """Fields ``qkv_bias`` and ``out_bias``, which one key sets."""
+    """Return the fields ``qkv_bias`` and ``out_bias``, which one key sets."""
     return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
 
 
@@ -118,7 +118,7 @@ def build_model(config: Config, **of_family: Any) -> Model:
 
 
 def list_rotating_layers(config: Config, *, listed: tuple[int, ...] | None) -> tuple[bool, ...]:
-    """Which layers rotate: all but every ``no_rope_layer_interval``-th, or as ``listed``."""
+    """Tell for each layer whether it rotates: all but every ``no_rope_layer_interval``-th, or as ``listed``."""
     layers = config.num_hidden_layers
     if listed is None:
         return tuple((layer + 1) % config.no_rope_layer_interval != 0 for layer in range(layers))
@@ -130,7 +130,7 @@ def list_rotating_layers(config: Config, *, listed: tuple[int, ...] | None) -> t
 def read_experts(config: Config) -> dict[str, Any]:
     """Return the fields of experts in every layer, each as wide as ``intermediate_size``.
 
-    A softmax over the logits of the chosen experts is that over all logits, rescaled to sum to one.
+    A softmax over the logits of the chosen experts equals that over all logits, rescaled to sum to one.
     """
     return {
         "experts": config.num_experts,

@@ -1,7 +1,7 @@
 """Every ``model_type`` that transformers has a class for. Source: ``CONFIG_MAPPING_NAMES`` of transformers 5.23.
 
-transformers builds the class of a file's ``model_type``, whatever its ``architectures`` say. Left out: ``gpt-sw3``,
-another name of GPT-2.
+transformers builds the class of a file's ``model_type`` and ignores its ``architectures``. ``gpt-sw3`` is left out, as
+it is another name of GPT-2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Configs of remote code: a known architecture with a ``model_type`` of which neither we nor transformers know a class.
+"""Configs of remote code: a known architecture whose ``model_type`` neither Fivefold nor transformers knows.
 
-The defaults of missing keys are those of the unknown class, so nothing that shapes the model may be left to a default.
+The unknown class sets the defaults of missing keys, so no key that affects the shape of the model may be missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.keys import list_unread
 from fivefold.record import Mistake
 
-# Fields of ``Config`` that decide which weights a model has.
+# Fields of ``Config`` that determine which weights a model has.
 _SHAPE = """
     vocab_size hidden_size intermediate_size intermediate_size_mlp num_hidden_layers num_attention_heads
     num_key_value_heads head_dim max_position_embeddings tie_word_embeddings attention_bias mlp_bias
@@ -27,7 +27,7 @@ SHAPE_FIELDS = frozenset(_SHAPE.split())
 
 
 def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
-    """Raise a ``Mistake`` if a config of an unknown ``model_type`` leaves anything of its shape open."""
+    """Raise a ``Mistake`` if a config of an unknown ``model_type`` does not give its full shape."""
     kind = reprlib.repr(values.get("model_type"))
     known = f"or give model_type {family.model_type!r}, if it is one"
     if missing := [key for field, key in _missing_fields(values, family=family) if field in SHAPE_FIELDS]:
@@ -35,16 +35,16 @@ def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
             f"{name}: model_type {kind} is not known, nor what its missing keys mean; to read it as "
             f"{family.architecture} give {', '.join(missing)}; {known}"
         )
-    if others := list(list_unread(values, family=family)):
-        said = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in others)
+    if unread := list(list_unread(values, family=family)):
+        unread_text = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in unread)
         raise Mistake(
-            f"{name}: model_type {kind} is not known, and {family.architecture} has no {said}, which may change "
+            f"{name}: model_type {kind} is not known, and {family.architecture} has no {unread_text}, which may change "
             f"the model; remove what changes nothing, {known}"
         )
 
 
 def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
-    """Return in words as what a config of an unknown ``model_type`` was read, and which values were assumed."""
+    """Say as which architecture a config of an unknown ``model_type`` was read, and which values were assumed."""
     defaults = {name: field.default for name, field in Config.model_fields.items()} | {**family.defaults}
     assumed = [
         f"{key}={reprlib.repr(defaults[field])}" for field, key in _missing_fields(values, family=family)
@@ -55,7 +55,7 @@ def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
 
 
 def _missing_fields(values: dict[str, Any], *, family: Family) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a family that no key of ``values`` gives, each with the key that would."""
+    """Yield the fields of a family that no key of ``values`` sets, each with its key."""
     keys = {field: key for key, field in family.keys.items()}
     given = {field for key, field in family.keys.items() if key in values}
     yield from ((field, key) for field, key in keys.items() if field not in given)

@@ -1,4 +1,4 @@
-"""Rotary position settings of a Hugging Face ``config.json``: base, rotated part of the head, and scaling.
+"""Rotary position settings of a Hugging Face ``config.json``: base, rotated fraction of the head, and scaling.
 
 Reads both the old keys (``rope_theta``, ``rope_scaling``) and those of transformers 5 (``rope_parameters``).
 Source: ``modeling_rope_utils.py`` of transformers 5.23.
@@ -20,7 +20,7 @@ LAYERS = ("full_attention", "sliding_attention")
 
 
 class Rotary(Record):
-    """The keys of ``rope_scaling`` or ``rope_parameters`` for one kind of layers."""
+    """The keys of ``rope_scaling`` or ``rope_parameters`` for one kind of layer."""
 
     model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 
@@ -43,15 +43,15 @@ class Rotary(Record):
 
     @property
     def kind(self) -> str:
-        """The kind of scaling; ``default``: none."""
+        """Return the kind of scaling; ``default``: none."""
         return self.rope_type or self.type or "default"
 
 
 def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
-    """The rotary fields of ``Model`` for a family with equal settings in all layers.
+    """Return the rotary fields of ``Model`` for a family with equal settings in all layers.
 
     ``partly``: the family applies ``partial_rotary_factor``; others ignore it, or fail if rope is scaled.
-    ``kinds``: the scalings that the family supports: its name → ours.
+    ``kinds``: the scalings that the family supports, its name → ours.
     """
     given = config.rope_scaling or config.rope_parameters or {}
     if nested := [layers for layers in LAYERS if layers in given]:
@@ -69,12 +69,12 @@ def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = K
 
 
 def read_rope_by_layers(config: Config) -> dict[str, Any]:
-    """The rotary fields of Gemma 3: sliding layers have their own base; ``rope_scaling`` is for the others."""
+    """Return the rotary fields of Gemma 3: sliding layers have their own base; ``rope_scaling`` is for the others."""
     given, scaled = config.rope_parameters or {}, config.rope_scaling or {}
     for key, values in (("rope_parameters", given), ("rope_scaling", scaled)):
         if values and any(layers in values for layers in LAYERS) is not (key == "rope_parameters"):
-            wanted = "for full_attention and sliding_attention" if key == "rope_parameters" else "for all full layers"
-            raise config.mistake(f"{key} gives {', '.join(values)}, which this family does not read; give it {wanted}")
+            scope = "for full_attention and sliding_attention" if key == "rope_parameters" else "for all full layers"
+            raise config.mistake(f"{key} gives {', '.join(values)}, which this family does not read; give it {scope}")
     if "type" in scaled and "rope_type" not in scaled:
         raise config.mistake("rope_scaling gives type, which this family does not read; call it rope_type")
     of_full, of_sliding = (given.get(layers) or {} for layers in LAYERS)
@@ -96,7 +96,7 @@ def read_rope_by_layers(config: Config) -> dict[str, Any]:
 
 
 def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    """Fields of a family that rotates whole heads; ``Mistake`` for a partial factor together with scaling."""
+    """Return the fields of a family that rotates full heads; ``Mistake`` for a partial factor together with scaling."""
     fraction = given.partial_rotary_factor
     fraction = config.unread_rotary_factor if fraction is None else fraction
     if scaling is not None and fraction != 1:
@@ -110,7 +110,7 @@ def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) 
 def _scaling(
     config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Fields of ``RopeScaling``, or None. ``original``: top-level pre-training length; it overrides the nested one."""
+    """Return the fields of ``RopeScaling``, or None. ``original``: top-level pre-training length; it wins."""
     if given.kind == "default":
         return None
     if given.kind not in kinds:
@@ -145,12 +145,12 @@ def _scaling(
 
 
 def yarn_mscale(factor: float, *, weight: float = 1.0) -> float:
-    """YaRN's ``0.1·weight·ln factor + 1``: the factor on q and k for ``factor`` times the pre-training length."""
+    """Return YaRN's ``0.1·weight·ln factor + 1``: the factor on q and k for ``factor`` times the trained length."""
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _attention_factor(given: Rotary, *, kind: str, factor: float, original: int) -> float | None:
-    """Factor on cos and sin for yarn and longrope, as given or derived from the other values; None for others."""
+    """Return the factor on cos and sin for yarn and longrope, as given or derived from other values; else None."""
     if kind not in ("yarn", "longrope"):
         return None
     if given.attention_factor is not None:

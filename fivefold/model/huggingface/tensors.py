@@ -1,4 +1,4 @@
-"""Maps our weights to the tensors of a Hugging Face folder: names, shapes, experts, and order of rotary rows.
+"""Map our weights to the tensors of a Hugging Face folder: names, shapes, experts, and order of rotary rows.
 
     blocks.3.moe.experts.gate [E, F, D] = E times model.layers.3.mlp.experts.0.gate_proj.weight [F, D]
                                 or the upper half of model.layers.3.mlp.experts.gate_up_proj [E, 2F, D] (stacked)
@@ -21,9 +21,9 @@ from fivefold.record import nearest
 
 
 class Part(NamedTuple):
-    """Where our weight ``ours``, or one expert of it, lies in a tensor of the folder: alone, or fused with others.
+    """The place of our weight ``ours``, or one of its experts, in a tensor of the folder: alone, or fused with others.
 
-    Our rows lie along ``dim`` of the tensor from row ``first`` on: all in a row, or ``run`` of them every ``stride``.
+    Our rows are along ``dim`` of the tensor, from row ``first`` on: contiguous, or ``run`` of them every ``stride``.
     """
 
     name: str
@@ -32,30 +32,30 @@ class Part(NamedTuple):
     expert: int | None = None  # index of the expert
     dim: int = 0
     first: int = 0
-    rows: int | None = None  # of our weight; None: as many as the tensor has
+    rows: int | None = None  # rows of our weight; None: all of the tensor
     run: int = 1
     stride: int = 1
-    transposed: bool = False  # the last two dims change places
-    head: tuple[int, int, int] | None = None  # (rows per head; the first, and how many, interleaved rotary pairs have)
+    transposed: bool = False  # the last two dims are swapped
+    head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
 
     @property
     def numel(self) -> int:
-        """Number of elements of the whole tensor."""
+        """Return the number of elements of the full tensor."""
         return prod(self.shape)
 
     @property
     def alone(self) -> bool:
-        """Whether the tensor is our weight as it is."""
+        """Tell whether the tensor equals our weight, with no other weights, reordering or transposition."""
         return self.rows in (None, self.shape[self.dim]) and not self.transposed and self.head is None
 
     def order(self) -> Sequence[int]:
-        """Index of the folder's row for each of our rows: fused ones lie apart, rotary pairs are interleaved there."""
+        """Return the index of the tensor's row for each of our rows: fused and rotary rows have another order there."""
         rows = self.shape[self.dim] if self.rows is None else self.rows
         if self.head is not None:
-            size, first, turned = self.head
-            last = first + turned
-            one = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, size)]
-            return [start + row for start in range(0, rows, size) for row in one]
+            size, first, rotary_rows = self.head
+            last = first + rotary_rows
+            head_rows = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, size)]
+            return [start + row for start in range(0, rows, size) for row in head_rows]
         if self.run == self.stride:
             return range(self.first, self.first + rows)
         return [self.first + row // self.run * self.stride + row % self.run for row in range(rows)]
@@ -68,11 +68,11 @@ STACKED_SIGN = ".experts.gate_up_proj"
 def parts(
     model: Model, *, family: str, stacked: bool = False, interleaved: bool = True, copies: bool = False
 ) -> Iterator[Part]:
-    """The tensors of a folder of ``family``, in module order, with the routing biases of experts.
+    """Yield the tensors of a folder of ``family``, in module order, with the routing biases of experts.
 
     ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
-    in every published file (``rope_interleave``). ``copies``: also those of embedding and head in modules of
-    multi-token prediction, which share them. Raises ``Mistake`` for a family whose names are unknown.
+    in every published file (``rope_interleave``). ``copies``: also the copies of embedding and head in
+    modules of multi-token prediction, which share them. Raises ``Mistake`` for a family whose names are unknown.
     """
     if family not in FAMILIES:
         raise nearest(family, list(FAMILIES), kind="family of weights")
@@ -82,29 +82,29 @@ def parts(
         **record.block_tensors.get(model.block, {}),
         **(record.stacked_tensors if stacked else {}),
     }
-    every = {weight.name: weight for weight in weights(model)}
-    turned = interleaved if model.mla else record.interleaved_rotary
-    for weight in every.values():
-        yield from _parts_of(weight, model, names, every, interleaved=turned)
+    weight_by_name = {weight.name: weight for weight in weights(model)}
+    interleaved_rotary = interleaved if model.mla else record.interleaved_rotary
+    for weight in weight_by_name.values():
+        yield from _parts_of(weight, model, names, weight_by_name, interleaved=interleaved_rotary)
     for layer in range(model.layers, model.layers + model.predicted) if copies else ():
         for inner, ours in COPIES.items():
-            weight = every.get(ours, every["embed.tokens.weight"])
+            weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
             yield Part(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and "moe.bias" in names:
         for layer in filter(model.is_moe, range(model.layers + model.predicted)):
-            theirs = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
-            yield Part(theirs, (model.moe.experts,), bias_name(model, layer))
+            tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
+            yield Part(tensor_name, (model.moe.experts,), bias_name(model, layer))
 
 
 def bias_name(model: Model, layer: int) -> str:
-    """Our name of the routing bias of ``layer`` (numbered on in multi-token prediction), which is no listed weight."""
+    """Return our name of the routing bias of ``layer``, which is not a listed weight; MTP layers come last."""
     return f"{block_name(model, layer)}.moe.bias"
 
 
 def _parts_of(
     weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, interleaved: bool
 ) -> Iterator[Part]:
-    """The tensors that hold ``weight``: one, or one for each expert."""
+    """Yield the tensors that hold ``weight``: one, or one for each expert."""
     prefix, block, inner = "", "", weight.name
     if inner.startswith(("blocks.", "head.mtp.")):
         layer = layer_of(model, inner)
@@ -115,9 +115,9 @@ def _parts_of(
     stem, leaf = (inner, "") if inner in names else inner.rsplit(".", 1)
     place, leaf = names[stem], f".{leaf}" if leaf else ""
     if isinstance(place, Fused):
-        beside = [every[f"{block}{name}{leaf}"] for name in place.weights]
+        siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
         groups = model.kv_heads if place.groups == "kv_heads" else place.groups
-        yield _fused(weight, beside, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")
+        yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")
     elif "{}" in place:
         for expert in range(weight.shape[0]):
             yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
@@ -127,37 +127,37 @@ def _parts_of(
 
 
 def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:
-    """The part of ``weight`` in a tensor that holds all of ``beside``."""
+    """Return the part of ``weight`` in a tensor that holds all weights in ``beside``."""
     shape = list(weight.shape)
     stacked = weight.kind.startswith("expert")
     dim = 1 if stacked else 0
-    sizes = [each.shape[dim] for each in beside]
+    sizes = [sibling.shape[dim] for sibling in beside]
     groups = int(place.groups) or sizes[0]
-    at = [each.name for each in beside].index(weight.name)
+    index = [sibling.name for sibling in beside].index(weight.name)
     shape[dim] = sum(sizes)
     if place.transposed and len(shape) > dim + 1:
         shape[-1], shape[-2] = shape[-2], shape[-1]
         dim += 1
     return Part(
-        name, tuple(shape), weight.name, dim=dim, first=sum(sizes[:at]) // groups, rows=sizes[at],
-        run=sizes[at] // groups, stride=sizes[at] if groups == 1 else sum(sizes) // groups,
+        name, tuple(shape), weight.name, dim=dim, first=sum(sizes[:index]) // groups, rows=sizes[index],
+        run=sizes[index] // groups, stride=sizes[index] if groups == 1 else sum(sizes) // groups,
         transposed=dim != int(stacked),
     )  # fmt: skip
 
 
 def _dim_of_heads(stem: str, weight: Weight) -> int:
-    """The dim of a weight with rotary rows along which these lie."""
+    """Return the dim along which the rotary rows of a weight are."""
     return len(weight.shape) - 1 if stem.endswith("_norm") else 0
 
 
 def _rotary_rows(stem: str, model: Model) -> tuple[int, int, int] | None:
-    """(Rows per head, the first of its rotary rows, how many) if a weight has rotary rows; else None."""
-    turned = model.rope_dim
+    """Return (rows per head, first rotary row, number of rotary rows) if a weight has rotary rows, else None."""
+    rotary = model.rope_dim
     if model.mla is None:
-        return (model.head_dim, 0, turned) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
+        return (model.head_dim, 0, rotary) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
     sizes = {
         "attention.q": model.mla.nope_dim,
         "attention.q_up": model.mla.nope_dim,
         "attention.kv_down": model.mla.kv_rank,
     }
-    return (sizes[stem] + turned, sizes[stem], turned) if stem in sizes else None
+    return (sizes[stem] + rotary, sizes[stem], rotary) if stem in sizes else None

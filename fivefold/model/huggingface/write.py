@@ -1,7 +1,7 @@
 """Write a ``Model`` as a Hugging Face ``config.json``, which must read back as the same model.
 
-The generic inverse gives the fields of ``Config``; a family's record says which keys it has for them, and writes what
-its class has alone. Keys are those that transformers 4 and 5 both read.
+Generic code computes the fields of ``Config``; a family's record names its keys for them, and writes the keys that only
+its class has. All keys are read by both transformers 4 and 5.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fivefold.model.shape import MLA, MTP, ModelShape, MoE, RopeScaling
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, difference
 
-ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields of rotary layers alone
-# The families that most software reads are tried first, then the others in the order of the registry.
+ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields that only rotary layers use
+# Families that most software can read are tried first, then the others in the order of the registry.
 COMMON = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "starcoder2", "mixtral", "qwen3_moe")
 
 
@@ -30,21 +30,21 @@ def to_config(model: Model) -> dict[str, Any]:
     for family in _list_candidates(model):
         config = write_config(model, family)
         try:
-            there = from_config(config, name=model.name)
+            written_model = from_config(config, name=model.name)
         except Mistake as refusal:
             nearest = nearest or f"; the nearest, {family.model_type}, has {refusal}"
             continue
-        found = differs(there, model)
-        if found is None:
+        field_difference = differs(written_model, model)
+        if field_difference is None:
             return config
-        if fewest is None or _count_differences(there, model) < fewest:
-            fewest = _count_differences(there, model)
-            nearest = f"; the nearest, {family.model_type}, has {found}"
+        if fewest is None or _count_differences(written_model, model) < fewest:
+            fewest = _count_differences(written_model, model)
+            nearest = f"; the nearest, {family.model_type}, has {field_difference}"
     raise Mistake(f"model {model.name!r}: no family of Hugging Face holds it{nearest}")
 
 
 def _list_candidates(model: Model) -> Iterator[Family]:
-    """Yield the families that have the model's kinds of attention and feed-forward, the most common first."""
+    """Yield the families with the model's kinds of attention and feed-forward, the most common first."""
     for model_type in dict.fromkeys((*COMMON, *FAMILIES)):
         family = FAMILIES[model_type]
         latent, routed = model.mla is not None, model.moe is not None
@@ -53,9 +53,9 @@ def _list_candidates(model: Model) -> Iterator[Family]:
 
 
 def _count_differences(there: Model, here: Model) -> int:
-    """Return the number of fields, those of nested records included, in which two models compute differently."""
-    flat = [_flatten(_normalized(model).model_dump()) for model in (there, here)]
-    return sum(flat[0].get(field) != flat[1].get(field) for field in flat[0] | flat[1])
+    """Count the fields, including those of nested records, in which two models compute differently."""
+    flat_models = [_flatten(_normalized(model).model_dump()) for model in (there, here)]
+    return sum(flat_models[0].get(field) != flat_models[1].get(field) for field in flat_models[0] | flat_models[1])
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -68,15 +68,15 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def write_config(model: Model, family: Family) -> dict[str, Any]:
     """Return the ``config.json`` of ``family`` that comes nearest to ``model``."""
     fields = _list_fields(model)
-    named = {field: key for key, field in family.keys.items() if field in fields}  # of aliases the last
-    keys = {key: fields[field] for field, key in named.items() if fields[field] is not None}
+    key_by_field = {field: key for key, field in family.keys.items() if field in fields}  # of aliases the last
+    keys = {key: fields[field] for field, key in key_by_field.items() if fields[field] is not None}
     return {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
 
 
 def differs(there: Model, here: Model) -> str | None:
-    """The first field in which two models compute differently, with both values.
+    """Return the first field in which two models compute differently, with both values; None if there is none.
 
-    Ignores what only training uses (auxiliary loss, capacity, dropout), names and the maximal sequence length.
+    Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored.
     """
     there, here = _normalized(there), _normalized(here)
     if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
@@ -85,10 +85,10 @@ def differs(there: Model, here: Model) -> str | None:
 
 
 def _normalized(model: Model) -> Model:
-    """``model`` with neutral values in fields that do not change the logits."""
-    plain = model.head_dim**-0.5
+    """Return ``model`` with neutral values in fields that do not change the logits."""
+    default_scale = model.head_dim**-0.5
     if model.mla is not None:
-        plain = (model.mla.nope_dim + model.mla.rope_dim) ** -0.5
+        default_scale = (model.mla.nope_dim + model.mla.rope_dim) ** -0.5
         model = model.replace(kv_heads=1, head_dim=1)  # latent attention uses neither
     scale = model.attention_scale
     moe = model.moe and model.moe.replace(
@@ -96,26 +96,26 @@ def _normalized(model: Model) -> Model:
         capacity=None,
         shared_ffn=(model.moe.shared_ffn or model.moe.ffn) if model.moe.shared_experts else None,
     )
-    turns = [model.rotates(layer) for layer in range(model.layers)]
+    rotates = [model.rotates(layer) for layer in range(model.layers)]
     slides = [model.slides(layer) for layer in range(model.layers)]
-    if not any(turns):
-        still = {field: ModelShape.model_fields[field].default for field in ROTARY}
-        model = model.replace(position="none" if model.position == "rope" else model.position, **still)
+    if not any(rotates):
+        default_fields = {field: ModelShape.model_fields[field].default for field in ROTARY}
+        model = model.replace(position="none" if model.position == "rope" else model.position, **default_fields)
     return model.replace(
         name="", source="", dropout=0.0, attention_dropout=None, embedding_dropout=None, moe=moe,
         norm_bias=NORMS[model.norm].has_bias and model.norm_bias,
         window_kind=model.window_kind if any(slides) else "sliding",
         temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
         positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
-        rope_pattern=() if all(turns) or not any(turns) else tuple(turns),
+        rope_pattern=() if all(rotates) or not any(rotates) else tuple(rotates),
         window=model.window if any(slides) else None,
         window_pattern=() if all(slides) or not any(slides) else tuple(slides),
-        attention_scale=None if scale is None or isclose(scale, plain, rel_tol=1e-12) else scale,
+        attention_scale=None if scale is None or isclose(scale, default_scale, rel_tol=1e-12) else scale,
     )  # fmt: skip
 
 
 def _list_fields(model: Model) -> dict[str, Any]:
-    """Return the fields of ``Config`` that say what ``model`` is; None: left out."""
+    """Return the fields of ``Config`` that describe ``model``; those that are None are not written."""
     layers, scale = range(model.layers), model.attention_scale or model.head_dim**-0.5
     rates = model.dropout_rates
     scaling = model.rope_scaling
@@ -151,13 +151,15 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "rope_local_base_freq": model.rope_theta_sliding,
         "partial_rotary_factor": model.rope_fraction,
         "rope_scaling": scaling and write_scaling(scaling),
-        # transformers 4 reads it of longrope here, of other kinds in rope_scaling
+        # transformers 4 reads it here for longrope, and in rope_scaling for other kinds
         "original_max_position_embeddings": scaling.original_positions
         if scaling and scaling.kind == "longrope"
         else None,
         "use_sliding_window": any(slides),
         "sliding_window": model.window,
-        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides] if any(slides) else None,
+        "layer_types": ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+        if any(slides)
+        else None,
         "query_pre_attn_scalar": _whole(scale**-2),
         "attn_logit_softcapping": model.attention_softcap,
         "final_logit_softcapping": model.logit_softcap,
@@ -196,7 +198,7 @@ def _list_expert_fields(moe: MoE) -> dict[str, Any]:
 
 
 def _whole(value: float) -> float:
-    """``value``, or the whole number that it is but for rounding."""
+    """Round ``value`` if it differs from an integer only by rounding errors."""
     return round(value) if isclose(value, round(value), rel_tol=1e-12) else value
 
 

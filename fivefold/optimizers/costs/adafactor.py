@@ -24,8 +24,10 @@ class AdafactorCost(OptimizerCost):
     updates_flat_buffer = False
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
-        """Return the bytes of means and step counts. Means of each row are sharded like the rows; means of each column,
-        per expert, are on every rank of the shard group.
+        """Return the bytes of means and step counts.
+
+        Means of each row are sharded like the rows; means of each column, per expert, are on every rank of the shard
+        group.
         """
         total = 4 * len(weights)
         for weight in weights:
@@ -38,27 +40,28 @@ class AdafactorCost(OptimizerCost):
         return total
 
     def moved_bytes(self, job: Job) -> float:
-        """Return 0: means are small next to the weights."""
+        """Return 0, as means are small compared with the weights."""
         return 0.0
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return the bytes of all sums and, in fp32, of the largest weight with the squares of one matrix."""
+        """Return the bytes of all sums and, in fp32, of the largest weight and the squares of one matrix."""
         weights = list(weights)
         sums = sum(3 * cut.experts + (cut.rows + cut.experts * cut.columns) * cut.is_matrix for cut in weights)
         copies = 2 if is_narrow(job) else 1
         return 4 * sums + 4 * max(cut.columns * (copies * cut.rows + min(cut.rows, cut.matrix_rows)) for cut in weights)
 
     def products(self, family: list[ShardedWeight]) -> list[Product]:
-        """Return nothing: no matrices are multiplied."""
+        """Return no products, as no matrices are multiplied."""
         return []
 
     def weight_products(self, weight: ShardedWeight) -> list[Product]:
-        """Return nothing: no matrices are multiplied."""
+        """Return no products, as no matrices are multiplied."""
         return []
 
     def payloads(self, family: list[ShardedWeight]) -> Payloads:
-        """Return the all_reduces over shards and over pieces. Statistics that tp does not cut are not sent over it;
-        means over columns are sharded as the rows are.
+        """Return the all_reduces over shards and over pieces.
+
+        Statistics that tp does not shard are not sent over tp; means over columns are sharded like the rows.
         """
         rows, pieces = [0, 0, 0], [0, 0, 0]
         for cut in family:

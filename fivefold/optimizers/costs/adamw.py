@@ -1,9 +1,9 @@
-"""AdamW with moments of any width: elementwise, sends nothing.
+"""AdamW with moments of any precision: elementwise, sends nothing.
 
 state    two moments and a step count per weight; a scaled moment has an fp32 scale per block of a row, and is fp32
-         in weights that are too small to quantise (bitsandbytes: arXiv:2110.02861)
-scratch  of low-precision moments: both of them in fp32 for a block of rows, with weight and gradient if those are
-         narrow
+         in weights that are too small to quantize (bitsandbytes: arXiv:2110.02861)
+scratch  for low-precision moments: both of them in fp32 for a block of rows, with weight and gradient if those have
+         low precision
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AdamWCost(OptimizerCost):
     updates_flat_buffer = True
 
     def formats(self, job: Job) -> list[tuple[int, bool]]:
-        """Return bytes per element of each moment, and whether it is scaled."""
+        """Return the bytes per element of each moment, and whether it is scaled."""
         return list(zip(job.precision.moments_bytes, job.precision.scaled_moments, strict=True))
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
@@ -48,7 +48,7 @@ class AdamWCost(OptimizerCost):
         return sum(job.precision.moments_bytes)
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return 0 for fp32 moments, else what a block of rows takes in fp32."""
+        """Return 0 for fp32 moments, else the bytes of a block of rows in fp32."""
         if job.precision.moments_bytes == (4, 4):
             return 0
         return (16 if is_narrow(job) else 8) * block_elements(weights, scaled=any(job.precision.scaled_moments))

@@ -1,6 +1,6 @@
 """Muon for hidden matrices (arXiv:2502.16982), AdamW for the rest.
 
-messages   per round of as many matrices as ranks: all_to_all of bf16 shards over shards and tp (etp), and back
+messages   per round of one matrix per rank: all_to_all of bf16 shards over shards and tp (etp), and back
 products   Newton-Schulz of [r, c], r <= c: 5 (4 r^2 c + 2 r^3) FLOPs, counted as hardware, not model FLOPs
 """
 
@@ -46,21 +46,25 @@ class MuonCost(OptimizerCost):
         return job.precision.moments_bytes[0]
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return the larger of a round of Muon and of a block of AdamW's weights in fp32."""
+        """Return the larger of the bytes of a round of Muon and of a block of AdamW's weights in fp32."""
         weights = list(weights)
         rest = [min(FP32_ELEMENTS, cut.rows * cut.columns) for cut in weights if not cut.weight.is_hidden]
         adamw = 8 * max(rest, default=0) if is_narrow(job) else 0
-        return max(adamw, 0, *(_round_bytes(each) for family in split_families(weights) for each in rounds(family)))
+        return max(
+            adamw, 0, *(_round_bytes(matrices) for family in split_families(weights) for matrices in rounds(family))
+        )
 
     def payloads(self, family: list[ShardedWeight]) -> Payloads:
-        """Return the all_to_alls: shards of all matrices out, those of this rank's matrices back."""
+        """Return the all_to_alls: send the shards of all matrices, and send back those of this rank's matrices."""
         over_shards, over_pieces = [], []
         for matrices in rounds(family):
-            mine = matrices[:: matrices[0].shards]
+            own_matrices = matrices[:: matrices[0].shards]
             over_shards += [SENT_BYTES * sum(cut.chunk * cut.columns for cut in matrices)]
-            over_shards += [SENT_BYTES * sum(cut.shards * cut.chunk * cut.columns for cut in mine)]
-            over_pieces += [SENT_BYTES * sum(prod(cut.shape) for cut in mine)]
-            over_pieces += [SENT_BYTES * sum(cut.pieces * prod(cut.shape) for cut in mine[:: matrices[0].pieces])]
+            over_shards += [SENT_BYTES * sum(cut.shards * cut.chunk * cut.columns for cut in own_matrices)]
+            over_pieces += [SENT_BYTES * sum(prod(cut.shape) for cut in own_matrices)]
+            over_pieces += [
+                SENT_BYTES * sum(cut.pieces * prod(cut.shape) for cut in own_matrices[:: matrices[0].pieces])
+            ]
         return Payloads("all_to_all", over_shards, over_pieces)
 
     def products(self, family: list[ShardedWeight]) -> list[Product]:
@@ -91,17 +95,19 @@ def newton_schulz(cut: ShardedWeight) -> list[Product]:
 
 
 def _round_bytes(matrices: list[ShardedWeight]) -> int:
-    """Return the peak bytes of one round: its shards as sent and as received, and for the full matrix two copies (input
-    and result of an iteration) with the two square products.
+    """Return the peak bytes of one round.
+
+    Its shards as sent and as received, and for the full matrix two copies (input and result of an iteration) with the
+    two square products.
     """
     first = matrices[0]
-    mine, full = matrices[:: first.shards], first.experts * prod(first.weight.shape[-2:])
+    own_matrices, full_elements = matrices[:: first.shards], first.experts * prod(first.weight.shape[-2:])
     shards = sum(cut.chunk * cut.columns for cut in matrices)
     if first.shards > 1:
-        shards += sum(cut.shards * cut.chunk * cut.columns for cut in mine)
+        shards += sum(cut.shards * cut.chunk * cut.columns for cut in own_matrices)
     if first.pieces > 1:
-        shards += first.pieces * prod(first.shape) + (full if first.dim is not None else 0)
-    return SENT_BYTES * (shards + 2 * full + 2 * first.experts * min(first.weight.shape[-2:]) ** 2)
+        shards += first.pieces * prod(first.shape) + (full_elements if first.dim is not None else 0)
+    return SENT_BYTES * (shards + 2 * full_elements + 2 * first.experts * min(first.weight.shape[-2:]) ** 2)
 
 
 COST = MuonCost()

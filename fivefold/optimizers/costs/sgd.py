@@ -1,4 +1,4 @@
-"""SGD with momentum, if there is any: elementwise, sends nothing, needs no scratch memory."""
+"""SGD with optional momentum: elementwise, sends nothing, needs no scratch memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SgdCost(OptimizerCost):
         return self._momentum_bytes(job)
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return 0: the update is in place."""
+        """Return 0, as the update is in place."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""The families of Hugging Face that are read: one module for each, or for close relatives.
+"""The supported model families of Hugging Face: one module for each family, or for close relatives.
 
 A module lists its records as ``FAMILIES``, and as ``WRAPPERS`` the multimodal models that hold one of them. Every
 module of this folder is read.

@@ -1,4 +1,4 @@
-"""Command-R, R+, R7B and A: attention and MLP in parallel behind one norm without bias, a factor on the logits."""
+"""Command-R, R+, R7B and A: parallel attention and MLP with one norm without bias, scaled logits."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _build_command(config: Config, **of_family: Any) -> Model:
 
 
 def _build_cohere(config: Config) -> Model:
-    """Command-R+ norms its queries and keys, by a weight for each head."""
+    """Build Command-R and R+; the latter norms queries and keys, with a weight for each head."""
     return _build_command(config, qk_norm="heads" if config.use_qk_norm else "none")
 
 
 def _build_cohere2(config: Config) -> Model:
-    """Command-R7B and A: only the layers that slide rotate."""
+    """Build Command-R7B and A, in which only sliding-window layers rotate."""
     layers = range(config.num_hidden_layers)
     default = tuple((layer + 1) % config.sliding_window_pattern != 0 for layer in layers)
     slides = read_windows(config, default=default)

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts that are chosen in groups."""
+"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts chosen within groups."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe
 
 
 def _build_v2(config: Config) -> Model:
-    """Softmax routing, optionally limited to groups of experts."""
+    """Build a model with softmax routing, optionally limited to groups of experts."""
     if config.norm_topk_prob:
         raise config.mistake("norm_topk_prob=true differs between codes of DeepSeek-V2 and is not supported")
     grouped = config.topk_method == "group_limited_greedy"
@@ -96,7 +96,7 @@ def _build_v2(config: Config) -> Model:
 
 
 def _build_v3(config: Config) -> Model:
-    """Sigmoid routing with a balancing bias, limited to groups of experts.
+    """Build a model with sigmoid routing with a balancing bias, limited to groups of experts.
 
     The balancing bias e_score_correction_bias is not a weight: transformers 5.23 has it as a buffer, which is updated
     from the load without gradients. It is not counted. Rotary pairs are neighbors in the file and half a rotary dim
@@ -118,7 +118,7 @@ def _build_v3(config: Config) -> Model:
 
 
 def _write_latent(model: Model) -> dict[str, Any]:
-    """Return the rank of queries, null without one, and heads by transformers' convention; others ignore these."""
+    """Return the rank of queries, null without one, and heads as transformers defines them; others ignore these."""
     assert model.mla is not None
     return {"q_lora_rank": model.mla.q_rank, "num_key_value_heads": model.heads, "head_dim": model.rope_dim}
 

@@ -14,7 +14,7 @@ from fivefold.model.spec import Model
 
 
 def _build_falcon(config: Config) -> Model:
-    """One key head, or groups (40B); attention and MLP in parallel, or one after another."""
+    """Build Falcon: one key head, or groups (40B); attention and MLP in parallel, or one after another."""
     if config.hidden_size % config.num_attention_heads:
         raise config.mistake(
             f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads}"

@@ -55,13 +55,13 @@ def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) 
 
 
 def _build_gemma2(config: Config) -> Model:
-    """Every other layer slides; scores and logits are capped."""
+    """Build Gemma 2: every other layer has a sliding window; scores and logits are capped."""
     fields = read_rope(config) | {"attention_softcap": config.attn_logit_softcapping}
     return _build_gemma(config, slides=(True, False), **fields)
 
 
 def _build_gemma3(config: Config) -> Model:
-    """Five of six layers slide, with a rotary base of their own; norms of queries and keys, head by head."""
+    """Build Gemma 3: five of six layers have a sliding window and a rotary base of their own; QK norms per head."""
     if config.attn_logit_softcapping is not None:
         raise config.mistake("attn_logit_softcapping in Gemma 3, whose code does not apply it, is not supported")
     slides = (*(True,) * (config.sliding_window_pattern - 1), False)

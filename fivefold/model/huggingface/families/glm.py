@@ -29,17 +29,17 @@ TENSORS = decoder.TENSORS | decoder.FUSED_GATE_UP
 
 
 def _build_glm(config: Config) -> Model:
-    """Half of a head rotates."""
+    """Build GLM-4 of 2024, in which half of each head rotates."""
     return build_model(config, **read_rope(config, partly=True), qkv_bias=config.attention_bias)
 
 
 def _build_glm4(config: Config) -> Model:
-    """As before, with norms after attention and MLP too."""
+    """Build GLM-4 of 2025, which also has norms after attention and MLP."""
     return _build_glm(config).replace(block="sandwich")
 
 
 def _build_glm4_moe(config: Config) -> Model:
-    """DeepSeek-V3's experts behind grouped attention, of which a part of each head rotates."""
+    """Build GLM-4.5: DeepSeek-V3's experts with grouped-query attention, which rotates a part of each head."""
     moe = {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,

@@ -10,7 +10,7 @@ from fivefold.model.spec import Model
 
 
 def _build_gpt2(config: Config) -> Model:
-    """Learned positions, biases everywhere."""
+    """Build GPT-2: learned positions, biases in all layers."""
     return build_model(
         config,
         norm="layernorm",
@@ -26,7 +26,7 @@ def _build_gpt2(config: Config) -> Model:
 
 
 def _transpose(name: str, *weights: str) -> dict[str, Fused]:
-    """Return the place of weights that are stored as [in, out], one after another."""
+    """Return the tensor of ``weights`` that are stored as [in, out], one after another."""
     return dict.fromkeys(weights, Fused(name, weights, transposed=True))
 
 

@@ -11,7 +11,7 @@ from fivefold.model.spec import Model
 
 
 def _build_gpt_neox(config: Config) -> Model:
-    """Attention and MLP in parallel."""
+    """Build GPT-NeoX or Pythia; attention and MLP may be parallel."""
     head_dim = config.hidden_size // config.num_attention_heads
     if config.head_dim not in (None, head_dim):
         raise config.mistake(
@@ -20,7 +20,7 @@ def _build_gpt_neox(config: Config) -> Model:
         )
     fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True, "kv_heads": config.num_attention_heads}
     block = "parallel" if config.use_parallel_residual else "pre"
-    # one key for embedding and branches: embedding_dropout is left to that of the branches
+    # one key for embedding and branches, so embedding_dropout follows that of the branches
     fields |= {"block": block, "embedding_dropout": None}
     return build_model(config, **read_rope(config, partly=True), **read_attention_bias(config), **fields)
 

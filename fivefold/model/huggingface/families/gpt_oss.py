@@ -16,7 +16,7 @@ BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
 
 
 def _build_gpt_oss(config: Config) -> Model:
-    """Experts with biases, attention sinks, a sliding window in every other layer."""
+    """Build gpt-oss: experts with biases, attention sinks, a sliding window in every other layer."""
     fields = {
         "activation": "clamped_swiglu",
         "attention_sinks": True,

@@ -1,4 +1,4 @@
-"""Granite, with experts and without: factors on embedding, scores, branches and logits."""
+"""Granite, dense and with experts: factors on embedding, scores, branches and logits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _build_granite(config: Config) -> Model:
 
 
 def _build_granitemoe(config: Config) -> Model:
-    """Experts in every layer, as wide as intermediate_size."""
+    """Build Granite with experts in every layer, each of width intermediate_size."""
     fields = read_rope(config) | read_attention_bias(config) | _read_factors(config)
     return build_model(config, **fields, moe=read_experts(config))
 

@@ -20,14 +20,15 @@ from fivefold.model.spec import Model
 
 
 def _build_llama4(config: Config) -> Model:
-    """Experts whose inputs are weighted by a sigmoid, with a shared one, in every n-th layer.
+    """Build Llama 4: every n-th layer has a shared expert and routed experts, whose inputs a sigmoid weights.
 
-    Rotary layers attend in chunks, by unit queries and keys; the others to all, by queries that grow with the position.
+    Rotary layers attend within chunks, with unit queries and keys; other layers attend to all tokens, with queries that
+    grow with the position.
     """
     layers = config.num_hidden_layers
     rotate = list_rotating_layers(config, listed=config.no_rope_layers or None)
-    every = config.interleave_moe_layer_step
-    listed = range(every - 1, layers, every) if config.moe_layers is None else config.moe_layers
+    interval = config.interleave_moe_layer_step
+    listed = range(interval - 1, layers, interval) if config.moe_layers is None else config.moe_layers
     routed = tuple(layer in listed for layer in range(layers))
     moe = {
         "experts": config.num_experts,
@@ -81,7 +82,7 @@ LLAMA4_TEXT = Family(
     | same(
         "intermediate_size_mlp num_experts_per_tok moe_layers interleave_moe_layer_step use_qk_norm no_rope_layers "
         "no_rope_layer_interval attention_chunk_size layer_types attn_temperature_tuning floor_scale attn_scale "
-        "router_aux_loss_coef "  # which its class does not apply
+        "router_aux_loss_coef "  # its class does not apply it
         "attention_bias"
     ),
     defaults={

@@ -12,9 +12,9 @@ from fivefold.model.spec import Model
 
 
 def _build_minimax_m2(config: Config) -> Model:
-    """Experts in every layer, chosen by sigmoids and a balancing bias; norms over all heads at once."""
+    """Build MiniMax-M2: experts in every layer, sigmoid routing with a balancing bias, norms over all heads at once."""
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    if config.rotary_dim is not None and config.unread_rotary_factor == 1:  # as published files say it
+    if config.rotary_dim is not None and config.unread_rotary_factor == 1:  # as in published files
         config = config.replace(partial_rotary_factor=config.rotary_dim / head_dim)
     moe = read_experts(config) | {"score": "sigmoid", "balance": "free"}
     return build_model(config, **read_rope(config, partly=True), qk_norm="full", moe=moe)

@@ -19,12 +19,12 @@ DEFAULTS = {
 
 
 def _build_mistral(config: Config) -> Model:
-    """A sliding window in all layers, if any."""
+    """Build Mistral, which may have a sliding window in all layers."""
     return build_model(config, **read_rope(config), **read_windows(config))
 
 
 def _build_mixtral(config: Config) -> Model:
-    """Experts in every layer, as wide as intermediate_size."""
+    """Build Mixtral: experts in every layer, each of width intermediate_size."""
     return build_model(config, **read_rope(config), **read_windows(config), moe=read_experts(config))
 
 

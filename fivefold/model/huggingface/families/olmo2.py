@@ -12,7 +12,7 @@ from fivefold.model.spec import Model
 
 
 def _build_olmo2(config: Config) -> Model:
-    """Norms after attention and MLP, and over all queries and keys."""
+    """Build OLMo 2: norms after attention and MLP, and over all queries and all keys at once."""
     return build_model(config, **read_rope(config), **read_attention_bias(config), block="post", qk_norm="full")
 
 

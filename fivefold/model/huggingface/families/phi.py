@@ -12,7 +12,7 @@ from fivefold.model.spec import Model
 
 
 def _build_phi3(config: Config) -> Model:
-    """A part of the head rotates. "su" and "yarn" were early names of longrope."""
+    """Build Phi-3 or Phi-4: a part of the head rotates. "su" and "yarn" were early names of longrope."""
     kinds = dict.fromkeys(("longrope", "su", "yarn"), "longrope")
     return build_model(config, **read_rope(config, partly=True, kinds=kinds), **read_windows(config))
 

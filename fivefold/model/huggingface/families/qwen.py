@@ -26,19 +26,19 @@ DEFAULTS = {
 
 
 def _read_late_windows(config: Config) -> dict[str, Any]:
-    """Return the fields of windows: if they are used, the layers from ``max_window_layers`` on have one."""
+    """Return the fields of sliding windows, which layers from ``max_window_layers`` on may have."""
     used = config.use_sliding_window and config.sliding_window is not None
     layers = range(config.num_hidden_layers)
     return read_windows(config, default=tuple(used and layer >= config.max_window_layers for layer in layers))
 
 
 def _build_qwen2(config: Config) -> Model:
-    """Biases of q, k and v."""
+    """Build Qwen2: Llama with biases of q, k and v."""
     return build_model(config, **read_rope(config), **_read_late_windows(config), qkv_bias=True)
 
 
 def _build_qwen2_5_vl(config: Config) -> Model:
-    """Qwen2, as the three rotary positions of a token of text are one (mrope)."""
+    """Build Qwen2.5-VL's text model as Qwen2, as the three rotary positions (mrope) of a text token are equal."""
     of_text = {
         field: {**given, "rope_type": "default"}
         for field in ("rope_scaling", "rope_parameters")
@@ -48,13 +48,13 @@ def _build_qwen2_5_vl(config: Config) -> Model:
 
 
 def _build_qwen3(config: Config) -> Model:
-    """Norms of queries and keys, head by head."""
+    """Build Qwen3: norms of queries and keys per head."""
     fields = read_rope(config) | _read_late_windows(config) | read_attention_bias(config)
     return build_model(config, **fields, qk_norm="head")
 
 
 def _build_qwen3_moe(config: Config) -> Model:
-    """Experts after the first dense layers; norms of queries and keys, head by head."""
+    """Build Qwen3 with experts after the first dense layers; norms of queries and keys per head."""
     dense = sorted(config.mlp_only_layers or ())
     if dense != list(range(len(dense))):
         raise config.mistake(f"mlp_only_layers={dense} needs dense layers after experts, which is not supported")

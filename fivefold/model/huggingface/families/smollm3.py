@@ -18,7 +18,7 @@ from fivefold.model.spec import Model
 
 
 def _build_smollm3(config: Config) -> Model:
-    """Every fourth layer without positions, or those that are listed."""
+    """Build SmolLM3: every fourth layer has no positions, or those that are listed."""
     rotate = list_rotating_layers(config, listed=config.no_rope_layers)
     slide = config.use_sliding_window and config.sliding_window is not None
     slides = read_windows(config, default=tuple(slide and not rotates for rotates in rotate))

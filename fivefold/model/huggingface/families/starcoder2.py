@@ -12,7 +12,7 @@ from fivefold.model.spec import Model
 
 
 def _build_starcoder2(config: Config) -> Model:
-    """LayerNorm, a plain MLP, biases everywhere, a sliding window in all layers, if any."""
+    """Build StarCoder2: LayerNorm, a plain MLP, biases in all layers, and maybe a sliding window in all layers."""
     fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": config.attention_bias}
     return build_model(config, **read_rope(config), **read_windows(config), **read_attention_bias(config), **fields)
 
