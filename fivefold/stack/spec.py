@@ -91,7 +91,7 @@ class Stack(Record):
     # widened: one fp32 copy that becomes the gradient (Megatron); copied: as widened, with the fp32 logits kept
     # (nanotron)
     loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
-    # Norms, rotary embedding, activation and loss. fused: one kernel each, Fivefold's in Triton on GPUs and PyTorch's on
+    # Norms, rotary embedding, activation and loss. fused: one kernel each, Fivefold's in Triton on GPUs, PyTorch's on
     # CPUs; triton, compiled, eager: Fivefold's, written in Triton, by torch.compile of full blocks, or as separate
     # PyTorch kernels, which save no more tensors; plain: PyTorch's under autograd, which save more; norms: as plain for
     # the activation, else fused
