@@ -175,8 +175,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
     return "tp" if is_replicated and layout.sp else ""
 
 
-KEYS = tuple(f"attention.{part}.{each}" for part in "kv" for each in ("weight", "bias"))
-HEAD_NORMS = tuple(f"attention.{part}_norm.{each}" for part in "qk" for each in ("weight", "bias"))
+KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias"))
+HEAD_NORMS = tuple(f"attention.{part}_norm.{leaf}" for part in "qk" for leaf in ("weight", "bias"))
 
 
 def shard_numel(weight: Weight, *, shards: int) -> int:
