@@ -58,8 +58,9 @@ class ErrorStats:
     product: float = 0.0  # Σ a·b
 
     def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
-        """Compare ``found`` ÷ ``scale`` with ``wanted``; |found| ≥ ``top``, the largest value of the format, is
-        overflow.
+        """Compare ``found`` ÷ ``scale`` with ``wanted``.
+
+        Values with abs(found) ≥ ``top``, the largest value of the format, count as overflow.
         """
         values, expected = found.detach().reshape(-1), wanted.to(found.device).reshape(-1)
         noise = NOISE * float(expected.abs().max()) if expected.numel() else 0.0

@@ -23,9 +23,7 @@ PASSES = ("forward", "backward", "update")
 
 
 class Life(NamedTuple):
-    """A block, with the event that allocated it (-1: before the trace) and the one that freed it (None: not in the
-    trace).
-    """
+    """A block: the events that allocated it (-1: before the trace) and freed it (None: not in the trace)."""
 
     birth: int
     death: int | None

@@ -25,8 +25,9 @@ UNKNOWN = np.iinfo(np.int64).max  # launch time of a kernel whose launch is not 
 
 
 class Window(NamedTuple):
-    """The time of a step on one rank, in the rank's nanoseconds; ``number``: of its ProfilerStep, -1 for the full
-    trace.
+    """The time of a step on one rank, in the rank's nanoseconds.
+
+    ``number`` is that of its ProfilerStep, or -1 for the full trace.
     """
 
     name: str

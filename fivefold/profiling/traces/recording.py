@@ -49,7 +49,7 @@ ALL_REDUCES = ("c10d::allreduce_", "c10d::_reduce_scatter_base_", "c10d::reduce_
 
 
 class Message(NamedTuple):
-    """What an event says of its message; ``event`` is the row of the event. Bytes are those of one rank."""
+    """The message that an event describes; ``event`` is the row of the event. Bytes are those of one rank."""
 
     event: int
     collective: str
