@@ -58,7 +58,7 @@ def face(
         bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Plans, rehearses, trains and proves the training step of a large language model."""
+    """Plan, dry-run, train and verify the training step of a large language model."""
 
 
 def entry() -> NoReturn:

@@ -100,7 +100,9 @@ class LayoutRequest(MachineRequest):
 class PictureOptions(Request):
     """A step over time, on the terminal and as files."""
 
-    over_time: Annotated[bool, Field(description="Also draw the pipeline and the memory over time.")] = False
+    over_time: Annotated[
+        bool, Field(description="Also draw the pipeline and the memory over time on the terminal.")
+    ] = False
     charts: Annotated[
         Path | None, Field(description="Write pipeline.svg, memory.svg and their .html into this folder.")
     ] = None
@@ -121,7 +123,9 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
 class RatiosRequest(LayoutRequest):
     """The fields of ``ratios`` on every interface."""
 
-    layout: Annotated[Line, Field(description="The degrees that stay; each axis is varied alone."), Argument()] = "dp1"
+    layout: Annotated[
+        Line, Field(description="Layout whose degrees stay fixed while one axis is varied."), Argument()
+    ] = "dp1"
 
 
 class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
@@ -136,19 +140,19 @@ class AskRequest(MachineRequest):
 
     layout: Annotated[
         Line | None,
-        Field(description="For micro-batch, sequence, batch, run and changes; without it, the fastest that fits."),
+        Field(description="Layout, for micro-batch, sequence, batch, run and changes. Default: the fastest that fits."),
         Argument(),
     ] = None
     tokens: Annotated[
         TokenCount,
-        Field(description="Of the whole run, for batch and run: 2T."),
+        Field(description="Training tokens of the run, for batch and run, such as 2T."),
         TOKENS,
     ] = 1e12
     price: Prices = ()
     assume: Assumptions = ()
     noise: Annotated[
         Line | None,
-        Field(description="Of batch: the gradient noise scale in tokens, or the run folder that has it."),
+        Field(description="For batch: gradient noise scale in tokens, or the folder of a run that logged it."),
     ] = None
     risk: Risk = FITS_RISK
 
@@ -157,50 +161,53 @@ class AskOptions(AskRequest, JobOptions, JsonOption):
     """Arguments and options of ``fivefold ask``."""
 
     command = "ask"
-    question: Annotated[Question, Field(description="What to find out."), Argument(place=-1)]
-    chart: Annotated[Path | None, Field(description="Of run and sequence: draw it (.svg or .html).")] = None
+    question: Annotated[Question, Field(description="The question."), Argument(place=-1)]
+    chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
 
 
 class SearchRequest(MachineRequest):
     """The fields of ``search`` on every interface, for layouts of one machine or for one run on several machines."""
 
     machines: Annotated[
-        Lines, Field(description="More machines: one table of the run on each."), Argument(metavar="[MACHINE…]")
+        Lines, Field(description="More machines: compare one run on each."), Argument(metavar="[MACHINE…]")
     ] = ()
     by: Annotated[
         Objective,
-        Field(
-            description="The best has least of it; robust: loses least if network, kernels, experts or a rank differ."
-        ),
+        Field(description="Objective to minimize. robust: worst-case regret over network, kernels, experts and ranks."),
     ] = "time"
     top: ShownLayouts = 10
     also: Annotated[Lines, Field(description="Another precision to try, such as fp8.")] = ()
     where: Where = ""
-    memory: Annotated[Line | None, Field(description="Plan for GPUs of so much memory, such as 72GiB.")] = None
+    memory: Annotated[Line | None, Field(description="Memory per GPU to plan for, such as 72GiB.")] = None
     risk: Risk = FITS_RISK
-    keep: Annotated[Line | None, Field(description="Change one thing at a time from this layout: what helps most?")] = (
-        None
-    )
+    keep: Annotated[
+        Line | None, Field(description="Try one change at a time from this layout, and show which help most.")
+    ] = None
     within: Annotated[
         float | None,
-        Field(ge=0, le=1, description="Layouts so near to the best are alike; the simplest is proposed."),
+        Field(
+            ge=0,
+            le=1,
+            description="Relative time difference up to which layouts count as equal; the simplest is proposed.",
+        ),
         Option(shown_default=f"{ALIKE:g}"),
     ] = None
-    exact: Annotated[bool, Field(description="The ranking alone, without a proposal.")] = False
+    exact: Annotated[bool, Field(description="Show only the ranking, without a proposal.")] = False
     front: FrontLevels = 1
     two: Annotated[
-        bool, Field(description="Also tensor parallelism in two dimensions, which is not run."), Option(("--2d",))
+        bool, Field(description="Also try 2D tensor parallelism, which the trainer does not run."), Option(("--2d",))
     ] = False
     tokens: Annotated[
         TokenCount | None,
-        Field(description="Of the run, with several machines or ranks: such as 2T."),
+        Field(description="Training tokens of the run, for comparing machines or numbers of ranks, such as 2T."),
         TOKENS,
     ] = None
     price: Prices = ()
     deadline: Annotated[
-        Line | None, Field(description="The fewest ranks of each machine whose run takes at most this: 30d.")
+        Line | None,
+        Field(description="Find the fewest ranks of each machine that finish the run in this time, such as 30d."),
     ] = None
-    ranks: Annotated[Line | None, Field(description="Numbers of ranks to try, from FEW-MANY: 64-512.")] = None
+    ranks: Annotated[Line | None, Field(description="Range of ranks to try, such as 64-512.")] = None
     assume: Assumptions = ()
 
     @property
@@ -214,18 +221,22 @@ class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
     """Arguments and options of ``fivefold search``."""
 
     command = "search"
-    chart: Annotated[Path | None, Field(description="Draw the front (.svg or .html).")] = None
+    chart: Annotated[Path | None, Field(description="Draw the Pareto front (.svg or .html).")] = None
     measure: Annotated[
-        int, Field(ge=0, description="Also train so many of the best for a few steps each, on this computer.")
+        int, Field(ge=0, description="Number of best layouts to also train for a few steps each, on this computer.")
     ] = 0
-    write: Annotated[Path | None, Field(description="Write the best as the config of --stack: file or folder.")] = None
+    write: Annotated[
+        Path | None, Field(description="Write the best layout as a config for --stack, to this file or folder.")
+    ] = None
 
 
 class PlanRequest(MachineRequest):
     """The fields of ``plan`` on every interface."""
 
-    tokens: Annotated[TokenCount, Field(description="Of the whole run: 2T."), TOKENS] = 1e12
-    batch: Annotated[Batch, Field(description="The batch: by the literature (unless --gbs), or the job's.")] = "advised"
+    tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = 1e12
+    batch: Annotated[
+        Batch, Field(description="Batch size: as advised by the literature (unless --gbs is given), or the job's.")
+    ] = "advised"
     where: Where = ""
     price: Prices = ()
     assume: Assumptions = ()
@@ -236,7 +247,7 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
     """Arguments and options of ``fivefold plan``."""
 
     command = "plan"
-    write: Annotated[Path | None, Field(description="Write the run file, which `train` takes.")] = None
+    write: Annotated[Path | None, Field(description="Write the run file for `train`.")] = None
 
 
 class CompareRequest(JobRequest):
@@ -253,25 +264,25 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
     command = "compare"
     words: Annotated[
         tuple[str, ...],
-        Field(description="One model, machines, layouts; or run files."),
+        Field(description="A model, machines and layouts; or run files."),
         Argument(metavar="MODEL MACHINE… LAYOUT… | RUN.toml…"),
     ] = ()
     from_files: Annotated[
         tuple[Path, ...],
-        Field(description="Configs of any software; beside them other layouts, and machines."),
+        Field(description="Configs of any software to compare, with the layouts and machines given."),
         Option(("--from",)),
     ] = ()
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
-    charts: Annotated[Path | None, Field(description="Write time.svg and memory.svg there.")] = None
+    charts: Annotated[Path | None, Field(description="Write time.svg and memory.svg into this folder.")] = None
 
 
 class SweepRequest(Request):
     """The fields of ``sweep`` on every interface, without its file."""
 
-    measure: Annotated[bool, Field(description="Also run each row that fits for a few steps.")] = False
+    measure: Annotated[bool, Field(description="Also train each row that fits for a few steps.")] = False
     steps: Annotated[int, Field(description="Steps of each measured run.")] = 8
-    timeout: Annotated[float, Field(description="Seconds after which a measured run is ended.")] = 300.0
+    timeout: Annotated[float, Field(description="Time limit of each measured run, in seconds.")] = 300.0
     risk: Risk = FITS_RISK
 
 
@@ -282,11 +293,13 @@ class SweepOptions(SweepRequest, JsonOption):
     file: Annotated[Path, Field(description="The sweep file (.toml)."), Argument()]
     out: Annotated[
         Path | None,
-        Field(description="Where rows go: .parquet, .csv or .jsonl. Without it runs/sweeps/NAME.jsonl."),
+        Field(description="File for the rows: .parquet, .csv or .jsonl. Default: runs/sweeps/NAME.jsonl."),
     ] = None
-    charts: Annotated[Path | None, Field(description="Draw what the sweep varies, as .svg, into this folder.")] = None
-    slurm: Annotated[bool, Field(description="Measure by Slurm jobs: submit them, or collect what is done.")] = False
-    dry: Annotated[bool, Field(description="Only say how many rows there would be.")] = False
+    charts: Annotated[
+        Path | None, Field(description="Draw charts of what the sweep varies, as .svg files in this folder.")
+    ] = None
+    slurm: Annotated[bool, Field(description="Measure with Slurm jobs: submit them, or collect their results.")] = False
+    dry: Annotated[bool, Field(description="Only print the number of rows.")] = False
 
 
 class DryrunRequest(LayoutRequest):
@@ -297,12 +310,14 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
     """Arguments and options of ``fivefold dryrun``."""
 
     command = "dryrun"
-    schedule: Annotated[Path | None, Field(description="A pipeline schedule of one's own (.csv).")] = None
-    every_rank: Annotated[bool, Field(description="Rehearse all ranks, not one of each pipeline rank.")] = False
-    every_layer: Annotated[bool, Field(description="Run every layer, not one of those that are alike.")] = False
+    schedule: Annotated[Path | None, Field(description="A custom pipeline schedule (.csv).")] = None
+    every_rank: Annotated[bool, Field(description="Dry-run every rank, instead of one per pipeline rank.")] = False
+    every_layer: Annotated[
+        bool, Field(description="Execute every layer, instead of one of each group of equal layers.")
+    ] = False
     ranks: Annotated[str | None, Field(description="Ranks for --trace and --snapshot, such as 0,3.")] = None
     snapshot: Annotated[
-        Path | None, Field(description="Write the memory for https://pytorch.org/memory_viz (.pickle).")
+        Path | None, Field(description="Write a memory snapshot for https://pytorch.org/memory_viz (.pickle).")
     ] = None
 
 
@@ -312,7 +327,7 @@ class ReportOptions(JobOptions):
     command = "report"
     what: Annotated[
         tuple[str, ...],
-        Field(description="A run's folder; what --json printed; rows of a sweep; or a question, with a job."),
+        Field(description="A run's folder, the output of --json, rows of a sweep, or a question with job options."),
         Argument(metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]"),
     ] = ()
     from_file: ConfigFile = None
@@ -321,7 +336,7 @@ class ReportOptions(JobOptions):
     risk: Risk = FITS_RISK
     out: Annotated[
         Path | None,
-        Field(description="The .html file. Without it report.html, of a run in its folder."),
+        Field(description="The .html file. Default: report.html, for a run in its folder."),
         Option(("--out", "-o")),
     ] = None
 
@@ -331,11 +346,11 @@ class ReadOptions(JsonOption):
 
     command = "read"
     words: Annotated[
-        tuple[str, ...], Field(description="A config, a script, or a launch line."), Argument(metavar="FILE|ARGS…")
+        tuple[str, ...], Field(description="A config, a script, or a launch command."), Argument(metavar="FILE|ARGS…")
     ]
     gpus: ConfigTarget = None
     model: ConfigModel = None
-    vocab: Annotated[int | None, Field(ge=1, description="The vocabulary, where a config names none.")] = None
+    vocab: Annotated[int | None, Field(ge=1, description="Vocabulary size, if the config has none.")] = None
 
 
 class WriteOptions(JobOptions):
@@ -362,16 +377,16 @@ class DrawOptions(JobOptions):
     """Arguments and options of ``fivefold draw``."""
 
     command = "draw"
-    picture: Annotated[Picture, Field(description="What to draw."), Argument()]
+    picture: Annotated[Picture, Field(description="The picture to draw."), Argument()]
     words: Annotated[
         tuple[str, ...],
-        Field(description="Of a step (the first four); of a machine (topology, bandwidth); ranks; names of formats."),
+        Field(description="A step (for the first four), a machine (topology, bandwidth), ranks, or names of formats."),
         Argument(metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]"),
     ] = ()
-    collective: Annotated[Collective, Field(description="For bandwidth.")] = "all_reduce"
+    collective: Annotated[Collective, Field(description="The collective, for bandwidth.")] = "all_reduce"
     out: Annotated[
         Path | None,
-        Field(description=".svg, .png, .pdf or .html. Without it PICTURE.svg."),
+        Field(description="Output file: .svg, .png, .pdf or .html. Default: PICTURE.svg."),
         Option(("--out", "-o")),
     ] = None
 
@@ -383,23 +398,25 @@ class CalibrateOptions(JobOptions, JsonOption):
     layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
     run: Annotated[
         str | None,
-        Field(description="Measure what one run computes and sends: a run file, or a model with LAYOUT."),
+        Field(description="Measure the units and messages of one run: a run file, or a model with LAYOUT."),
         Option(("--for",)),
     ] = None
     ranks: Annotated[str, Field(description="Process counts to measure, such as 1,2.")] = "1,2"
-    quick: Annotated[bool, Field(description="Fewer points.")] = False
-    out: Annotated[Path | None, Field(description="Machine file to write; without it, what 'local' means.")] = None
+    quick: Annotated[bool, Field(description="Measure fewer points.")] = False
+    out: Annotated[Path | None, Field(description="Machine file to write. Default: the file of machine 'local'.")] = (
+        None
+    )
 
 
 class TraceRequest(JobRequest):
     """The fields of ``trace`` on every interface, without its files."""
 
-    step: Annotated[int | None, Field(ge=0, description="Only the ProfilerStep of this number.")] = None
-    top: Annotated[int, Field(ge=1, description="How many kernels to list.")] = 10
-    machine: Annotated[str | None, Field(description="Whose links the messages use: h100:8, …")] = None
+    step: Annotated[int | None, Field(ge=0, description="Analyze only the ProfilerStep with this number.")] = None
+    top: Annotated[int, Field(ge=1, description="Number of kernels to list.")] = 10
+    machine: Annotated[str | None, Field(description="Machine whose links the messages use, such as h100:8.")] = None
     against: Annotated[
         tuple[str, str, str] | None,
-        Field(description="Lay the predicted step beside it; takes a job."),
+        Field(description="Compare with the predicted step; takes job options."),
         Option(metavar="MODEL MACHINE LAYOUT"),
     ] = None
 
@@ -410,7 +427,7 @@ class TraceOptions(TraceRequest, JobOptions, JsonOption):
     command = "trace"
     files: Annotated[
         tuple[Path, ...],
-        Field(description="Traces (.json, .json.gz), one of each rank, or their folder."),
+        Field(description="Traces (.json, .json.gz), one per rank, or their folder."),
         Argument(metavar="FILE…"),
     ]
     charts: Annotated[
@@ -425,28 +442,28 @@ class ExplainOptions(JobOptions, JsonOption):
     command = "explain"
     files: Annotated[
         tuple[Path, ...],
-        Field(description="Logs, memory snapshots, flight recorders, stacks; or their folder."),
+        Field(description="Logs, memory snapshots, flight recorder dumps, stacks, or their folder."),
         Argument(metavar="FILE…"),
     ]
     against: Annotated[
         tuple[str, str, str] | None,
-        Field(description="What should be there, and what fits; takes a job."),
+        Field(description="Compare with the prediction, and find a change that fits; takes job options."),
         Option(metavar="MODEL MACHINE LAYOUT"),
     ] = None
-    top: Annotated[int, Field(ge=1, description="How many lines of code to list.")] = 12
+    top: Annotated[int, Field(ge=1, description="Number of lines of code to list.")] = 12
 
 
 class TrainRequest(Request):
     """The fields of ``train`` on every interface, without its run file."""
 
-    layout: Annotated[str | None, Field(description="Instead of the run file's layout.")] = None
-    machine: Annotated[str | None, Field(description="Instead of the run file's machine: local:2, …")] = None
-    force: Annotated[bool, Field(description="Start although it does not fit, or this host is not the machine's.")] = (
-        False
-    )
+    layout: Annotated[str | None, Field(description="Layout, instead of the run file's.")] = None
+    machine: Annotated[str | None, Field(description="Machine, instead of the run file's, such as local:2.")] = None
+    force: Annotated[
+        bool, Field(description="Start even if the step does not fit, or this host is not the run file's machine.")
+    ] = False
     trace: Annotated[
         int | None,
-        Field(ge=1, description="Write what each rank did in so many steps."),
+        Field(ge=1, description="Trace this many steps of each rank."),
         Option(metavar="STEPS"),
     ] = None
 
@@ -456,7 +473,7 @@ class TrainOptions(TrainRequest, JsonOption):
 
     command = "train"
     run: RunFile
-    slurm: Annotated[bool, Field(description="Submit it as a Slurm job instead.")] = False
+    slurm: Annotated[bool, Field(description="Submit the run as a Slurm job instead.")] = False
 
 
 class DataOptions(JsonOption):
@@ -471,7 +488,9 @@ class ShowOptions(JsonOption):
 
     command = "show"
     folder: Annotated[Path, Field(description="The folder of a run."), Argument()]
-    charts: Annotated[bool, Field(description="Also draw loss, memory and compare (.svg).")] = False
+    charts: Annotated[bool, Field(description="Also draw loss.svg, memory.svg and compare.svg into the folder.")] = (
+        False
+    )
 
 
 class DoctorOptions(JsonOption):
@@ -480,14 +499,16 @@ class DoctorOptions(JsonOption):
     command = "doctor"
     file: Annotated[
         Path,
-        Field(description="Python with model(), loss(model), perhaps optimizer(model), step(…)."),
+        Field(
+            description="Python file with model(), loss(model), optionally optimizer(model), step(…); or a snapshot."
+        ),
         Argument(),
     ]
-    budget: Annotated[
-        str | None, Field(description="Memory to stay within, such as 24GiB: advise what to recompute.")
+    budget: Annotated[str | None, Field(description="Memory budget, such as 24GiB: advise what to recompute.")] = None
+    fsdp: Annotated[int | None, Field(description="Estimate the cost of FSDP2 over this many ranks.")] = None
+    tp: Annotated[
+        int | None, Field(description="Estimate the cost of tensor parallelism over this many ranks, by plan(model).")
     ] = None
-    fsdp: Annotated[int | None, Field(description="What FSDP2 over so many ranks would cost.")] = None
-    tp: Annotated[int | None, Field(description="The same of tensor parallelism, by plan(model).")] = None
 
 
 class GenerateOptions(JsonOption):
@@ -495,18 +516,24 @@ class GenerateOptions(JsonOption):
 
     command = "generate"
     source: Annotated[
-        Path, Field(description="A run file, a run's or checkpoint's folder, or one of Hugging Face."), Argument()
+        Path, Field(description="A run file, the folder of a run or checkpoint, or a Hugging Face folder."), Argument()
     ]
-    prompt: Annotated[tuple[str, ...], Field(description="Text to go on from; several are read side by side.")] = ()
-    tokens: Annotated[int, Field(ge=1, description="At most so many are drawn.")] = 200
-    temperature: Annotated[float, Field(ge=0, description="0: always the likeliest token.")] = 0.8
-    top_p: Annotated[float, Field(description="Draw from the fewest tokens that have this share.")] = 1.0
-    seed: Annotated[int, Field(ge=0, description="Of the draws.")] = 0
-    window: Annotated[int | None, Field(ge=2, description="Tokens seen at once; without it, as trained.")] = None
+    prompt: Annotated[tuple[str, ...], Field(description="Text to continue; several prompts are batched.")] = ()
+    tokens: Annotated[int, Field(ge=1, description="Largest number of tokens to generate.")] = 200
+    temperature: Annotated[
+        float, Field(ge=0, description="Sampling temperature; 0 always takes the most likely token.")
+    ] = 0.8
+    top_p: Annotated[
+        float, Field(description="Nucleus sampling: sample from the fewest tokens with this total probability.")
+    ] = 1.0
+    seed: Annotated[int, Field(ge=0, description="Random seed of the sampling.")] = 0
+    window: Annotated[int | None, Field(ge=2, description="Context length in tokens. Default: as trained.")] = None
     dtype: Annotated[
-        WeightsDtype | None, Field(description="Of the weights; without it, bf16 on a GPU, else fp32.")
+        WeightsDtype | None, Field(description="Data type of the weights. Default: bf16 on a GPU, else fp32.")
     ] = None
-    tokenizer: Annotated[Path | None, Field(description="A tokenizer.json, or bytes, instead of the one there.")] = None
+    tokenizer: Annotated[
+        Path | None, Field(description="A tokenizer.json, or bytes, instead of the source's tokenizer.")
+    ] = None
 
 
 class NumericsOptions(JsonOption):
@@ -516,10 +543,10 @@ class NumericsOptions(JsonOption):
     run: RunFile
     weights: Annotated[
         Path | None,
-        Field(description="A run's, a checkpoint's or a Hugging Face folder; without it, what the run goes on from."),
+        Field(description="Folder of a run, checkpoint or Hugging Face model. Default: the run's own weights."),
     ] = None
     precision: PrecisionName = None
-    sequences: Annotated[int, Field(ge=1, description="Of the run's first batch.")] = 1
+    sequences: Annotated[int, Field(ge=1, description="Number of sequences, from the run's first batch.")] = 1
     chart: Annotated[Path | None, Field(description="Draw the errors by layer (.svg, .png, .html).")] = None
 
 
@@ -539,8 +566,8 @@ class ExportOptions(JsonOption):
         Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
     ]
     to: Annotated[Path, Field(description="The Hugging Face folder to write.")]
-    dtype: Annotated[WeightsDtype, Field(description="Of the weights.")] = "bf16"
-    file_size: Annotated[str, Field(description="Largest size of one file.")] = "5GB"
+    dtype: Annotated[WeightsDtype, Field(description="Data type of the weights.")] = "bf16"
+    file_size: Annotated[str, Field(description="Maximum size of one file.")] = "5GB"
 
 
 class WebOptions(Request):
@@ -550,8 +577,10 @@ class WebOptions(Request):
     folder: Annotated[Path, Field(description="The folder whose runs and files the page may read."), Argument()] = (
         Path()
     )
-    port: Annotated[int, Field(ge=0, le=65535, description="0: any that is free.")] = 8765
-    browser: Annotated[bool, Field(description="Open it in the browser."), Option(("--browser/--no-browser",))] = True
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")] = 8765
+    browser: Annotated[
+        bool, Field(description="Open the page in the browser."), Option(("--browser/--no-browser",))
+    ] = True
 
 
 COMMANDS: dict[str, type[Request]] = {  # in the order of the help page

@@ -1,4 +1,4 @@
-"""Packages that the base install lacks, and the extra that installs each; a missing one is a one-line error."""
+"""Packages that are not in the base install, and the extra that installs each; a missing one is a one-line error."""
 
 from __future__ import annotations
 

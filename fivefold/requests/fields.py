@@ -33,7 +33,7 @@ MachineName = Annotated[
 ]
 LayoutText = Annotated[
     Line,
-    Field(description="Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."),
+    Field(description="Layout keywords, such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."),
     Argument(completion="layouts"),
 ]
 
@@ -41,14 +41,14 @@ LayoutText = Annotated[
 JobFile = Annotated[Path | None, Field(description="A .toml file of job fields.")]
 StackName = Annotated[
     Line | None,
-    Field(description="The software that runs it: fivefold, megatron-core, torchtitan, …"),
+    Field(description="Training software: fivefold, megatron-core, torchtitan, …"),
     Option(completion="stacks"),
 ]
 Sequence = Annotated[int | None, Field(description="Tokens per sequence.")]
 GlobalBatch = Annotated[int | None, Field(description="Sequences per optimizer step.")]
 PrecisionName = Annotated[
     Line | None,
-    Field(description="fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …"),
+    Field(description="Precision recipe: fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …"),
     Option(completion="precisions"),
 ]
 AttentionKernel = Annotated[Attention | None, Field(description="Attention kernel.")]
@@ -61,35 +61,37 @@ Risk = Annotated[
     float,
     Field(ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."),
 ]
-Where = Annotated[Line, Field(description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")]
-Prices = Annotated[Lines, Field(description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")]
+Where = Annotated[Line, Field(description="Constraints on layouts, such as 'tp<=8 cp=1 zero<=1 ac=none,selective'.")]
+Prices = Annotated[Lines, Field(description="Price in dollars per GPU hour, such as 'h100=2.2/h' or '2.2'.")]
 Assumptions = Annotated[
-    Lines, Field(description="Of a whole run: failures=, restart=, checkpoint=, storage=, pue=, grid=, …")
+    Lines, Field(description="Assumptions on the run: failures=, restart=, checkpoint=, storage=, pue=, grid=, …")
 ]
 
-ShownLayouts = Annotated[int, Field(ge=1, le=MOST_SHOWN, description="How many layouts to show.")]
+ShownLayouts = Annotated[int, Field(ge=1, le=MOST_SHOWN, description="Number of layouts to show.")]
 FrontLevels = Annotated[
-    int, Field(ge=1, le=MOST_SHOWN, description="Memory limits for the front of memory against time.")
+    int, Field(ge=1, le=MOST_SHOWN, description="Number of memory limits for the Pareto front of memory and time.")
 ]
 
-StackNames = Annotated[Lines, Field(description="Software to compare: fivefold,megatron-core."), Option(separator=",")]
-PrecisionNames = Annotated[Lines, Field(description="Several precisions: bf16,fp8."), Option(separator=",")]
+StackNames = Annotated[
+    Lines, Field(description="Software to compare, such as fivefold,megatron-core."), Option(separator=",")
+]
+PrecisionNames = Annotated[Lines, Field(description="Precisions to compare, such as bf16,fp8."), Option(separator=",")]
 
 # Options of the terminal only: files and output formats.
 IgnoredKeys = Annotated[
     tuple[str, ...],
     Field(
-        description="With --from: leave these keys out, though they may change memory, FLOPs, messages or time.",
+        description="With --from: ignore these keys, although they may change memory, FLOPs, messages or time.",
     ),
     Option(metavar="KEY[,KEY]"),
 ]
 ConfigFile = Annotated[
     Path | None,
-    Field(description="Model, layout and job of a config of any software, instead of words."),
+    Field(description="Read model, layout and job from a config of any software, instead of the arguments."),
     Option(("--from",)),
 ]
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
-ConfigTarget = Annotated[str | None, Field(description="What it runs on, such as h100:64.")]
-ConfigModel = Annotated[str | None, Field(description="The model, where a config names none.")]
+ConfigTarget = Annotated[str | None, Field(description="The machine, such as h100:64.")]
+ConfigModel = Annotated[str | None, Field(description="The model, if the config names none.")]
 RunFile = Annotated[Path, Field(description="The run file (.toml)."), Argument()]
 PrintsJson = Annotated[bool, Field(description="Print data as JSON."), Option(("--json",))]

@@ -58,7 +58,9 @@ class About(MachineRequest, defer_build=False):
     model: ModelName = "llama3-8b"
     config: str = Field("", max_length=CONFIG, description="The text of a config.json, instead of model.")
     machine: MachineName = "h100:8"
-    layers: Layers | None = Field(None, description="Instead of the model's, as the next five.")
+    layers: Layers | None = Field(
+        None, description="Number of layers, instead of the model's; likewise the next five fields."
+    )
     width: Width | None = None
     heads: Heads | None = None
     kv_heads: Heads | None = None

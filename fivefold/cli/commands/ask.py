@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 @takes_request(AskOptions)
 def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job) -> None:
-    """What people ask: largest micro-batch, longest sequence, fewest gpus, largest model that fits, sound
-    batch sizes, time and cost of a run, what one more change would give. Without a layout, of the fastest that fits.
+    """Answer one question: what fits, which batch size, how long a run takes, or what a single change gives.
+
+    The questions: largest micro-batch, longest sequence, fewest GPUs, largest
+    model that fits, sound batch sizes, time and cost of a run, single changes.
+    Without a layout, the answer is for the fastest that fits.
     """
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import assumed

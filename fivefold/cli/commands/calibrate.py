@@ -23,10 +23,11 @@ PICKS = 4  # largest number of layouts to measure while looking for the fastest
 
 @takes_request(CalibrateOptions)
 def calibrate(request: CalibrateOptions, job: Job) -> None:
-    """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'.
+    """Measure this computer: matmul, attention, memory, collectives. It is then the machine 'local'.
 
-    Under torchrun on several hosts, the links between them too. With --for, the units and messages of one run, in the
-    trainer's own step; predictions use them first.
+    Under torchrun on several hosts, it measures the links between them too.
+    With --for, it also measures the units and messages of one run, in the
+    trainer's own step; predictions use these first.
     """
     from fivefold.machine.toml import read, write
     from fivefold.rendering import table

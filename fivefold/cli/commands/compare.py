@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @takes_request(CompareOptions)
 def compare(request: CompareOptions, job: Job) -> None:
-    """Predicted steps side by side: every layout on every machine, by every software, in every precision."""
+    """Compare predicted steps side by side: layouts, machines, software, precisions, or run files."""
     from fivefold.planner.compare import compare as run
     from fivefold.rendering import charts as pictures
     from fivefold.rendering import comparison as page

@@ -10,7 +10,7 @@ from fivefold.requests.commands import DataOptions
 
 @takes_request(DataOptions)
 def data(request: DataOptions) -> None:
-    """Read, tokenize and pack a corpus into the run's folder (train does it too, if it is not done)."""
+    """Read, tokenize and pack a corpus into the run's folder; `train` does it too, if it has not been done."""
     from fivefold.model.catalog import resolve
     from fivefold.trainer.run import Run
 

@@ -17,8 +17,10 @@ DOES_NOT_FIT = 3  # exit code
 
 @takes_request(DoctorOptions)
 def doctor(request: DoctorOptions) -> None:
-    """Examine one's own module: memory, its peak, FLOPs, what to recompute; or a memory snapshot. Exit code 3 if the
-    budget is not enough."""
+    """Analyze a training step of any PyTorch module: peak memory, FLOPs, what to recompute; or a memory snapshot.
+
+    Exit code 3: the budget is not enough.
+    """
     file, json = request.file, request.as_json
     budget_bytes = parse_bytes(request.budget) if request.budget is not None else None
     if _is_snapshot(file):

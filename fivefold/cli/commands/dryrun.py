@@ -33,7 +33,10 @@ WOULD_FAIL = 3  # exit code
 
 @takes_request(DryrunOptions)
 def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """Rehearse a step: the real training code, for any number of ranks, on one CPU. Exit code 3: it would fail."""
+    """Dry-run a step: execute the real training code, for any number of ranks, on one CPU.
+
+    Exit code 3: it would fail.
+    """
     from fivefold.layout.legal import refuse
     from fivefold.planner.predict import predict
     from fivefold.rendering.progress import bar

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @takes_request(ExplainOptions)
 def explain(request: ExplainOptions, job: Job) -> None:
-    """Why a run failed or hung: logs, memory snapshots, flight recorders, stacks; and the least change that fits."""
+    """Explain why a run failed or hung, from logs, memory snapshots, flight recorder dumps or stacks.
+
+    With --against, it also finds the smallest change that fits.
+    """
     from fivefold.diagnosis.explain import explain as read
     from fivefold.job import Job
     from fivefold.rendering.explanation import page

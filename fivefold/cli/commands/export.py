@@ -11,7 +11,7 @@ from fivefold.units import show_bytes
 
 @takes_request(ExportOptions)
 def export(request: ExportOptions) -> None:
-    """Write the weights of a checkpoint, of whatever layout, as a folder that transformers loads."""
+    """Write the weights of a checkpoint, of any layout, as a folder that transformers loads."""
     file_bytes = parse_bytes(request.file_size, option="--file-size")
     from fivefold.rendering.progress import bar
     from fivefold.trainer.checkpoint.huggingface_export import export, find

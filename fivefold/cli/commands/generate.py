@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @takes_request(GenerateOptions)
 def generate(request: GenerateOptions) -> None:
-    """Go on from prompts with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder."""
+    """Generate text with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder."""
     from fivefold.trainer.generate.decode import SamplingParams
     from fivefold.trainer.generate.sample import samples
     from fivefold.trainer.generate.source import Source

@@ -22,7 +22,10 @@ LONGEST = 4096  # highest sequence length in the written run file; lower if the 
 
 @takes_request(ImportOptions)
 def import_(request: ImportOptions) -> None:
-    """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
+    """Check that a Hugging Face model can be trained: its family, and every name and shape of its weights.
+
+    With --to, it writes a run file that starts from them.
+    """
     from fivefold.model.huggingface.read import remark
     from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @takes_request(NumericsOptions)
 def numerics(request: NumericsOptions) -> None:
-    """One batch through the run's precision and through fp32: underflow, overflow and error of every tensor."""
+    """Run one batch in the run's precision and in fp32: underflow, overflow and error of every tensor."""
     from fivefold.diagnosis.numerics import examine
     from fivefold.model.catalog import resolve
     from fivefold.rendering import numerics as shown

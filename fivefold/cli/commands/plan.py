@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @takes_request(PlanOptions)
 def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None:
-    """The playbook's procedure: the batch, make it fit, reach the batch, make it fast; ends in a run file."""
+    """Plan a run step by step: choose the batch, make it fit, reach the batch, make it fast; ends in a run file."""
     from fivefold.rendering import playbook as page
 
     write = request.write

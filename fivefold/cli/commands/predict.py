@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @takes_request(PredictOptions)
 def predict(request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """Memory, work, traffic and time of one training step, without a GPU."""
+    """Estimate memory, FLOPs, communication and time of one training step, without a GPU."""
     from fivefold.planner.predict import planner
     from fivefold.planner.predict import predict as run
     from fivefold.rendering import table

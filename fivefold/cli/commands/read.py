@@ -10,7 +10,7 @@ from fivefold.requests.configs import build_request
 
 @takes_request(ReadOptions)
 def read(request: ReadOptions) -> None:
-    """A config of Megatron, torchtitan, DeepSpeed, … as model, layout and job; each key understood, or named."""
+    """Read a config of Megatron, torchtitan, DeepSpeed, … as model, layout and job, and account for each key."""
     from fivefold.interop.read import read as run
     from fivefold.rendering import reading
 

@@ -36,7 +36,7 @@ LEVELS = 6  # memory limits for the Pareto front: more would take longer than th
 
 @takes_request(ReportOptions)
 def report(request: ReportOptions, job: Job) -> None:
-    """One self-contained HTML file: what was asked, proposed and why, memory, time, predicted beside measured."""
+    """Write one self-contained HTML file: question, proposal and reasons, memory, time, predicted next to measured."""
     from fivefold.job import Job as Default
 
     what, out, gpus, ignore = request.what, request.out, request.gpus, request.ignore

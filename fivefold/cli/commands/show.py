@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @takes_request(ShowOptions)
 def show(request: ShowOptions) -> None:
-    """Predicted beside measured of a finished run, and its pictures."""
+    """Compare prediction and measurement of a finished run, and draw its pictures."""
     from fivefold.record import read_lines
     from fivefold.rendering import charts as draw
     from fivefold.rendering.budget import page

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @takes_request(SweepOptions)
 def sweep(request: SweepOptions) -> None:
-    """Every combination of models, machines, ranks, layouts and jobs: a row each, predicted and measured."""
+    """Predict, and measure if asked, every combination of models, machines, ranks, layouts and jobs."""
     from fivefold.rendering.progress import bar
     from fivefold.rendering.sweep import table
     from fivefold.sweeps import rows_file

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @takes_request(TraceOptions)
 def trace(request: TraceOptions, job: Job) -> None:
-    """Where the time of a real run went: PyTorch profiler traces of one or many ranks, of any trainer."""
+    """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer."""
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.against import against as beside
     from fivefold.profiling.traces.against import axes_of

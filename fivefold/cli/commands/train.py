@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @takes_request(TrainOptions)
 def train(request: TrainOptions) -> None:
-    """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
+    """Train, then compare the measured step with the prediction. Resumes from the newest checkpoint."""
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve

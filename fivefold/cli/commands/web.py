@@ -11,7 +11,7 @@ from fivefold.requests.machines import local_file
 
 @takes_request(WebOptions)
 def web(request: WebOptions) -> None:
-    """The page: plan, search, compare, rehearse, and look at runs, in the browser; served on 127.0.0.1 alone."""
+    """Serve the web page on 127.0.0.1 only: plan, search, compare, dry-run, and look at runs."""
     try:
         from fivefold.web.serve import serve
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @takes_request(WriteOptions)
 def write(request: WriteOptions, job: Job) -> None:
-    """The config with which another software runs a layout; refused by name where it cannot."""
+    """Write the config with which another software runs a layout; it names what that software cannot do."""
     from fivefold.interop.write import write as run
 
     plan = _plan(request, job)

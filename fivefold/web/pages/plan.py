@@ -34,7 +34,7 @@ from fivefold.web.site import Site
 class PlanQuestion(Question):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
 
-    rank: int | None = Field(None, description="Pipeline rank whose memory is drawn; by default the fullest.")
+    rank: int | None = Field(None, description="Pipeline rank whose memory is drawn. Default: the fullest.")
 
 
 class View(NamedTuple):

@@ -34,8 +34,8 @@ FOUND: TypeAdapter[Found] = TypeAdapter(Found)
 class SearchPage(Begun, SearchQuestion):
     """A question to ``search`` as the page asks it, with higher limits."""
 
-    top: int = Field(20, ge=1, le=200, description="How many layouts to show.")
-    front: int = Field(6, ge=1, le=64, description="Memory limits for the front of memory against time.")
+    top: int = Field(20, ge=1, le=200, description="Number of layouts to show.")
+    front: int = Field(6, ge=1, le=64, description="Number of memory limits for the Pareto front of memory and time.")
 
     def question(self) -> SearchQuestion:
         """Return the question; a run on several machines has a front only if the reader asked for one."""

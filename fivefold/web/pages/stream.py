@@ -28,7 +28,7 @@ KEPT = 16  # number of results kept
 class Begun(Record):
     """The fields of a page with long work besides its question."""
 
-    run: bool = Field(False, description="Whether the work begins at once.")
+    run: bool = Field(False, description="Start the work at once.")
 
 
 class Stream:

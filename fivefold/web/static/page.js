@@ -1,5 +1,5 @@
-// The page's behaviour. A page works without it: every choice is a link, every form a GET. With it, a change fetches
-// the page of the new address, and swaps the parts that are marked data-live; the address is always the question.
+// The behaviour of the page. A page also works without scripts: every choice is a link, every form a GET. With scripts, a
+// change fetches the page of the new URL and swaps the parts marked data-live; the URL always contains the full question.
 "use strict";
 document.documentElement.classList.add("scripted");
 
@@ -14,7 +14,7 @@ const worker = form?.dataset.stream ? form : null; // a page whose answer is str
 const said = () => (form ? String(new URLSearchParams(new FormData(form))) : ""); // by the controls
 let running = null, waiting = null, typedLast = null, asked = said(), shown = location.pathname + location.search;
 
-// The address of what the form asks now. `changed`: the name of the control that was changed.
+// Return the URL of the form's current question. `changed`: the name of the control that was changed.
 function target(changed) {
   const url = new URL(form.action, location.href);
   url.search = new URL(location.href).pathname === url.pathname ? location.search : "";
@@ -25,9 +25,8 @@ function target(changed) {
   return url;
 }
 
-// Show the page of an address. `push`: "push" or "replace" the entry of the history, or leave it; `typed`: the control
-// that asked for it, which keeps what is typed there; `quiet`: only ask again for what may have changed; `isBack`: of an
-// entry of the history.
+// Show the page of a URL. `push`: "push" or "replace" the history entry, or leave it; `typed`: the control that caused
+// it, which keeps its text; `quiet`: only refresh what may have changed; `isBack`: the URL comes from a history entry.
 async function go(url, { push = "", typed = null, quiet = false, isBack = false } = {}) {
   running?.abort();
   clearTimeout(waiting);
@@ -55,7 +54,7 @@ async function go(url, { push = "", typed = null, quiet = false, isBack = false 
   }
 }
 
-// Every control says what the page of the address says, but the one in which somebody types.
+// Set every control to the value in the new page, except the one the user is typing in.
 function restore(next, typed) {
   const fresh = next.getElementById("asking");
   if (!form || !fresh) return; // an error, of a question whose controls stay to be corrected
@@ -74,7 +73,7 @@ function restore(next, typed) {
   folded(document).forEach((old, place) => { if (wanted[place]?.open) old.open = true; });
 }
 
-// The live parts of the page become those of the next; what was opened, sorted, filtered or scrolled there stays so.
+// Replace the live parts of the page, and keep what was opened, sorted, filtered or scrolled in them.
 function swap(next, { quiet, isBack }) {
   const focused = document.activeElement?.dataset?.key;
   for (const old of document.querySelectorAll("[data-live]")) {
@@ -111,7 +110,7 @@ function remembered(root) {
   };
 }
 
-// How an answer was sorted, filtered and ticked belongs to its entry of the history: whoever comes back finds it so.
+// Store sorting, filters and ticked boxes of an answer in its history entry, to restore them on the way back.
 function note() {
   const all = (selector, value) => [...document.querySelectorAll(`#answer ${selector}`)].map(value);
   history.replaceState({
@@ -131,7 +130,7 @@ function recall() {
   for (const box of answer.querySelectorAll("form input[type=checkbox]")) if (ticked.includes(box.value)) { box.checked = true; count(box.form); }
 }
 
-// What is typed is asked when the hand rests. A series of changes of one control is one entry of the history.
+// Submit typed text after a pause. A series of changes of one control is one history entry.
 document.addEventListener("input", (event) => {
   const field = event.target;
   if (!form || worker || field.form !== form) return;
@@ -159,7 +158,7 @@ document.addEventListener("click", (event) => {
 });
 addEventListener("popstate", () => { if (location.pathname + location.search !== shown) go(location.href, { isBack: true }); });
 
-// Arrow keys go along a row of choices.
+// Arrow keys move along a row of choices.
 document.addEventListener("keydown", (event) => {
   const row = event.target.closest?.(".options");
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -170,7 +169,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// What is under the mouse, or has the focus, is told.
+// Show a tooltip for the element under the mouse or with the focus.
 const tip = document.getElementById("tip");
 function hideTip() { tip.hidden = true; }
 function tell(element, x, y) {
@@ -192,7 +191,7 @@ document.addEventListener("focusin", (event) => {
 });
 document.addEventListener("scroll", hideTip, { passive: true });
 
-// Tables: a heading sorts, a word filters, boxes choose up to so many; in a narrow window each cell says its heading.
+// Tables: headings sort, text filters, boxes select up to a limit; in a narrow window each cell shows its heading.
 function dress(root) {
   for (const table of root.querySelectorAll("table.cards")) {
     const names = [...table.tHead.rows[0].cells].map((each) => each.textContent);
@@ -237,7 +236,7 @@ document.addEventListener("input", (event) => {
   note();
 });
 
-// Of what may be said several times there is always room for one more.
+// A field that takes several values always has one empty input at its end.
 document.addEventListener("input", (event) => {
   const last = event.target.closest?.("[data-grow]")?.lastElementChild;
   if (last !== event.target || !last.value) return;
@@ -246,7 +245,7 @@ document.addEventListener("input", (event) => {
   last.after(next);
 });
 
-// A row and its point, which lead to the same plan, light up together; a click anywhere in a row is its plan.
+// A row and its point, which link to the same plan, are highlighted together; a click anywhere in a row opens the plan.
 const rowOf = (element) => element.closest?.("table.linking tbody tr");
 const leads = (element) => (element?.tagName === "TR" ? element.querySelector("a[href]") : element)?.getAttribute("href");
 function light(event) {
@@ -262,8 +261,8 @@ document.addEventListener("click", (event) => {
   if (row && !getSelection().toString()) row.querySelector("a[href]")?.click();
 });
 
-// Long work (a search, a dry run) streams: how far it is, then what was found. Closing the stream ends the work at once;
-// Stop asks for what was found so far, and a second click ends it.
+// Long work (a search, a dry run) streams its progress, then its result. Closing the stream ends the work at once; Stop
+// asks for the result so far, and a second click ends the work.
 const going = document.getElementById("going"), stop = document.getElementById("stop");
 let stream = null, clock = null;
 function end() { stream?.close(); stream = null; clearInterval(clock); if (worker) going.hidden = stop.hidden = true; }
@@ -317,7 +316,7 @@ work();
 dress(document);
 recall();
 
-// What takes a while is asked for when it is opened.
+// Sections that take a while are requested when they are opened.
 function later(root) {
   for (const part of root.querySelectorAll("details [data-later]")) {
     const open = () => {
@@ -335,7 +334,7 @@ function later(root) {
 }
 later(document);
 
-// What still changes is asked again, as long as somebody looks; data-poll says after how many milliseconds.
+// Refresh what still changes while the page is visible; data-poll is the interval in milliseconds.
 function poll() {
   const live = document.querySelector("[data-poll]");
   if (live && !document.hidden && !document.body.classList.contains("busy")) go(location.href, { quiet: true });
