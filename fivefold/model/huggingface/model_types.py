@@ -1,4 +1,4 @@
-"""Every ``model_type`` that transformers has a class for. Source: ``CONFIG_MAPPING_NAMES`` of transformers 5.23.
+"""The ``model_type`` of every class in transformers. Source: ``CONFIG_MAPPING_NAMES`` of transformers 5.23.
 
 transformers builds the class of a file's ``model_type`` and ignores its ``architectures``. ``gpt-sw3`` is left out, as
 it is another name of GPT-2.
