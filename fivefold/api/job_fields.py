@@ -22,16 +22,16 @@ def job_of(words: Mapping[str, Any]) -> Job:
     from fivefold.job import Job
     from fivefold.record import read_file
 
-    given = {name: value for name, value in words.items() if value is not None and name != "job"}
+    fields = {name: value for name, value in words.items() if value is not None and name != "job"}
     for short, name in FIELDS.items():
-        if short in given and name in given:
+        if short in fields and name in fields:
             raise Mistake(f"{short}= and {name}= both say {name}; keep one")
-    given = {FIELDS.get(name, name): value for name, value in given.items()}
+    fields = {FIELDS.get(name, name): value for name, value in fields.items()}
     base = words.get("job")
     if isinstance(base, Job):
-        return Job.read(base.model_dump() | given, origin="job") if given else base
+        return Job.read(base.model_dump() | fields, origin="job") if fields else base
     if isinstance(base, Mapping):
-        return Job.read({**base, **given}, origin="job")
+        return Job.read({**base, **fields}, origin="job")
     if base is None:
-        return Job.read(given, origin="job")
-    return Job.read(read_file(Path(base)) | given, origin=str(base))
+        return Job.read(fields, origin="job")
+    return Job.read(read_file(Path(base)) | fields, origin=str(base))

@@ -25,11 +25,11 @@ def refuse_of_one(request: SearchRequest) -> None:
     """Raise ``Mistake`` naming the options that are for layouts of one machine, if a run on several is asked."""
     words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
     words |= {name: getattr(request, name, None) for name in ("chart", "measure", "write")} | {"2d": request.two}
-    if given := ["--" + name for name, value in words.items() if value]:
-        them = "it" if len(given) == 1 else "them"
+    if given_options := ["--" + name for name, value in words.items() if value]:
+        pronoun = "it" if len(given_options) == 1 else "them"
         raise Mistake(
-            f"{', '.join(given)}: of the layouts of one machine; drop {them}, or ask one machine without --tokens, "
-            "--deadline, --ranks, --assume and --by energy"
+            f"{', '.join(given_options)}: of the layouts of one machine; drop {pronoun}, or ask one machine without "
+            "--tokens, --deadline, --ranks, --assume and --by energy"
         )
 
 

@@ -80,7 +80,7 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     return ConfigNotes(
         origin=origin or reading.origin, software=reading.software, version=reading.version,
         ignored=reading.not_understood, approximated=reading.approximated, harmless=reading.harmless,
-        defaulted=tuple(said for said in reading.defaulted if said.key in main_keys),
+        defaulted=tuple(key for key in reading.defaulted if key.key in main_keys),
     )  # fmt: skip
 
 

@@ -48,13 +48,13 @@ class Quantity(Record):
     @property
     def best(self) -> tuple[bool, ...]:
         """Tell of each value whether it is the best, within ``EQUAL``; all False if no value is better than another."""
-        known = [value for value in self.numbers if value is not None]
-        if self.better == "neither" or not self.differs or not known:
+        numbers = [value for value in self.numbers if value is not None]
+        if self.better == "neither" or not self.differs or not numbers:
             return tuple(False for _ in self.values)
         if self.unit == "seconds" and None in self.values:  # a variant that does not send such messages is best
             return tuple(value is None for value in self.values)
-        least = min(known) if self.better == "less" else max(known)
-        return tuple(value is not None and abs(value - least) <= EQUAL * abs(least) for value in self.numbers)
+        best = min(numbers) if self.better == "less" else max(numbers)
+        return tuple(value is not None and abs(value - best) <= EQUAL * abs(best) for value in self.numbers)
 
     @property
     def relative(self) -> tuple[float | None, ...]:

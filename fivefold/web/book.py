@@ -58,7 +58,7 @@ def chapter(name: str) -> Chapter:
             token.attrSet("class", "rows")
     html = reader.renderer.render(tokens, reader.options, {})
     numbers = count(1)
-    html = re.sub(r"<code>\$(.+?)\$</code>", lambda found: _formula(found[1], next(numbers)), html)
+    html = re.sub(r"<code>\$(.+?)\$</code>", lambda match: _formula(match[1], next(numbers)), html)
     html = html.replace("<pre>", '<pre tabindex="0">')
     html = re.sub(
         "<table",
@@ -69,8 +69,8 @@ def chapter(name: str) -> Chapter:
 
 
 def _text(name: str) -> str:
-    here = files("fivefold.web")
-    return (here / "notation.md" if name == LEGEND else here / "book" / f"{name}.md").read_text(encoding="utf-8")
+    package = files("fivefold.web")
+    return (package / "notation.md" if name == LEGEND else package / "book" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def _mend(token: Token) -> None:
@@ -88,5 +88,5 @@ def _mend(token: Token) -> None:
 
 
 def _formula(text: str, number: int) -> str:
-    said = convert(unescape(text), display="block")
-    return f'<span class="scroll" tabindex="0" role="region" aria-label="formula {number}">{said}</span>'
+    mathml = convert(unescape(text), display="block")
+    return f'<span class="scroll" tabindex="0" role="region" aria-label="formula {number}">{mathml}</span>'

@@ -89,22 +89,22 @@ def summary(folder: Folder, path: Path) -> RunSummary:
     """Return a run's line."""
     name = folder.name(path)
     try:
-        lines, ended = log(folder, name), steps(folder, name)
+        lines, finished = log(folder, name), steps(folder, name)
     except Mistake:  # damaged or too large logs are listed too
         return RunSummary(folder=name, state="stopped", step=0)
     training = [line for line in lines if "loss" in line]
     last, heldout = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]
     facts: dict[str, Any] = {}
-    if ended is not None:
-        facts = {"layout": ended.measured.layout, "model": ended.measured.model,
-                 "predicted_seconds": ended.predicted.time.step_seconds,
-                 "measured_seconds": ended.measured.time.step_seconds}  # fmt: skip
+    if finished is not None:
+        facts = {"layout": finished.measured.layout, "model": finished.measured.model,
+                 "predicted_seconds": finished.predicted.time.step_seconds,
+                 "measured_seconds": finished.measured.time.step_seconds}  # fmt: skip
     elif (step := promised(folder, name)) is not None:
         step_seconds = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
         facts = {"layout": step.layout, "model": step.model, "predicted_seconds": step.time.step_seconds,
                  "measured_seconds": step_seconds[0] if step_seconds else None}  # fmt: skip
     return RunSummary(
-        folder=name, state="finished" if ended else "running" if is_live(folder, name) else "stopped",
+        folder=name, state="finished" if finished else "running" if is_live(folder, name) else "stopped",
         step=max((line["step"] for line in lines), default=0), loss=_number(last.get("loss")),
         heldout_loss=_number(heldout[-1].get("heldout_loss")) if heldout else None,
         tokens=last.get("tokens") if isinstance(last.get("tokens"), int) else None,

@@ -37,5 +37,5 @@ class Site:
 
     def events(self, verb: str, about: About) -> Any:
         """Return the events of a search or dry run."""
-        asked = {"question": about.model_dump(mode="json"), "root": str(self.folder.root), "local": str(self.local)}
-        return self.work.stream(verb, asked, cwd=self.folder.root)
+        request = {"question": about.model_dump(mode="json"), "root": str(self.folder.root), "local": str(self.local)}
+        return self.work.stream(verb, request, cwd=self.folder.root)

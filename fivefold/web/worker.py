@@ -38,12 +38,12 @@ EVERY_SECONDS = 0.1  # between two reports of progress
 def main() -> None:
     """Answer the question on stdin with the command in the first argument."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    asked, verb, progress = json.load(sys.stdin), sys.argv[1], Progress()
+    request, verb, progress = json.load(sys.stdin), sys.argv[1], Progress()
     if verb in SEARCHES:
         signal.signal(signal.SIGINT, progress.stop)
         say(begun=True)
     try:
-        say(result=VERBS[verb](asked, progress))
+        say(result=VERBS[verb](request, progress))
     except StopSignal:
         say(stopped="Stopped before any layout was found that fits.")
     except (Mistake, Fault) as error:

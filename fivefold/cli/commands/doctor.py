@@ -32,10 +32,10 @@ def doctor(request: DoctorOptions) -> None:
     from fivefold.rendering.progress import bar
 
     with bar("doctor") as progress:
-        given = load(file)
+        script = load(file)
         diagnosis = examine(
-            given.model, given.loss, make_optimizer=given.optimizer, step=given.step, budget_bytes=budget_bytes,
-            fsdp=request.fsdp, tp=request.tp, plan=given.plan, file=given.name,
+            script.model, script.loss, make_optimizer=script.optimizer, step=script.step, budget_bytes=budget_bytes,
+            fsdp=request.fsdp, tp=request.tp, plan=script.plan, file=script.name,
             report=lambda what: progress(what, 0, 1),
         )  # fmt: skip
     show(diagnosis.model_dump_json(indent=2) if json else page.page(diagnosis))

@@ -17,9 +17,9 @@ def export(request: ExportOptions) -> None:
     from fivefold.trainer.checkpoint.huggingface_export import export, find
 
     with bar("exporting") as report:
-        done = export(find(request.source), request.to, dtype=request.dtype, file_bytes=file_bytes, report=report)
+        summary = export(find(request.source), request.to, dtype=request.dtype, file_bytes=file_bytes, report=report)
     if request.as_json:
-        show(done.model_dump_json(indent=2))
+        show(summary.model_dump_json(indent=2))
         return
-    show(f"{done.folder}: {done.family} after step {done.step}, {done.tensors} tensors in {done.files} files, "
-         f"{show_bytes(done.bytes)} of {done.dtype}")  # fmt: skip
+    show(f"{summary.folder}: {summary.family} after step {summary.step}, {summary.tensors} tensors "
+         f"in {summary.files} files, {show_bytes(summary.bytes)} of {summary.dtype}")  # fmt: skip

@@ -65,10 +65,10 @@ def router(site: Site) -> APIRouter:
             model=noun.model, machine=noun.machine, job=noun.job, layout=asked.chosen()))  # fmt: skip
         own_layout = str(asked.chosen())
 
-        def address(each: Change) -> str:
-            return asked.url("/plan", layout=each.layout) if each.layout != own_layout else ""
+        def address(change: Change) -> str:
+            return asked.url("/plan", layout=change.layout) if change.layout != own_layout else ""
 
-        links = [address(each) for each in change_list]
+        links = [address(change) for change in change_list]
         return HTMLResponse(
             fragment("changes.html", grid=make_grid(CHANGES, change_list).without(["layout"]), links=links)
         )
@@ -86,11 +86,11 @@ def look(site: Site, asked: PlanQuestion) -> View:
         layout = asked.chosen()
     except Mistake as mistake:
         return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
-    rows, others = controls(noun, layout), sizes(noun, layout)
+    rows, machine_sizes = controls(noun, layout), sizes(noun, layout)
     try:
-        return View(noun, rows, others, drawn(noun, layout, rank=asked.rank))
+        return View(noun, rows, machine_sizes, drawn(noun, layout, rank=asked.rank))
     except Mistake as mistake:
-        return View(noun, rows, others, mistake=str(mistake))
+        return View(noun, rows, machine_sizes, mistake=str(mistake))
 
 
 def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:

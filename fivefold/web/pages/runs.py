@@ -58,16 +58,16 @@ def look(site: Site, name: str) -> dict[str, Any]:
     """Return everything that is shown for a run."""
     log_lines = runs.log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]
-    ended, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
-    predicted = ended.predicted if ended else runs.promised(site.folder, name)
+    finished, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
+    predicted = finished.predicted if finished else runs.promised(site.folder, name)
     return {
-        "name": name, "poll": 0 if ended else LIVE if live else QUIET,
-        "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended, "predicted": predicted,
+        "name": name, "poll": 0 if finished else LIVE if live else QUIET,
+        "summary": runs.summary(site.folder, site.folder.path(name)), "ended": finished, "predicted": predicted,
         "loss": draw_losses(log_lines).chart if list_loss_curves(log_lines) else "",
         "speed": speed(training, predicted), "memory": memory(training),
-        "compared": table(rows) if (rows := compared(predicted, ended, training)) else None,
-        "budget": make_budget_grid(ended.predicted.time, ended.measured.time)
-        if ended and ended.measured.time.parts else None,
+        "compared": table(rows) if (rows := compared(predicted, finished, training)) else None,
+        "budget": make_budget_grid(finished.predicted.time, finished.measured.time)
+        if finished and finished.measured.time.parts else None,
         "lanes": lanes(site, name),
         "events": [line for line in log_lines if "event" in line][: -LAST - 1 : -1],
     }  # fmt: skip
@@ -99,9 +99,12 @@ def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
 def memory(training: list[dict[str, Any]]) -> Any:
     """Draw the memory that the process holds."""
     sizes = list_points(training, "resident_bytes")
-    size, unit = byte_unit(max((held for _, held in sizes), default=0))
+    size, unit = byte_unit(max((resident for _, resident in sizes), default=0))
     curve = Curve(
-        "memory", "reduce", [(step, held / size) for step, held in sizes], lambda held: show_bytes(held * size)
+        "memory",
+        "reduce",
+        [(step, resident / size) for step, resident in sizes],
+        lambda resident: show_bytes(resident * size),
     )
     return lines.picture([curve], label="memory over steps", y_title=unit)
 
@@ -118,5 +121,5 @@ def lanes(site: Site, name: str) -> dict[str, Any]:
     names = [f"{kind} {rank}" for kind, ranks in kinds.items() for rank, row in enumerate(ranks) if row]
     duration = show_seconds(max(row[-1].end for row in rows))
     stages = min(len(ranks) for ranks in kinds.values())
-    drawn = pipeline.picture(rows, label=f"the step over time, {duration}", names=names, pp=stages)
-    return {"picture": drawn, "looks": pipeline.looks(rows)}
+    picture = pipeline.picture(rows, label=f"the step over time, {duration}", names=names, pp=stages)
+    return {"picture": picture, "looks": pipeline.looks(rows)}

@@ -52,11 +52,11 @@ class Stream:
         if key in self.kept:
             yield event("found", self.kept[key])
             return
-        ended = False
+        is_ended = False
         try:
             async for event_item in self.site.events(self.verb, asked):
                 ((name, data),) = event_item.items()
-                ended = name in ("result", "mistake", "stopped")
+                is_ended = name in ("result", "mistake", "stopped")
                 if name == "result":
                     text = draw(data)
                     if not data.get("stopped"):
@@ -67,9 +67,9 @@ class Stream:
                 else:
                     yield event(name, data)
         except (Busy, Mistake) as error:
-            ended = True
+            is_ended = True
             yield event("mistake", str(error))
-        if not ended:
+        if not is_ended:
             yield event("mistake", "ended without an answer; it needed more memory than there is")
 
     def _keep(self, key: str, text: str) -> None:

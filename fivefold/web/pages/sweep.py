@@ -96,8 +96,8 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
 
 def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     """Draw memory against speed: rows that fit, rows that do not, rows that were measured."""
-    most = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
-    over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= most)
+    max_bytes = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
+    over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= max_bytes)
     chosen = [*best[:DOTS], *over][:DOTS]
     dots = [
         scatter.Point(
