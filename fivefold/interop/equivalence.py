@@ -1,4 +1,4 @@
-"""Models that cost the same, however their positions are scaled; learning rates that are the same, however written."""
+"""Models of equal cost, such as those that differ in how positions are scaled, and equivalent learning rates."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from fivefold.update import LearningRate
 
 
 def fitted(model: Model, found: Model) -> Model:
-    """``model`` with what costs nothing as ``found`` has it: how positions are scaled, how experts are balanced."""
+    """Copy from ``found`` into ``model`` what costs nothing: the scaling of positions and the balancing of experts."""
     model = model.replace(rope_scaling=found.rope_scaling)
     if model.moe is None or found.moe is None:
         return model
     moe = model.moe.replace(balance=found.moe.balance, aux_coefficient=found.moe.aux_coefficient)
-    if _shared(moe) == _shared(found.moe):  # several shared experts are one that is as wide
+    if _shared(moe) == _shared(found.moe):  # several shared experts cost as much as one of their total width
         moe = moe.replace(shared_experts=found.moe.shared_experts, shared_ffn=found.moe.shared_ffn)
     return model.replace(moe=moe)
 
 
 def resolve_rate(rate: LearningRate, *, steps: int) -> LearningRate:
-    """Return the schedule with what follows of it spelled out: a decay's steps, and that a constant has no floor."""
+    """Return the schedule with implied values filled in: the steps of a decay, and the floor of a constant rate."""
     if rate.kind == "constant":
         return rate.replace(floor=1.0, decay_steps=None)
     if rate.kind == "wsd":
@@ -28,7 +28,7 @@ def resolve_rate(rate: LearningRate, *, steps: int) -> LearningRate:
 
 
 def divide_rates(least: float, peak: float) -> float:
-    """Return the floor of a schedule as a share of its peak, without the error of the division."""
+    """Return the floor of a schedule as a share of its peak, rounded so that no error of the division remains."""
     return min(1.0, float(f"{least / peak:.12g}"))
 
 

@@ -1,4 +1,4 @@
-"""A file as a document: TOML, YAML, JSON, or the text of a Python file. Nothing in it is run."""
+"""Read a file as a document: TOML, YAML, JSON, or the text of a Python file. Nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fivefold.interop.format import Document
 from fivefold.record import Mistake, describe_json, read_text
 
-NODES = 100_000  # values of a file, with those that its aliases repeat
+NODES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
 
 
 def _yaml(text: str) -> Any:
@@ -22,8 +22,8 @@ def _yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
-        said = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ValueError(f"{place}{said}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"{place}{problem}") from None
 
 
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -35,7 +35,7 @@ READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def document(path: Path) -> Document:
-    """The file at ``path``; ``Mistake`` if it is missing or broken."""
+    """Read the file at ``path``; raise ``Mistake`` if it is missing or invalid."""
     text = read_text(path, kind="UTF-8 text")
     if path.suffix == ".py":
         return Document(str(path), "python", text=text, folder=path.resolve().parent)
@@ -56,11 +56,11 @@ def document(path: Path) -> Document:
 
 
 def _nodes(value: Any, left: int) -> int:
-    """How many of ``left`` values remain after those of ``value``; stops at none."""
-    within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    """Return how many of ``left`` values remain after counting ``value``; stop at 0."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     left -= 1
-    for each in within:
+    for child in children:
         if left <= 0:
             return 0
-        left = _nodes(each, left)
+        left = _nodes(child, left)
     return left

@@ -1,8 +1,7 @@
-"""A configuration format: one folder, which says how its files are recognized, parsed, read as a job and written.
+"""A configuration format: one folder, which recognizes, parses, interprets and writes the files of one software.
 
-keys     a table of the software's keys, each with its kind, its meaning and the version's default
-parse    a document to values of these keys            to_job   the values to model, layout and job
-emit     model, layout and job to files
+keys     a table of the software's keys, each with its kind, its meaning and the version's default parse    a document
+to values of these keys            to_job   the values to model, layout and job emit     model, layout and job to files
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fivefold.results.reading import Reading, Said
 
 
 class Document(NamedTuple):
-    """A file, or a launch line, as parsed; ``remarks``: what of a script was not followed."""
+    """A parsed file or launch line; ``remarks``: parts of a script that were not followed."""
 
     origin: str
     kind: str  # toml, yaml, json, python, words
@@ -29,15 +28,15 @@ class Document(NamedTuple):
     words: tuple[str, ...] = ()
     text: str = ""
     folder: Path = Path()
-    ranks: int | None = None  # that a launcher or a Slurm script says
+    ranks: int | None = None  # as a launcher or a Slurm script gives them
     remarks: tuple[Said, ...] = ()
-    assumed: tuple[Said, ...] = ()  # what is read as most configs of the software have it
+    assumed: tuple[Said, ...] = ()  # values that the file lacks, read as in most configs of the software
     options: Mapping[str, str] = {}  # of the launcher
     given: Mapping[str, str] = {}  # keys that the user adds
 
 
 class Asked(NamedTuple):
-    """What the user says beside the file."""
+    """Facts that the user gives in addition to the file."""
 
     ranks: int | None = None
     ranks_per_node: int = 8
@@ -46,51 +45,51 @@ class Asked(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be written."""
+    """The model, layout and job to write as a config."""
 
     model: Model
     layout: Layout
     job: Job
     ranks_per_node: int = 8
-    machine: str = ""  # as the user named it
+    machine: str = ""  # by the name that the user gave
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Hosts, and ranks on each."""
+        """Return the number of hosts and the ranks on each."""
         return divide_over_hosts(self.layout.world, self.ranks_per_node)
 
 
 class Written(NamedTuple):
-    """Files by name, the first of which ``read`` takes; ``remarks``: what the software does otherwise."""
+    """Files by name, the first of which ``read`` takes; ``remarks``: what the software does differently."""
 
     files: Mapping[str, str]
     remarks: tuple[str, ...] = ()
 
 
 class ParsedConfig(NamedTuple):
-    """The keys that a document gives: what ``parse`` returns and ``to_job`` reads."""
+    """The keys that a document sets: ``parse`` returns them and ``to_job`` reads them."""
 
     document: Document
     values: Values
-    model: Model | None = None  # that the user or the document names as a whole
-    stack: str = ""  # of the software that the document is of, where a format has several
-    fields: Mapping[str, Any] = {}  # fields of layout and job that it says other than by keys, by path
+    model: Model | None = None  # the model that the user or the document gives by name
+    stack: str = ""  # the software that wrote the document, if the format is that of several
+    fields: Mapping[str, Any] = {}  # fields of layout and job by path, which the document sets other than by keys
     unset: tuple[str, ...] = ()  # keys whose value follows from the model
 
 
 class Format(NamedTuple):
     """A configuration format of one software; a format that is only written has neither ``parse`` nor ``to_job``."""
 
-    name: str  # as ``--to`` has it
-    version: str  # that is written
+    name: str  # for ``--to``
+    version: str  # the version for which files are written
     stack: str
     recognizes: Callable[[Document], bool]
     parse: Callable[[Document, Asked], ParsedConfig] | None
     to_job: Callable[[ParsedConfig, Asked], Reading] | None
     emit: Callable[[Plan], Written] | None
-    keys: Mapping[str, Table] = {}  # by the name of the software whose keys they are
-    main_keys: frozenset[str] = frozenset()  # what a config should not leave to a default: the sequence and the batch
-    order: int = 0  # of recognition: a format whose keys configs of others have too comes after those
+    keys: Mapping[str, Table] = {}  # tables by the name of their software
+    main_keys: frozenset[str] = frozenset()  # keys that a config should set itself: sequence length and batch size
+    order: int = 0  # formats are tried in this order; one whose keys occur in others' configs has a higher number
 
     def read(self, document: Document, asked: Asked) -> Reading:
         """Return the document as model, layout and job."""
@@ -100,7 +99,7 @@ class Format(NamedTuple):
 
 
 def world(document: Document, asked: Asked) -> int | None:
-    """How many ranks; ``Mistake`` if the user and a launcher say two numbers."""
+    """Return the number of ranks; raise ``Mistake`` if the user and a launcher give different numbers."""
     if asked.ranks and document.ranks and asked.ranks != document.ranks:
         raise Mistake(
             f"{document.origin}: is started on {document.ranks} ranks, and --gpus says {asked.ranks}; let both be equal"
@@ -109,12 +108,15 @@ def world(document: Document, asked: Asked) -> int | None:
 
 
 def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | None:
-    """Data-parallel ranks: what is left of ``ranks``; ``Mistake`` unless ``degree``, the product ``of``, divides it."""
+    """Return the data-parallel size, ``ranks`` / ``degree``; raise ``Mistake`` if it is not a whole number.
+
+    ``of``: how an error names ``degree``, for example ``tp·cp·pp``.
+    """
     if ranks is None:
         return None
     if ranks % degree:
-        near = -(-ranks // degree) * degree
-        raise Mistake(f"{origin}: {ranks} ranks are not a multiple of {of}={degree}; try --gpus NAME:{near}")
+        next_multiple = -(-ranks // degree) * degree
+        raise Mistake(f"{origin}: {ranks} ranks are not a multiple of {of}={degree}; try --gpus NAME:{next_multiple}")
     return ranks // degree
 
 
@@ -129,9 +131,12 @@ def build_reading(
     ranks: int | None,
     missing: tuple[str, ...] = (),
 ) -> Reading:
-    """Return the reading: layout and job of ``fields`` by path, none of which is None; no layout if ``ranks`` are."""
+    """Build the reading from ``fields``, layout and job by path; without ``ranks`` it has neither of them.
+
+    No value of ``fields`` is None.
+    """
     document, values = config.document, config.values
-    lacks = missing if model or missing else ("the model: say --model NAME",)
+    missing_facts = missing if model or missing else ("the model: say --model NAME",)
     layout = job = None
     if model is None:
         ranks = None
@@ -139,7 +144,7 @@ def build_reading(
         layout = Layout.read(nested(fields, "layout"), origin=document.origin)
         job = Job.read(nested(fields, "job"), origin=document.origin)
     elif not missing:
-        lacks += (RANKS_MISSING,)
+        missing_facts += (RANKS_MISSING,)
     return Reading(
         software=values.software,
         version=values.version,
@@ -153,5 +158,5 @@ def build_reading(
         not_understood=(*document.remarks, *values.not_understood()),
         harmless=values.harmless(),
         approximated=(*document.assumed, *values.approximated()),
-        missing=lacks,
+        missing=missing_facts,
     )

@@ -1,9 +1,10 @@
-"""Tables of a software's keys: what each means in our nouns and its default. Reading and writing both go by them.
+"""Tables of a software's keys: the meaning of each in our records and its default. Reading and writing both use them.
 
-field    the field of a noun, perhaps in other words           part     says a field together with other keys
-foreign  changes what a step costs, and no noun has a field    idle     changes neither memory, work, traffic nor time
-near     picks a variant, of a kernel or a message, that is counted as another of about the same cost
-A key in no table is unknown, and counts as one that may change what a step costs.
+field    sets one field of a record, perhaps with other values    part   sets a field together with other keys foreign
+changes the cost of a step, and no record has a field for it idle     changes neither memory, work, traffic nor time
+near     selects a variant of a kernel or a message that is counted as another one of about the same cost
+
+A key in no table is unknown, and is treated as one that may change the cost of a step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fivefold.results.reading import Said
 
 
 class Key(NamedTuple):
-    """A key: ``means`` a field such as ``layout.tp``, or in words; ``words``: their value to ours."""
+    """A key of a software. ``means``: a field such as ``layout.tp``, or a phrase; ``words``: its values → ours."""
 
     kind: Literal["field", "part", "foreign", "near", "idle"]
     means: str = ""
@@ -28,32 +29,35 @@ Table = Mapping[str, Key]
 
 
 def field(means: str, default: Any, words: Mapping[Any, Any] | None = None) -> Key:
-    """A key that is the field ``means`` of a noun."""
+    """Return a key that sets the field ``means`` of a record."""
     return Key("field", means, default, words)
 
 
 def part(means: str, default: Any) -> Key:
-    """A key that says ``means`` together with others."""
+    """Return a key that sets ``means`` together with other keys."""
     return Key("part", means, default)
 
 
 def foreign(means: str, default: Any) -> Key:
-    """A key that, other than by ``default``, does what nothing here counts."""
+    """Return a key with an effect that is not modelled, unless its value is ``default``."""
     return Key("foreign", means, default)
 
 
 def unsupported(means: str, *names: str, default: Any = None) -> dict[str, Key]:
-    """Return keys that all do what nothing here counts, unless they have the value ``default`` or are off."""
+    """Return keys with effects that are not modelled, unless they have the value ``default`` or are off."""
     return dict.fromkeys(names, foreign(means, default))
 
 
 def near(means: str, *names: str, default: Any = None) -> dict[str, Key]:
-    """Return keys that, other than by ``default``, are counted as a variant of about the same cost."""
+    """Return keys that, with values other than ``default``, are counted as a variant of about the same cost."""
     return dict.fromkeys(names, Key("near", means, default))
 
 
 def idle(*names: str) -> dict[str, Key]:
-    """Keys without effect on memory, work, traffic and time; ``group.*``, ``wandb_*``: all that begin so."""
+    """Return keys without effect on memory, work, traffic and time.
+
+    A name that ends in ``*``, such as ``group.*`` or ``wandb_*``, stands for all keys with that beginning.
+    """
     return dict.fromkeys(names, Key("idle"))
 
 
@@ -61,7 +65,7 @@ OFF = ("", "none", "null", "no", "false")
 
 
 def is_off(value: Any, default: Any) -> bool:
-    """Return whether a key has the effect of being left out: its default, or nothing where it is off by default."""
+    """Return whether a value has no effect: it is the default, or empty where the default is off."""
     if value is None or value == default or str(value).lower() == str(default).lower():
         return True
     if default not in (None, False, "", "no", "none"):
@@ -70,21 +74,21 @@ def is_off(value: Any, default: Any) -> bool:
 
 
 def flat(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int = 0) -> dict[str, Any]:
-    """Nested tables as one, keys joined by dots."""
-    found: dict[str, Any] = {}
+    """Flatten nested tables into one, with keys joined by dots."""
+    flattened: dict[str, Any] = {}
     if depth > 16:
         raise Mistake(f"{origin}: tables within tables, more than 16 deep at {within!r}")
     for key, value in values.items():
         name = f"{within}.{key}" if within else str(key)
         if isinstance(value, Mapping) and value:
-            found |= flat(value, origin=origin, within=name, depth=depth + 1)
+            flattened |= flat(value, origin=origin, within=name, depth=depth + 1)
         else:
-            found[name] = value
-    return found
+            flattened[name] = value
+    return flattened
 
 
 class Values:
-    """What a config gives for the keys of a table, over the table's defaults; what was doubted while it was read."""
+    """The values that a config sets for the keys of a table, the defaults for the others, and the doubts about them."""
 
     def __init__(
         self, table: Table, given: Mapping[str, Any], *, origin: str, software: str, version: str = ""
@@ -100,7 +104,7 @@ class Values:
         return self.given.get(key, self.table[key].default)
 
     def says(self, key: str) -> bool:
-        """Whether the config gives the key."""
+        """Return whether the config sets the key."""
         return key in self.given
 
     def doubt(self, key: str, why: str) -> None:
@@ -112,7 +116,7 @@ class Values:
         self.approximations[key] = why
 
     def whole(self, key: str, *, least: int | None = 1) -> int:
-        """The value as a whole number; ``Mistake`` if it is none, or below ``least``."""
+        """Return the value as an integer; raise ``Mistake`` if it is not one or is below ``least``."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
             bound = "" if least is None else f" of {least} or more"
@@ -120,22 +124,22 @@ class Values:
         return value
 
     def optional(self, key: str) -> int | None:
-        """Return the value as a whole number of 1 or more, or None where there is none; ``Mistake`` for another."""
+        """Return the value as an integer of 1 or more, or None if it is unset; raise ``Mistake`` otherwise."""
         value = self[key]
         if isinstance(value, float) and value.is_integer() and value >= 1:
-            return int(value)  # as a shell has 220e6
+            return int(value)  # a shell script may write 220e6
         return self.whole(key) if value else None
 
     def number(self, key: str) -> float | None:
-        """Return the value as a number, or None where there is none; ``Mistake`` for anything else."""
+        """Return the value as a number, or None if it is unset; raise ``Mistake`` for anything else."""
         value = self[key]
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
         raise Mistake(f"{self.origin}: {key} must be a number, not {shown(value)!r}")
 
     def fields(self) -> dict[str, Any]:
-        """The fields of nouns that single keys say, by path."""
-        found = {}
+        """Return the fields of our records that single keys set, by path."""
+        fields = {}
         for name, key in self.table.items():
             if key.kind != "field" or (value := self[name]) is None:
                 continue
@@ -144,18 +148,18 @@ class Values:
                     self.doubt(name, f"{value!r} is neither counted nor run; read as {key.default!r}")
                     word = key.default
                 value = key.words[word]
-            found[key.means] = value
-        return found
+            fields[key.means] = value
+        return fields
 
     def find_key(self, name: str) -> Key | None:
-        """Return what the table says of a key, by its name or by a group that it begins as; None if it is unknown."""
+        """Return the table's entry for a key, by its name or by a group such as ``wandb_*``; None if unknown."""
         if name in self.table:
             return self.table[name]
         groups = (name[:end] + "*" for end in range(len(name), 0, -1) if name[end - 1] in "._")
         return next((self.table[group] for group in groups if group in self.table), None)
 
     def _typed(self, name: str, value: Any) -> Any:
-        """``value`` as a number or truth if the default is one and a file or command line has it as text."""
+        """Return ``value`` as a number or boolean if it is text and the key's default is not text."""
         key = self.find_key(name)
         if not isinstance(value, str) or key is None or isinstance(key.default, str):
             return value
@@ -170,15 +174,15 @@ class Values:
             return value
 
     def _check(self, name: str, value: Any) -> None:
-        """Refuse what is no number for a key whose default is one."""
+        """Raise ``Mistake`` for a value that is not a number if the default is one."""
         key = self.find_key(name)
-        usual = key.default if key else None
-        wanted = isinstance(usual, int | float) and not isinstance(usual, bool)
-        if wanted and value is not None and not isinstance(value, int | float):
+        default = key.default if key else None
+        is_numeric = isinstance(default, int | float) and not isinstance(default, bool)
+        if is_numeric and value is not None and not isinstance(value, int | float):
             raise Mistake(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
 
     def understood(self) -> tuple[Said, ...]:
-        """What the config gives, and a noun now has."""
+        """Return the keys of the config that our records represent."""
         return tuple(
             Said(key=name, value=shown(value), means=key.means)
             for name, value in self.given.items()
@@ -186,7 +190,7 @@ class Values:
         )
 
     def defaulted(self) -> tuple[Said, ...]:
-        """What the config leaves to a default."""
+        """Return the keys that the config leaves at their defaults."""
         return tuple(
             Said(key=name, value=shown(key.default), means=key.means)
             for name, key in self.table.items()
@@ -197,7 +201,7 @@ class Values:
         )
 
     def not_understood(self) -> tuple[Said, ...]:
-        """What may change what a step costs, and no noun says."""
+        """Return the keys that may change the cost of a step and that no record represents."""
         return tuple(self._strange())
 
     def approximated(self) -> tuple[Said, ...]:
@@ -205,7 +209,7 @@ class Values:
         return (*self._of_kind("near"), *self._doubted(self.approximations))
 
     def harmless(self) -> tuple[Said, ...]:
-        """Return the keys of the config that have no effect on what a step costs."""
+        """Return the keys of the config that have no effect on the cost of a step."""
         return tuple(self._harmless())
 
     def _harmless(self) -> Iterator[Said]:
@@ -231,7 +235,7 @@ class Values:
         yield from self._doubted(self.doubts)
 
     def _of_kind(self, kind: str) -> Iterator[Said]:
-        """Return the keys of one kind that are not off."""
+        """Yield the keys of one kind that are not off."""
         for name, value in self.given.items():
             key = self.find_key(name)
             if key and key.kind == kind and not self._is_doubted(name) and not is_off(value, key.default):
@@ -246,36 +250,36 @@ class Values:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a value that may be a list, or one of its elements, as a list; none as an empty one."""
+    """Return a value that may be a list, or one of its elements, as a list; an unset value as an empty list."""
     return [] if value in (None, False) else list(value) if isinstance(value, list | tuple) else [value]
 
 
-SHOWN = 80  # characters of a value
+SHOWN = 80  # maximum characters of a value in a message
 
 
 def shown(value: Any) -> str:
-    """A value as a line shows it."""
+    """Return a value as text of at most ``SHOWN`` characters."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def nested(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
-    """The fields of one noun, ``noun.a.b`` as ``{"a": {"b": …}}``."""
-    found: dict[str, Any] = {}
+    """Return the fields of one record, ``noun.a.b`` as ``{"a": {"b": …}}``."""
+    tree: dict[str, Any] = {}
     for path, value in fields.items():
         first, *rest = path.split(".")
         if first != noun:
             continue
-        within = found
+        table = tree
         for name in rest[:-1]:
-            within = within.setdefault(name, {})
-        within[rest[-1]] = value
-    return found
+            table = table.setdefault(name, {})
+        table[rest[-1]] = value
+    return tree
 
 
 def written(table: Table, nouns: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the keys that are fields, of ``nouns`` by name; the inverse of ``Values.fields``."""
-    found = {}
+    """Return the values of keys of kind ``field``, read from ``nouns`` by name; the inverse of ``Values.fields``."""
+    values = {}
     for name, key in table.items():
         if key.kind != "field":
             continue
@@ -285,5 +289,5 @@ def written(table: Table, nouns: Mapping[str, Any]) -> dict[str, Any]:
             value = getattr(value, attribute, None)
         if key.words is not None:
             value = next((theirs for theirs, ours in key.words.items() if ours == value), None)
-        found[name] = value
-    return found
+        values[name] = value
+    return values

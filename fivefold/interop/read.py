@@ -1,4 +1,4 @@
-"""A file or a launch line of any known software -> model, layout, job and stack, as far as it says them."""
+"""Read a file or a launch line of any known software as model, layout, job and stack, as far as it specifies them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ def read(
     words: Sequence[str],
     asked: Asked = Asked(),  # noqa: B008 (a frozen record)
 ) -> Reading:
-    """What ``words`` say: a file (``FILE.py:FUNCTION`` one of its configs), with ``NAME=VALUE`` for variables that it
-    leaves open, or a launch line.
+    """Read a config file or a launch line as model, layout and job.
 
-    Raises ``Mistake`` if they are of no known software, or contradict themselves.
+    ``words``: a file, with ``NAME=VALUE`` for variables that it leaves open, or the words of a launch line.
+    ``FILE.py:FUNCTION`` names one of several configs in a Python file. Raises ``Mistake`` if they are of no known
+    software, or contradict each other.
     """
     documents = _documents(words)
     pairs = ((form, each) for each in documents for form in FORMATS if form.recognizes(each))
-    form, found = next(pairs, (None, documents[0]))
+    form, document = next(pairs, (None, documents[0]))
     if form is None:
-        known = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
-        raise Mistake(f"{found.origin}: is no config that is known; of {known}, it has none's keys")
-    result = form.read(found, asked)
+        formats = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
+        raise Mistake(f"{document.origin}: is no config that is known; of {formats}, it has none's keys")
+    result = form.read(document, asked)
     if result.model is not None and asked.model is None:
         result = result.replace(model=_known(result.model))
     if result.model is None or result.layout is None or result.job is None:
@@ -47,47 +48,50 @@ def read(
 
 
 def _known(model: Model) -> Model:
-    """The model under its name in the catalog, if it is one of it."""
+    """Return the model under its name in the catalog, if the catalog has it."""
     for name, entry in catalog.CATALOG.items():
         config = entry.config
         if (config["num_hidden_layers"], config["hidden_size"]) == (model.layers, model.width):
-            there = catalog.named(name)
-            if differs(there, fitted(model, there)) is None:
+            published = catalog.named(name)
+            if differs(published, fitted(model, published)) is None:
                 return model.replace(name=name)
     return model
 
 
 def _documents(words: Sequence[str]) -> list[Document]:
-    """What may be the config, the likeliest first: the file, or the commands of a script, the last first."""
+    """Return the documents that may be the config, most likely first.
+
+    They are the file itself, or the commands of a script, the last first.
+    """
     if not words:
         raise Mistake("nothing to read; name a file, or give a launch line after --")
     path, _, function = words[0].partition(".py:")
     variables = dict(word.split("=", 1) for word in words[1:] if SETS.fullmatch(word))
-    alone = len(variables) == len(words) - 1
+    only_variables = len(variables) == len(words) - 1
     if function and len(words) == 1:
-        found = document(Path(f"{path}.py"))
-        return [found._replace(values={"function": function})]
-    if alone and Path(words[0]).is_dir():
-        first = next((file for name in FIRST if (file := Path(words[0]) / name).is_file()), None)
-        if first is None:
+        file_document = document(Path(f"{path}.py"))
+        return [file_document._replace(values={"function": function})]
+    if only_variables and Path(words[0]).is_dir():
+        config_file = next((file for name in FIRST if (file := Path(words[0]) / name).is_file()), None)
+        if config_file is None:
             raise Mistake(f"{words[0]}: is a folder without {' or '.join(FIRST)}; name a file in it")
-        return _documents([str(first), *words[1:]])
-    if alone and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
+        return _documents([str(config_file), *words[1:]])
+    if only_variables and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
         return _commands(Path(words[0]), variables)
-    if alone:
-        found = document(Path(words[0]))
-        return [found._replace(values=_set(found.values, variables), given=variables)]
+    if only_variables:
+        file_document = document(Path(words[0]))
+        return [file_document._replace(values=_set(file_document.values, variables), given=variables)]
     run = launched(words)
-    here = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
-    return [here._replace(options=run.options)]
+    line_document = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
+    return [line_document._replace(options=run.options)]
 
 
-FIRST = ("run.sh", "run_config.yaml", "run.toml")  # of a folder, what says the rest
+FIRST = ("run.sh", "run_config.yaml", "run.toml")  # files of a folder that name its other files
 SETS = re.compile(r"[A-Za-z_]\w*=.*")
 
 
 def _set(values: Any, variables: Mapping[str, str]) -> Any:
-    """The values of a file with ``${NAME}`` replaced."""
+    """Replace ``${NAME}`` in the values of a file."""
     if isinstance(values, dict):
         return {key: _set(value, variables) for key, value in values.items()}
     if isinstance(values, list):
@@ -96,20 +100,20 @@ def _set(values: Any, variables: Mapping[str, str]) -> Any:
 
 
 def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
-    """The commands of a script."""
+    """Return the commands of a script as documents, the last first."""
     text = read_text(path, kind="a script")
-    read = script(text, variables)
-    more = {
+    parsed = script(text, variables)
+    extra_keys = {
         name: value for name, value in variables.items() if not re.search(rf"\b{name}\b", text)
-    }  # keys, not its own
-    found = []
-    for words in reversed(read.commands):
+    }  # variables that the script does not use are keys of the config
+    documents = []
+    for words in reversed(parsed.commands):
         run = launched(words)
-        ranks = run.ranks(read.slurm.nodes, read.slurm.per_node)
-        known = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
-        known = known._replace(options=run.options, given=more)
-        found.append(known._replace(remarks=read.remarks, values=read.variables))
-    if not found:
-        passed = "".join(f", and {each.key}, {each.value!r}, {each.means}" for each in read.remarks[:1])
-        raise Mistake(f"{path}: holds no command{passed}; name a config, a script, or a launch line")
-    return found
+        ranks = run.ranks(parsed.slurm.nodes, parsed.slurm.per_node)
+        command_document = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
+        command_document = command_document._replace(options=run.options, given=extra_keys)
+        documents.append(command_document._replace(remarks=parsed.remarks, values=parsed.variables))
+    if not documents:
+        skipped = "".join(f", and {each.key}, {each.value!r}, {each.means}" for each in parsed.remarks[:1])
+        raise Mistake(f"{path}: holds no command{skipped}; name a config, a script, or a launch line")
+    return documents

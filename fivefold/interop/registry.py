@@ -1,4 +1,4 @@
-"""The formats that ``read`` recognizes and that ``write`` writes: the ``FORMATS`` of every folder that has them."""
+"""The formats that ``read`` recognizes and that ``write`` writes: the ``FORMATS`` of all folders that define them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FORMATS: tuple[Format, ...] = tuple(sorted(_list_formats(), key=lambda form: for
 
 
 def list_written() -> list[str]:
-    """Return the formats that ``--to`` names."""
+    """Return the names of the formats that ``--to`` takes."""
     return [form.name for form in FORMATS if form.emit]
 
 
 def find_format(name: str) -> Format:
-    """Return the format that ``--to`` names."""
+    """Return the format of a name that ``--to`` takes."""
     for form in FORMATS:
         if form.name == name and form.emit:
             return form
@@ -35,9 +35,9 @@ def find_format(name: str) -> Format:
 
 
 def find_stack_format(stack: str) -> str:
-    """Return the name of the format in which a stack is told its layout."""
-    found = next((form.name for form in FORMATS if form.stack == stack and form.emit), None)
-    if found is None:
+    """Return the name of the format of a stack's configs."""
+    name = next((form.name for form in FORMATS if form.stack == stack and form.emit), None)
+    if name is None:
         known = ", ".join(dict.fromkeys(form.stack for form in FORMATS))
         raise Mistake(f"no config is written for stack {stack}; there is one for {known}")
-    return found
+    return name

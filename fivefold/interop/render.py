@@ -1,4 +1,4 @@
-"""Configs as text: TOML and YAML, each line with what it is for."""
+"""Configs as text: TOML and YAML, each line with a comment on its purpose."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from fivefold.interop.keys import Table
 
 WIDTH = 44  # column of comments
-Extra = Mapping[str, tuple[Any, str]]  # keys without effect that a run needs, with what they are for
+Extra = Mapping[str, tuple[Any, str]]  # keys without effect that a run needs: values and comments
 
 
 def commented(line: str, comment: str) -> str:
-    """A line and its comment."""
+    """Append a comment to a line."""
     return f"{line:<{WIDTH}}  # {comment}" if comment else line
 
 
 def grouped(values: Mapping[str, Any], table: Table, extra: Extra) -> dict[str, list[tuple[str, Any, str]]]:
-    """Keys by the table that they are in: their name in it, value and meaning; None is left out."""
+    """Group keys by their table, each with its name in the table, its value and its meaning; leave out None."""
     rows = [(key, value, table[key].means) for key, value in values.items() if value is not None]
     rows += [(key, value, comment) for key, (value, comment) in extra.items()]
     groups: dict[str, list[tuple[str, Any, str]]] = {}
@@ -29,7 +29,7 @@ def grouped(values: Mapping[str, Any], table: Table, extra: Extra) -> dict[str, 
 
 
 def toml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
-    """A TOML file."""
+    """Return a TOML file."""
     lines = [f"# {line}" for line in about]
     for group, rows in grouped(values, table, extra).items():
         lines += ["", f"[{group}]"]
@@ -38,25 +38,25 @@ def toml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], 
 
 
 def literal(value: Any) -> str:
-    """A value in TOML, JSON or YAML, which write these alike."""
+    """Write a value as TOML, JSON and YAML all spell it."""
     if isinstance(value, tuple):
         value = list(value)
     if isinstance(value, float):
         text = repr(value)
-        return text if "." in text or "e" not in text else text.replace("e", ".0e")  # YAML 1.1 wants the dot
+        return text if "." in text or "e" not in text else text.replace("e", ".0e")  # YAML 1.1 requires the dot
     return json.dumps(value)
 
 
 def yaml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
-    """A YAML file of tables within tables."""
+    """Return a YAML file of nested tables."""
     tree: dict[str, Any] = {}
     rows = {key: (value, table[key].means) for key, value in values.items() if value is not None}
     for key, row in (rows | dict(extra)).items():
         *parents, name = key.split(".")
-        within = tree
+        table_tree = tree
         for parent in parents:
-            within = within.setdefault(parent, {})
-        within[name] = row
+            table_tree = table_tree.setdefault(parent, {})
+        table_tree[name] = row
     return "\n".join([*(f"# {line}" for line in about), *_yaml(tree, "")]) + "\n"
 
 
@@ -72,7 +72,7 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def dumped(documents: Sequence[Any]) -> str:
-    """Values as YAML, text of several lines as a block."""
+    """Write values as YAML, with text of several lines as blocks."""
     import yaml
 
     class Blocks(yaml.SafeDumper):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Model, layout and job -> the config of another software.
 
-What is written is read back: where that is another model, layout or job, the writing is refused by the field's name.
+The written config is read back. If that gives another model, layout or job, an error names the field that differs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fivefold.record import Mistake, difference
 from fivefold.results.reading import Reading
 from fivefold.stack.catalog import named as stack_named
 
-# Of a job: what costs nothing, or is the software's own affair and told as a remark.
+# Fields of a job that cost nothing, or that the software sets itself; differences in them are only remarks.
 FREE = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
 
 
 def write(plan: Plan, *, to: str) -> Written:
-    """The files; raises ``Mistake`` for what ``to`` cannot run or cannot say."""
+    """Write the plan as a config of ``to``; raise ``Mistake`` for what ``to`` cannot run or cannot express."""
     form = find_format(to)
     assert form.emit is not None
     if form.stack and plan.job.stack.name != form.stack:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
     plan = plan._replace(layout=plain(plan.layout, plan.model))
-    if plan.layout.offload:  # which configs say as a setting of the job
+    if plan.layout.offload:  # in configs a setting of the job
         job = plan.job.replace(offload=tuple(sorted(plan.layout.offloads(plan.job), reverse=True)))
         plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
@@ -41,19 +41,19 @@ def write(plan: Plan, *, to: str) -> Written:
             f"--to {form.name}: ac={plan.layout.ac}: it recomputes on all pipeline ranks alike; "
             f"take ac={plan.layout.recomputation}"
         )
-    found = form.emit(plan)
+    files = form.emit(plan)
     if form.parse is None:
-        return found
-    back = _read_back(found, plan)
-    return found._replace(remarks=(*found.remarks, *check(plan, back, form)))
+        return files
+    back = _read_back(files, plan)
+    return files._replace(remarks=(*files.remarks, *check(plan, back, form)))
 
 
 def plain(layout: Layout, model: Model) -> Layout:
-    """The layout without ``stages`` that are as they would be without them."""
+    """Return the layout without ``stages`` if they equal the default division of layers."""
     if sum(layout.stages) != model.layers:
         return layout
-    plain = layout.replace(stages=())
-    return plain if tuple(map(len, stage_layers(model.layers, plain))) == layout.stages else layout
+    default_layout = layout.replace(stages=())
+    return default_layout if tuple(map(len, stage_layers(model.layers, default_layout))) == layout.stages else layout
 
 
 def _read_back(found: Written, plan: Plan) -> Reading:
@@ -65,16 +65,19 @@ def _read_back(found: Written, plan: Plan) -> Reading:
 
 
 def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
-    """Remarks on what is read back otherwise at no cost; ``Mistake`` for what would cost something else."""
-    said = f"--to {form.name}"
+    """Return remarks on differences at no cost; raise ``Mistake`` for a difference that changes the cost.
+
+    ``back``: the config as read back.
+    """
+    option = f"--to {form.name}"
     if back.model is None or back.layout is None or back.job is None:
-        raise Mistake(f"{said}: the config would not say {'; '.join(back.missing)}")
+        raise Mistake(f"{option}: the config would not say {'; '.join(back.missing)}")
     if why := differs(back.model, fitted(plan.model, back.model)):
-        raise Mistake(f"{said}: of model {plan.model.name!r} it can only say {why}")
+        raise Mistake(f"{option}: of model {plan.model.name!r} it can only say {why}")
     if back.layout != plan.layout:
-        raise Mistake(f"{said}: of layout {str(plan.layout)!r} it can only say {str(back.layout)!r}; take that")
+        raise Mistake(f"{option}: of layout {str(plan.layout)!r} it can only say {str(back.layout)!r}; take that")
     if why := difference(back.job, plan.job, skip=FREE):
-        raise Mistake(f"{said}: of the job it can only say {why}")
+        raise Mistake(f"{option}: of the job it can only say {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")

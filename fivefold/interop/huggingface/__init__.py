@@ -1,8 +1,7 @@
 """Trainers on transformers: TrainingArguments with accelerate's YAML (FSDP, DeepSpeed, DDP) or DeepSpeed's JSON.
 
-keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
-dialects   names that Axolotl and LLaMA-Factory use
-effects    keys that change the step and are not counted      harmless   keys without effect
+keys · parse · to_job · emit   the four modules of a format, described in ``../format.py`` dialects   names that Axolotl
+and LLaMA-Factory use effects    keys that change the step and are not counted      harmless   keys without effect
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Axolotl's and LLaMA-Factory's names of what TrainingArguments say, and what they have besides.
+"""Axolotl's and LLaMA-Factory's names for TrainingArguments, and the keys that only they have.
 
 Sources: axolotl 0.19.0 axolotl/utils/schemas/config.py, training.py and fsdp.py; llamafactory 0.9.5
 llamafactory/hparams/model_args.py, data_args.py and finetuning_args.py.
@@ -16,16 +16,16 @@ SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutof
 
 
 class Dialect(NamedTuple):
-    """A software whose YAML says what TrainingArguments say; ``signs``: keys by which it is known."""
+    """A trainer whose YAML has other names for TrainingArguments; ``signs``: keys by which it is recognized."""
 
     name: str
     version: str
     signs: frozenset[str]
-    names: Mapping[str, str]  # theirs to those of TrainingArguments
-    words: Mapping[tuple[str, Any], tuple[str, Any]]  # a key with a value, to another
+    names: Mapping[str, str]  # the dialect's key → the key of TrainingArguments
+    words: Mapping[tuple[str, Any], tuple[str, Any]]  # (key, value) → (key, value) of TrainingArguments
     defaults: Mapping[str, Any]
     table: Table
-    unsaid: Mapping[str, Any] = {}  # defaults that nothing here counts
+    unsaid: Mapping[str, Any] = {}  # the dialect's defaults with an effect that is not modelled
 
 
 AXOLOTL = Dialect(
@@ -50,7 +50,7 @@ AXOLOTL = Dialect(
         ("eager_attention", True): ("attn_implementation", "eager"),
         ("liger_fused_linear_cross_entropy", True): ("use_liger_kernel", True),
     },
-    # bf16 is "auto" unless the file says otherwise: on for GPUs that have it (utils/schemas/config.py)
+    # bf16 is "auto" by default: on for GPUs that support it (utils/schemas/config.py)
     defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused", "bf16": True},
     table={
         "adapter": foreign("adapters, not the weights, are trained", None),
@@ -90,7 +90,7 @@ LLAMAFACTORY = Dialect(
         ("disable_gradient_checkpointing", True): ("gradient_checkpointing", False),
     },
     # llamafactory/model/model_utils/checkpointing.py: on unless disable_gradient_checkpointing
-    # hparams/finetuning_args.py: adapters, unless finetuning_type says full
+    # hparams/finetuning_args.py: adapters, unless finetuning_type is full
     defaults={"max_length": 2048, "gradient_checkpointing": True},
     unsaid={"finetuning_type": "lora"},
     table={

@@ -1,7 +1,7 @@
-"""Keys of trainers on transformers that change what a step costs, or pick a variant, and that nothing here counts.
+"""Keys of trainers on transformers that change the cost of a step, or select a variant, and that are not modelled.
 
-A key that acts only where another is on (``lora_alpha`` with ``adapter``) is not here but with those without effect.
-Sources: as in keys.py and names.py.
+Keys with an effect only if another one is on (``lora_alpha`` with ``adapter``) are listed among those without effect.
+Sources: as in keys.py and dialects.py.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "
 
 
 def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
-    """TrainingArguments of a plan."""
+    """Return the TrainingArguments of a plan."""
     layout, job = plan.layout, plan.job
     if layout.ac not in ("none", "full"):
         raise Mistake(f"ac={layout.ac}: Trainer recomputes whole blocks, all of them; take ac=full or ac=none")
@@ -92,7 +92,7 @@ def schedule(job: Job) -> dict[str, Any]:
 
 
 def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
-    """The files beside the strategy's own; the script first, which ``read`` takes."""
+    """Return the files that all strategies have; the script is first, since ``read`` takes the first one."""
     extra = {"output_dir": ("./outputs", "logs and checkpoints")}
     lines = (f"{about}: {plan.model.name}, {plan.layout}",)
     text = yaml_file(arguments(plan, deepspeed=deepspeed), ARGUMENTS, about=lines, extra=extra)
@@ -103,7 +103,7 @@ def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool)
 
 
 def emit_accelerate(plan: Plan) -> Written:
-    """Return accelerate's YAML of FSDP2, and what goes with it."""
+    """Return accelerate's YAML for FSDP2, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.zero == 0:
         raise Mistake(f"layout {str(layout)!r}: accelerate is written for FSDP2, which shards; take zero3")
@@ -112,10 +112,10 @@ def emit_accelerate(plan: Plan) -> Written:
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
             "reshard=backward for one gather of each"
         )
-    usual = recipe("bf16").reduced(in_fp32=False)
-    if job.precision not in (usual, recipe("fp32"), recipe("tf32"), recipe("fp16")):
+    half_recipe = recipe("bf16").reduced(in_fp32=False)
+    if job.precision not in (half_recipe, recipe("fp32"), recipe("tf32"), recipe("fp16")):
         raise Mistake(
-            f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {usual.name} or fp32"
+            f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {half_recipe.name} or fp32"
         )
     values = {
         "accelerate.distributed_type": "FSDP",
@@ -141,24 +141,24 @@ def emit_accelerate(plan: Plan) -> Written:
         "accelerate.use_cpu": (False, ""),
         f"{FSDP}state_dict_type": ("SHARDED_STATE_DICT", "of checkpoints"),
     }  # fmt: skip
-    short = {key.removeprefix("accelerate."): value for key, value in values.items()}
-    table: Table = {key.removeprefix("accelerate."): each for key, each in ACCELERATE.items()}
-    others = {key.removeprefix("accelerate."): value for key, value in extra.items()}
-    text = yaml_file(short, table, about=(f"accelerate: {layout}",), extra=others)
+    unprefixed = {key.removeprefix("accelerate."): value for key, value in values.items()}
+    table: Table = {key.removeprefix("accelerate."): key_entry for key, key_entry in ACCELERATE.items()}
+    unprefixed_extra = {key.removeprefix("accelerate."): value for key, value in extra.items()}
+    text = yaml_file(unprefixed, table, about=(f"accelerate: {layout}",), extra=unprefixed_extra)
     launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
     files = _files(plan, launch, config=config, about="accelerate", deepspeed=False)
     return Written(files | {"accelerate.yaml": text})
 
 
 def emit_deepspeed(plan: Plan) -> Written:
-    """Return DeepSpeed's JSON, and what goes with it."""
+    """Return DeepSpeed's JSON, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
         raise Mistake(
             f"layout {str(layout)!r}: written for transformers' models, DeepSpeed has dp, and cp=ulysses; take these"
         )
-    usual = (recipe("bf16"), recipe("bf16").reduced(in_fp32=False), recipe("fp16"), recipe("fp32"))
-    if job.precision not in usual:
+    recipes = (recipe("bf16"), recipe("bf16").reduced(in_fp32=False), recipe("fp16"), recipe("fp32"))
+    if job.precision not in recipes:
         raise Mistake(
             f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; take one of them"
         )
@@ -182,16 +182,16 @@ def emit_deepspeed(plan: Plan) -> Written:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if layout.cp > 1:
         config["sequence_parallel_size"] = layout.cp
-    nodes, each = plan.hosts
-    launch = f"deepspeed --num_nodes {nodes} --num_gpus {each}"
+    nodes, gpus_per_node = plan.hosts
+    launch = f"deepspeed --num_nodes {nodes} --num_gpus {gpus_per_node}"
     about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
     files = _files(plan, launch, config=about, about="DeepSpeed", deepspeed=True)
     return Written(files | {"deepspeed.json": json.dumps(config, indent=2) + "\n"})
 
 
 def written_sizes(stack: Stack, *, zero: int) -> dict[str, int]:
-    """Keys of ``zero_optimization`` for a stage."""
-    found = {"reduce_bucket_size": stack.reduce_bucket} if zero and stack.reduce_bucket else {}
+    """Return the keys of ``zero_optimization`` for a ZeRO stage."""
+    bucket_sizes = {"reduce_bucket_size": stack.reduce_bucket} if zero and stack.reduce_bucket else {}
     if zero == 3 and stack.fetch == "weights":
-        found |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}
-    return found
+        bucket_sizes |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}
+    return bucket_sizes

@@ -1,7 +1,8 @@
 """Keys of trainers on transformers without effect on a training step: on its memory, FLOPs, messages and time.
 
-Evaluation, checkpoints, logs and data loading are outside of the step; numerics that cost nothing are here too, and
-keys that act only where another is on, which has an effect. ``wandb_*``: all that begin so.
+Evaluation, checkpoints, logs and data loading are outside of the step. Numerics without cost are here too, and keys
+that act only if another one is on, which is listed as having an effect. ``wandb_*`` stands for all keys with that
+beginning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All keys of a job: of TrainingArguments, of accelerate's YAML, of DeepSpeed's JSON, wherever they are.
+"""Collect all keys of a job: TrainingArguments, accelerate's YAML and DeepSpeed's JSON, from all of its files.
 
 A launch line names files, and so do configs: ``--config_file``, ``--deepspeed``, ``deepspeed_config_file``.
 """
@@ -25,7 +25,7 @@ LAUNCHED = {"mixed_precision": "accelerate.mixed_precision", "zero_stage": "acce
 
 
 class CollectedKeys(NamedTuple):
-    """Keys with the prefixes of their table; the dialect of the trainer; ranks that a file says."""
+    """Keys with the prefixes of their table, the dialect of the trainer, and the ranks that a file gives."""
 
     given: dict[str, Any]
     dialect: Dialect | None = None
@@ -33,25 +33,27 @@ class CollectedKeys(NamedTuple):
 
 
 def is_huggingface(document: Document) -> bool:
-    """Return whether a file, or what a launch line names, is of a trainer on transformers."""
+    """Return whether a file, or a file that a launch line names, is of a trainer on transformers."""
     if document.kind == "words":
-        named = set(keys(document.words))
+        option_names = set(keys(document.words))
         files = [word for word in document.words if word.endswith((".yaml", ".yml", ".json"))]
         return bool(
-            "per_device_train_batch_size" in named or "config_file" in document.options or "deepspeed" in named
+            "per_device_train_batch_size" in option_names
+            or "config_file" in document.options
+            or "deepspeed" in option_names
         ) or (
             bool(document.words)
             and any(is_huggingface(_load(word, document)) for word in files if beside(word, document))
         )
-    top = set(document.values)
+    top_keys = set(document.values)
     return bool(
-        "distributed_type" in top or (document.kind == "json" and top & DEEPSPEED_SIGNS)
-        or len(top & ARGUMENT_SIGNS) >= 2 or any(len(top & each.signs) >= 2 for each in DIALECTS)
+        "distributed_type" in top_keys or (document.kind == "json" and top_keys & DEEPSPEED_SIGNS)
+        or len(top_keys & ARGUMENT_SIGNS) >= 2 or any(len(top_keys & dialect.signs) >= 2 for dialect in DIALECTS)
     )  # fmt: skip
 
 
 def parse(document: Document, asked: Asked) -> ParsedConfig:
-    """Return the values of all keys of a job, in the names of TrainingArguments, accelerate and DeepSpeed."""
+    """Return the values of all keys of a job, by the names of TrainingArguments, accelerate and DeepSpeed."""
     collected = collect_keys(document)
     given, dialect = collected.given, collected.dialect
     table = dict(TABLE)
@@ -69,7 +71,7 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
 
 
 def collect_keys(document: Document) -> CollectedKeys:
-    """The keys of a document and of the files that it names."""
+    """Return the keys of a document and of the files that it names."""
     collected = _of_file(document) if document.kind != "words" else _of_words(document)
     given = collected.given
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
@@ -89,11 +91,11 @@ def _of_words(document: Document) -> CollectedKeys:
         if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and beside(word, document):
             file = _load(word, document)
             if is_huggingface(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
-                inner = _of_file(file)
-                given |= inner.given
-                dialect = inner.dialect
-    said = {_argument(key): value for key, value in keys(document.words[1:]).items()}
-    given |= {key: value for key, value in said.items() if key not in ("config", "config_file")}
+                file_keys = _of_file(file)
+                given |= file_keys.given
+                dialect = file_keys.dialect
+    line_keys = {_argument(key): value for key, value in keys(document.words[1:]).items()}
+    given |= {key: value for key, value in line_keys.items() if key not in ("config", "config_file")}
     options = document.options
     if file_name := options.get("config_file"):
         given |= flat({"accelerate": dict(_load(file_name, document).values)}, origin=document.origin)
@@ -112,7 +114,7 @@ def _of_file(document: Document) -> CollectedKeys:
         return CollectedKeys(flat({"accelerate": values}, origin=origin))
     if values.keys() & DEEPSPEED_SIGNS and not values.keys() & {"per_device_train_batch_size"}:
         return CollectedKeys(_deepspeed(values, origin))
-    dialect = next((each for each in DIALECTS if len(values.keys() & each.signs) >= 2), None)
+    dialect = next((known_dialect for known_dialect in DIALECTS if len(values.keys() & known_dialect.signs) >= 2), None)
     if dialect is None:
         nested = values.pop("deepspeed", None) if isinstance(values.get("deepspeed"), dict) else None
         given = {_argument(key): value for key, value in flat(values, origin=origin).items()}
@@ -121,24 +123,24 @@ def _of_file(document: Document) -> CollectedKeys:
 
 
 def translated(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
-    """A dialect's keys in the names of TrainingArguments and accelerate, with what they leave unsaid."""
-    found: dict[str, Any] = dict(dialect.unsaid)
+    """Translate a dialect's keys to names of TrainingArguments and accelerate; add its unmodelled defaults."""
+    translated_values: dict[str, Any] = dict(dialect.unsaid)
     fsdp = values.pop("fsdp_config", None)
     version = values.pop("fsdp_version", None)
     for key, value in flat(values, origin=origin).items():
-        if value is None and (key, None) not in dialect.words:  # an empty key is one that is left out
+        if value is None and (key, None) not in dialect.words:  # an empty key counts as left out
             continue
         name, value = dialect.words.get((key, value) if _hashable(value) else ("", None), (key, value))
         name = dialect.names.get(name, name)
         name, value = dialect.words.get((name, value) if _hashable(value) else ("", None), (name, value))
-        found[name] = value
+        translated_values[name] = value
     if fsdp or version:
-        found["accelerate.distributed_type"] = "FSDP"
+        translated_values["accelerate.distributed_type"] = "FSDP"
         for key, value in (fsdp or {}).items():
-            found[f"accelerate.fsdp_config.{key if key.startswith('fsdp_') else f'fsdp_{key}'}"] = value
+            translated_values[f"accelerate.fsdp_config.{key if key.startswith('fsdp_') else f'fsdp_{key}'}"] = value
         if version:
-            found["accelerate.fsdp_config.fsdp_version"] = version
-    return found
+            translated_values["accelerate.fsdp_config.fsdp_version"] = version
+    return translated_values
 
 
 def _hashable(value: Any) -> bool:
@@ -146,7 +148,7 @@ def _hashable(value: Any) -> bool:
 
 
 def _argument(key: str) -> str:
-    """The name of an argument: underscores, and one name for the length of sequences."""
+    """Return the name of an argument with underscores, and with one name for the length of sequences."""
     name = key.replace("-", "_")
     name = {
         "per_device_batch_size": "per_device_train_batch_size",
@@ -158,17 +160,17 @@ def _argument(key: str) -> str:
 
 
 def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """DeepSpeed's keys; ``auto`` is what the trainer says, or follows from the model's width."""
+    """Return DeepSpeed's keys; ``auto`` is left to the trainer, or follows from the model's width."""
     given = flat({"deepspeed": dict(values)}, origin=origin)
     return {key: value for key, value in given.items() if value != "auto" or key in OF_WIDTH}
 
 
 def beside(name: str, document: Document) -> Path | None:
-    """A file that a config names, beside it, in a folder above, or where the command runs."""
+    """Return the path of a file that a config names: next to it, in a folder above, or where the command runs."""
     folders = [document.folder, *list(document.folder.parents)[:3], Path()]
     try:
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
-    except (OSError, ValueError):  # a name of five thousand letters, or with a null byte
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
         return None
 
 

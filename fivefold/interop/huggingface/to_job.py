@@ -61,7 +61,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     fields["job.sequence"] = values.whole("max_length")
     fields["job.precision"] = _precision(values, kind)
     fields["job.documents"] = "apart" if values["padding_free"] else "joined"
-    on = [
+    checkpointing_values = [
         values["gradient_checkpointing"],
         values["activation_checkpointing"],
         values["fsdp_config.activation_checkpointing"],
@@ -69,7 +69,9 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     ]
     if "offload" in str(values["gradient_checkpointing"]):
         values.doubt("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
-    fields["layout.ac"] = "full" if any(each not in (None, False, "none") for each in on) else "none"
+    fields["layout.ac"] = (
+        "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
+    )
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
 
 
@@ -79,7 +81,7 @@ LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "glu_activation", "
 
 
 def check_strategy(values: Values) -> None:
-    """Mark a strategy that is read as another, and kernels of Liger that are counted all together."""
+    """Mark a strategy that is read as another one, and kernels of Liger that are counted together."""
     if str(values["accelerate.distributed_type"]).upper() not in KNOWN_STRATEGIES:
         values.doubt("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
     for key in ("optimizer", "param"):
@@ -97,38 +99,38 @@ def check_strategy(values: Values) -> None:
 
 
 def check_loaded_type(values: Values) -> None:
-    """Mark weights that are loaded in 16 bits where nothing makes them fp32 again: DDP trains them so."""
+    """Mark weights that are loaded in 16 bits and stay so: DDP trains them in that type."""
     for name in ("torch_dtype", "dtype"):
         if str(values[name]).removeprefix("torch.") in ("bfloat16", "float16"):
             values.doubt(name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32")
 
 
 def _model(values: Values, document: Document, asked: Model | None) -> tuple[Model | None, tuple[str, ...]]:
-    """The user's model, a folder's, or the catalog's of that repository."""
+    """Return the user's model, a folder's, or the catalog's model of that repository."""
     if asked:
         return asked, ()
-    said = values["model_name_or_path"]
-    if said is None:
+    model_name = values["model_name_or_path"]
+    if model_name is None:
         return None, ("the model: say --model NAME",)
-    if file := beside(f"{said}/config.json", document):
+    if file := beside(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
-    name = str(said).rstrip("/").rpartition("/")[2].lower()
+    name = str(model_name).rstrip("/").rpartition("/")[2].lower()
     for key, entry in catalog.CATALOG.items():
         if key == name or name in _names(entry.source):
             return catalog.named(key), ()
-    return None, (f"the model {said!r}, which is not of the catalog: say --model NAME, or its config.json",)
+    return None, (f"the model {model_name!r}, which is not of the catalog: say --model NAME, or its config.json",)
 
 
 def _names(source: str) -> set[str]:
-    """Names of a repository: with its version, as an instruction-tuned or base model."""
+    """Return the names that a repository may have: with its version, as an instruction-tuned or base model."""
     base = source.lower().rpartition("/")[2].removesuffix("-hf").removesuffix("-base").removesuffix("-instruct")
-    ends = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-instruct-2507", "-thinking-2507")
-    later = base.replace("llama-3-", "llama-3.1-").replace("qwen2-7b", "qwen2.5-7b")  # the same sizes
-    return {name + end for name in (base, later, later.removeprefix("meta-")) for end in ends}
+    suffixes = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-instruct-2507", "-thinking-2507")
+    renamed = base.replace("llama-3-", "llama-3.1-").replace("qwen2-7b", "qwen2.5-7b")  # the same sizes
+    return {name + end for name in (base, renamed, renamed.removeprefix("meta-")) for end in suffixes}
 
 
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
-    """dp, and how weights and states are sharded."""
+    """Return dp, cp, tp, and the sharding of weights and states."""
     tp, cp = values[f"{PARALLEL}tp_size"], values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
     ulysses = values.whole(f"{PARALLEL}sp_size")
     if cp > 1 and ulysses > 1:
@@ -141,27 +143,31 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
             values.approximate("sequence_parallel_degree", "a ring of Axolotl's own; counted as DeepSpeed's Ulysses")
     dp = replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
     assert dp is not None
-    found: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
+    fields: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
     if tp > 1:  # rows are all-reduced: transformers' tp_plan of a model, DeepSpeed's AutoTP
-        found["layout.sp"] = False
+        fields["layout.sp"] = False
         if kind != "deepspeed":
             values.approximate(
                 f"{PARALLEL}tp_size", "cuts neither the embedding nor, in the loss, the logits; counted as cut"
             )
     if ulysses > 1 or (cp > 1 and kind == "deepspeed"):
-        found["layout.cp_kind"] = "ulysses"
+        fields["layout.cp_kind"] = "ulysses"
     if kind == "deepspeed":
-        shard = values["deepspeed.zero_optimization.mics_shard_size"]
+        shard_size = values["deepspeed.zero_optimization.mics_shard_size"]
         if values.says("deepspeed.zero_optimization.mics_shard_size"):
             values.approximate(
                 "deepspeed.zero_optimization.mics_shard_size", "was removed in 0.19.8; read as a shard group"
             )
-        stage = _zero_stage(values)
-        group = {"layout.shard_group": shard} if stage and isinstance(shard, int) and 0 < shard < dp * cp else {}
-        return found | {"layout.zero": stage if dp * cp > 1 or stage == 0 else 0} | group
+        zero_stage = _zero_stage(values)
+        shard_fields = (
+            {"layout.shard_group": shard_size}
+            if zero_stage and isinstance(shard_size, int) and 0 < shard_size < dp * cp
+            else {}
+        )
+        return fields | {"layout.zero": zero_stage if dp * cp > 1 or zero_stage == 0 else 0} | shard_fields
     if kind == "ddp" or dp * cp == 1:
-        return found | {"layout.zero": 0}
-    return found | _fsdp(values, dp * cp, per_node)
+        return fields | {"layout.zero": 0}
+    return fields | _fsdp(values, dp * cp, per_node)
 
 
 def _zero_stage(values: Values) -> int:
@@ -174,14 +180,17 @@ def _zero_stage(values: Values) -> int:
 
 
 def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
-    """ZeRO-3, freed after the forward or kept to the backward; in groups where replicas are said."""
-    said, version = values["fsdp"], values[f"{FSDP}version"] if not values["fsdp"] else values["fsdp_config.version"]
-    policy = values[f"{FSDP}reshard_after_forward"] if not said else values["fsdp_config.reshard_after_forward"]
+    """Return ZeRO-3, resharded after the forward or the backward, with a shard group if there are replicas."""
+    fsdp_value, version = (
+        values["fsdp"],
+        values[f"{FSDP}version"] if not values["fsdp"] else values["fsdp_config.version"],
+    )
+    policy = values[f"{FSDP}reshard_after_forward"] if not fsdp_value else values["fsdp_config.reshard_after_forward"]
     strategy = str(values[f"{FSDP}sharding_strategy"]).upper()
-    if said:
-        words = [str(word) for word in said] if isinstance(said, list) else str(said).split()
-        strategy = words[0].upper()
-        if "offload" in words:
+    if fsdp_value:
+        strategy_words = [str(word) for word in fsdp_value] if isinstance(fsdp_value, list) else str(fsdp_value).split()
+        strategy = strategy_words[0].upper()
+        if "offload" in strategy_words:
             values.doubt("fsdp", "weights, gradients and optimizer in host memory: not counted")
     elif version == 1 and isinstance(policy, str) and values.says(f"{FSDP}reshard_after_forward"):
         strategy = policy.upper()
@@ -190,57 +199,63 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     if version == 1:
         if strategy == "NO_SHARD":
             return {"layout.zero": 0}
-        keys = [f"{FSDP}version"] if not said else ["fsdp"]
-        values.approximate(keys[0], "FSDP1 flattens the weights of a unit; counted as FSDP2")
-        keeps = strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+        doubted_keys = [f"{FSDP}version"] if not fsdp_value else ["fsdp"]
+        values.approximate(doubted_keys[0], "FSDP1 flattens the weights of a unit; counted as FSDP2")
+        keeps_gathered = strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
     else:
-        keeps = policy is False or str(policy).lower() == "false"
-    found: dict[str, Any] = {"layout.zero": 3}
-    copies = values[f"{PARALLEL}dp_replicate_size"]
-    if copies > 1:
-        if replicas % copies:
-            raise Mistake(f"{values.origin}: dp_replicate_size={copies} does not divide {replicas} ranks")
-        found["layout.shard_group"] = replicas // copies
+        keeps_gathered = policy is False or str(policy).lower() == "false"
+    fields: dict[str, Any] = {"layout.zero": 3}
+    replica_count = values[f"{PARALLEL}dp_replicate_size"]
+    if replica_count > 1:
+        if replicas % replica_count:
+            raise Mistake(f"{values.origin}: dp_replicate_size={replica_count} does not divide {replicas} ranks")
+        fields["layout.shard_group"] = replicas // replica_count
     elif strategy.startswith("HYBRID") and replicas > per_node and replicas % per_node == 0:
-        found["layout.shard_group"] = per_node
-    return found | ({"job.stack.reshard": "backward"} if keeps else {})
+        fields["layout.shard_group"] = per_node
+    return fields | ({"job.stack.reshard": "backward"} if keeps_gathered else {})
 
 
 def _units(values: Values, model: Model) -> dict[str, Any]:
-    """What FSDP gathers at once: blocks, and the rest as a unit that stays gathered under FSDP1, and under FSDP2 if
-    embedding and head are one weight (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
+    """Return whether the root unit stays gathered; blocks are the other units.
+
+    It does under FSDP1, and under FSDP2 if embedding and head share one weight (accelerate/utils/fsdp_utils.py,
+    fsdp2_prepare_model).
     """
-    said, policy = values["fsdp"], f"{FSDP}auto_wrap_policy"
-    version = values["fsdp_config.version"] if said else values[f"{FSDP}version"]
+    fsdp_value, policy = values["fsdp"], f"{FSDP}auto_wrap_policy"
+    version = values["fsdp_config.version"] if fsdp_value else values[f"{FSDP}version"]
     if values.says(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
         values.doubt(policy, "units of another size; counted as blocks")
-    joined = version == 1 or model.tied_embeddings
-    return {"job.stack.gathers_again": "root"} if joined else {}
+    stays_gathered = version == 1 or model.tied_embeddings
+    return {"job.stack.gathers_again": "root"} if stays_gathered else {}
 
 
 def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Micro-batch and global batch; ``Mistake`` if two files say two numbers."""
+    """Return micro-batch and global batch; raise ``Mistake`` if two files give different numbers."""
     dp = fields["layout.dp"]
-    micro = _one(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
-    inner = "deepspeed.gradient_accumulation_steps"
-    other = "accelerate.deepspeed_config.gradient_accumulation_steps"
-    many = _one(values, "gradient_accumulation_steps", inner if values.says(inner) or not values.says(other) else other)
-    whole = values["deepspeed.train_batch_size"]
-    if whole is not None and kind == "deepspeed":
+    mbs = _one(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
+    deepspeed_key = "deepspeed.gradient_accumulation_steps"
+    accelerate_key = "accelerate.deepspeed_config.gradient_accumulation_steps"
+    accumulated = _one(
+        values,
+        "gradient_accumulation_steps",
+        deepspeed_key if values.says(deepspeed_key) or not values.says(accelerate_key) else accelerate_key,
+    )
+    global_batch = values["deepspeed.train_batch_size"]
+    if global_batch is not None and kind == "deepspeed":
         if not values.says("gradient_accumulation_steps") and values["deepspeed.gradient_accumulation_steps"] is None:
-            many = max(1, whole // (micro * dp))
-        if whole != micro * many * dp:
+            accumulated = max(1, global_batch // (mbs * dp))
+        if global_batch != mbs * accumulated * dp:
             raise Mistake(
-                f"{values.origin}: train_batch_size={whole} is not micro-batch·accumulation·dp={micro}·{many}·{dp}="
-                f'{micro * many * dp}; let DeepSpeed\'s be "auto"'
+                f"{values.origin}: train_batch_size={global_batch} is not micro-batch·accumulation·dp="
+                f'{mbs}·{accumulated}·{dp}={mbs * accumulated * dp}; let DeepSpeed\'s be "auto"'
             )
     steps = values["max_steps"]
-    found = {"layout.mbs": micro, "job.global_batch": micro * many * dp}
-    return found | ({"job.steps": steps} if isinstance(steps, int) and steps > 0 else {})
+    batch_fields = {"layout.mbs": mbs, "job.global_batch": mbs * accumulated * dp}
+    return batch_fields | ({"job.steps": steps} if isinstance(steps, int) and steps > 0 else {})
 
 
 def _one(values: Values, ours: str, theirs: str) -> int:
-    """The number that the trainer's key and DeepSpeed's say."""
+    """Return the number that the trainer's key and DeepSpeed's key set; raise ``Mistake`` if they differ."""
     if values[theirs] is None or not values.says(theirs):
         return values.whole(ours)
     if values.says(ours) and values[ours] != values[theirs]:
@@ -251,66 +266,68 @@ def _one(values: Values, ours: str, theirs: str) -> int:
 
 
 def _stack(values: Values, kind: str) -> dict[str, Any]:
-    """Kernels, and what the strategy does."""
-    said = str(values["attn_implementation"]).rpartition("/")[2]
-    if said not in ATTENTION:
+    """Return the kernels, the overlap and the reductions of the strategy."""
+    implementation = str(values["attn_implementation"]).rpartition("/")[2]
+    if implementation not in ATTENTION:
         values.doubt("attn_implementation", "is not known here; counted as flash_attention_2")
     compiled = bool(values["torch_compile"]) or str(values["accelerate.dynamo_config.dynamo_backend"]).upper() not in (
         "NO",
         "NONE",
     )
     liger = bool(values["use_liger_kernel"])
-    plugins = [str(each) for each in listed(values["plugins"])]
-    never = (
-        liger or bool(values["cut_cross_entropy"]) or any(each.endswith("CutCrossEntropyPlugin") for each in plugins)
+    plugins = [str(plugin) for plugin in listed(values["plugins"])]
+    chunks_loss = (
+        liger
+        or bool(values["cut_cross_entropy"])
+        or any(plugin.endswith("CutCrossEntropyPlugin") for plugin in plugins)
     )
-    strange = [each for each in plugins if not each.endswith(PLUGINS)]
-    if strange:
-        values.doubt("plugins", f"{', '.join(strange)}: not known here, not counted")
-    found: dict[str, Any] = {
+    unknown_plugins = [plugin for plugin in plugins if not plugin.endswith(PLUGINS)]
+    if unknown_plugins:
+        values.doubt("plugins", f"{', '.join(unknown_plugins)}: not known here, not counted")
+    fields: dict[str, Any] = {
         "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
-        "job.stack.attention": ATTENTION.get(said, "flash2"), "job.stack.compile": compiled,
+        "job.stack.attention": ATTENTION.get(implementation, "flash2"), "job.stack.compile": compiled,
         "job.stack.kernels": "fused" if compiled or liger else "plain",
-        "job.stack.loss": "chunked" if never else "plain",
+        "job.stack.loss": "chunked" if chunks_loss else "plain",
     }  # fmt: skip
     if kind == "ddp":  # torch.nn.parallel.DistributedDataParallel, which reduces after the last micro-batch
-        found |= {
+        fields |= {
             "job.stack.name": "ddp",
         }  # fmt: skip
     if kind == "fsdp":  # Trainer runs all but the last micro-batch under no_sync
-        found |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}
+        fields |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}
     if kind == "deepspeed":
         stage, overlap = _zero_stage(values), values["deepspeed.zero_optimization.overlap_comm"]
-        hides = stage == 3 if overlap is None else bool(overlap)
-        wide = values["deepspeed.data_types.grad_accum_dtype"] == "fp32"
-        found |= {"job.stack.overlap": ("dp",) if hides else (), "job.stack.reduce_in_fp32": wide}
-    return found
+        overlaps = stage == 3 if overlap is None else bool(overlap)
+        reduces_in_fp32 = values["deepspeed.data_types.grad_accum_dtype"] == "fp32"
+        fields |= {"job.stack.overlap": ("dp",) if overlaps else (), "job.stack.reduce_in_fp32": reduces_in_fp32}
+    return fields
 
 
 def _precision(values: Values, kind: str) -> Recipe:
-    """What a rank holds of a parameter."""
-    own = values["bf16"] is True or values["fp16"] is True  # Trainer's word goes over accelerate's
-    mixed = "no" if own else str(values["accelerate.mixed_precision"])
-    half = values["bf16"] is True or mixed == "bf16" or values["deepspeed.bf16.enabled"] is True
-    fp16 = values["fp16"] is True or mixed == "fp16" or values["deepspeed.fp16.enabled"] is True
+    """Return the recipe: the bytes that a rank holds for a parameter."""
+    trainer_sets = values["bf16"] is True or values["fp16"] is True  # Trainer's setting overrides accelerate's
+    mixed_precision = "no" if trainer_sets else str(values["accelerate.mixed_precision"])
+    bf16 = values["bf16"] is True or mixed_precision == "bf16" or values["deepspeed.bf16.enabled"] is True
+    fp16 = values["fp16"] is True or mixed_precision == "fp16" or values["deepspeed.fp16.enabled"] is True
     if values["fp16"] is True and values["bf16"] is True and not values.says("bf16"):  # Axolotl's default
         values.approximate("fp16", "bf16 is on without bf16: false, and goes before fp16; counted as bf16")
         fp16 = False
-    if half and fp16:
+    if bf16 and fp16:
         raise Mistake(f"{values.origin}: bf16 and fp16 are both on; keep one")
-    if mixed == "fp8":
+    if mixed_precision == "fp8":
         values.doubt("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
-        half = True
-    if values["pure_bf16"] and kind != "deepspeed":  # which keeps fp32 masters of any weights
+        bf16 = True
+    if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
         return recipe("bf16-pure")
-    half = half or bool(values["pure_bf16"])
-    if not (half or fp16):
+    bf16 = bf16 or bool(values["pure_bf16"])
+    if not (bf16 or fp16):
         return recipe("tf32" if values["tf32"] else "fp32")
     if kind == "ddp":
-        return recipe("bf16-autocast" if half else "fp16-autocast")
+        return recipe("bf16-autocast" if bf16 else "fp16-autocast")
     if kind == "deepspeed" and values["deepspeed.data_types.grad_accum_dtype"] == "fp32":
-        return recipe("bf16") if half else recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
-    if half:
+        return recipe("bf16") if bf16 else recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
+    if bf16:
         return recipe("bf16").reduced(in_fp32=False)
     return recipe("fp16")
 
@@ -318,32 +335,32 @@ def _precision(values: Values, kind: str) -> Recipe:
 def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     """Return the optimizer, its offload and the learning rate's schedule as fields of a job."""
     ds = "deepspeed.optimizer."
-    own = kind == "deepspeed" and values[f"{ds}type"] is not None
-    said = str(values[f"{ds}type"] if own else values["optim"]).lower().rpartition(".")[2]
-    if said not in OPTIMIZERS:
-        values.doubt(f"{ds}type" if own else "optim", "is not among the optimizers here; read as adamw")
+    deepspeed_sets = kind == "deepspeed" and values[f"{ds}type"] is not None
+    optimizer_name = str(values[f"{ds}type"] if deepspeed_sets else values["optim"]).lower().rpartition(".")[2]
+    if optimizer_name not in OPTIMIZERS:
+        values.doubt(f"{ds}type" if deepspeed_sets else "optim", "is not among the optimizers here; read as adamw")
     betas = (values["adam_beta1"], values["adam_beta2"])
-    found: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(said, "adamw")}
-    if own:
+    fields: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(optimizer_name, "adamw")}
+    if deepspeed_sets:
         betas = tuple(values[f"{ds}params.betas"] or betas)
-        named = {
+        field_paths = {
             "lr": "job.learning_rate.peak",
             "eps": "job.optimizer.epsilon",
             "weight_decay": "job.optimizer.weight_decay",
         }
-        found |= {
+        fields |= {
             path: values[f"{ds}params.{name}"]
-            for name, path in named.items()
+            for name, path in field_paths.items()
             if values[f"{ds}params.{name}"] is not None
         }
     clip = values["deepspeed.gradient_clipping"] if kind == "deepspeed" else None
     if clip is None and kind == "deepspeed":
         clip = values["accelerate.deepspeed_config.gradient_clipping"]
-    found |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
+    fields |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
     offload = (values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
                or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
                or bool(values["deepspeed.zero_optimization.cpu_offload"]))  # fmt: skip
-    return found | {
+    return fields | {
         "job.optimizer.betas": betas,
         "job.offload": ("optimizer",) if kind == "deepspeed" and offload else (),
         **read_rate(values),
@@ -351,30 +368,33 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
 
 
 def read_rate(values: Values) -> dict[str, Any]:
-    """The learning rate's schedule; a decay to the end of the run, from where the warm-up ends, unless it says when."""
+    """Return the learning rate's schedule.
+
+    A decay lasts from the end of the warm-up to the end of the run, unless its steps are given.
+    """
     warmup = values["warmup_steps"] if isinstance(values["warmup_steps"], int) else 0
     steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
-    said, more = str(values["lr_scheduler_type"]), "lr_scheduler_kwargs."
-    floor = values.number(f"{more}min_lr_rate") or values.number(f"{more}min_lr_ratio") or 0.0
-    if (least := values.number(f"{more}min_lr")) and values["learning_rate"]:
-        floor = divide_rates(least, values["learning_rate"])
-    if said.startswith("constant"):
-        kind: dict[str, Any] = {"kind": "constant", "floor": 1.0}
-    elif said.startswith("cosine"):
-        kind = {"kind": "cosine", "floor": floor}
+    scheduler_type, prefix = str(values["lr_scheduler_type"]), "lr_scheduler_kwargs."
+    floor = values.number(f"{prefix}min_lr_rate") or values.number(f"{prefix}min_lr_ratio") or 0.0
+    if (min_rate := values.number(f"{prefix}min_lr")) and values["learning_rate"]:
+        floor = divide_rates(min_rate, values["learning_rate"])
+    if scheduler_type.startswith("constant"):
+        schedule: dict[str, Any] = {"kind": "constant", "floor": 1.0}
+    elif scheduler_type.startswith("cosine"):
+        schedule = {"kind": "cosine", "floor": floor}
     else:
-        decay = values.optional(f"{more}num_decay_steps") or max(1, steps - warmup)
-        kind = {"kind": "wsd", "floor": floor, "decay_steps": decay}
-    kind["warmup_steps"] = min(warmup, steps)
-    return {f"job.learning_rate.{name}": value for name, value in kind.items()}
+        decay = values.optional(f"{prefix}num_decay_steps") or max(1, steps - warmup)
+        schedule = {"kind": "wsd", "floor": floor, "decay_steps": decay}
+    schedule["warmup_steps"] = min(warmup, steps)
+    return {f"job.learning_rate.{name}": value for name, value in schedule.items()}
 
 
 def sizes(values: Values) -> dict[str, Any]:
-    """Fields of the stack by path."""
-    found = dict[str, Any]()
+    """Return the sizes of ZeRO's buckets and prefetches as fields of the stack by path."""
+    fields = dict[str, Any]()
     for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
         value = values[PREFIX + name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
             raise Mistake(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MOST}")
-        found[f"job.stack.{ours}"] = int(value)
-    return found
+        fields[f"job.stack.{ours}"] = int(value)
+    return fields

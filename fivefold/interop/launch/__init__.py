@@ -1,7 +1,7 @@
-"""Our own run file, and what starts it elsewhere.
+"""Fivefold's run file, and jobs of other launchers that start it.
 
-run_file     a layout as a run file, read and written
-kubernetes   a Kubeflow Trainer job of a run file      skypilot   a SkyPilot task of one
+run_file     a layout as a run file, read and written kubernetes   a Kubeflow Trainer job of a run file      skypilot
+a SkyPilot task of one
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A run file as a job of Kubeflow Trainer: a TrainJob, the TrainingRuntime that it is of, its volume and its files.
+"""Write a run file as a job of Kubeflow Trainer: a TrainJob, its TrainingRuntime, its volume and its files.
 
-    exit code 2, a mistake in the run file → the job ends     a rank dies or hangs → all start again, max_restarts times
-    the node is drained or preempted → TERM, a save within the grace → started again elsewhere, and goes on from there
+  exit code 2, an error in the run file → the job ends     a rank dies or hangs → all restart, max_restarts times
+  the node is drained or preempted → SIGTERM, a save within the grace period → restarted elsewhere, and resumed
 
 Source: kubeflow-trainer-api 2.3.0, TrainerV1alpha1TrainJob and TrainerV1alpha1TrainingRuntime.
 """
@@ -14,14 +14,14 @@ from fivefold.interop.format import Plan, Written
 from fivefold.interop.launch.run_file import FOLDER, files
 from fivefold.interop.render import dumped
 
-GRACE_SECONDS = 300  # a step and a save
+GRACE_SECONDS = 300  # time for a step and a save
 RESTARTS = 3  # as [faults] max_restarts
 IMAGE = "your-registry/fivefold:latest"
 API = "trainer.kubeflow.org/v1alpha1"
 
 
 def emit(plan: Plan) -> Written:
-    """Return the YAML of ``kubectl apply -f``."""
+    """Return the YAML for ``kubectl apply -f``."""
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
     parts = [_volume(name), _config(name, files(plan)), _runtime(plan, name), _job(plan, name)]
     about = (
@@ -43,7 +43,7 @@ def _config(name: str, contents: dict[str, str]) -> dict[str, Any]:
 
 
 def _runtime(plan: Plan, name: str) -> dict[str, Any]:
-    """What all TrainJobs of this name are: one container a node, which torchrun starts on PET_… variables."""
+    """Return the TrainingRuntime: one container per node, which torchrun starts from PET_… variables."""
     nodes, _ = plan.hosts
     command = "cp /etc/fivefold/* . && exec torchrun --max-restarts 0 -m fivefold train run.toml"
     container = {
@@ -80,14 +80,14 @@ def _runtime(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def _job(plan: Plan, name: str) -> dict[str, Any]:
-    nodes, each = plan.hosts
+    nodes, gpus_per_node = plan.hosts
     return {
         "apiVersion": API, "kind": "TrainJob", "metadata": {"name": name},
         "spec": {
             "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name},
             "trainer": {
-                "numNodes": nodes, "numProcPerNode": each,
-                "resourcesPerNode": {"limits": {"nvidia.com/gpu": str(each)}},
+                "numNodes": nodes, "numProcPerNode": gpus_per_node,
+                "resourcesPerNode": {"limits": {"nvidia.com/gpu": str(gpus_per_node)}},
             },
         },
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Our run file: a model of the catalog by its name, another in a file beside; of the job what is not the default."""
+"""Fivefold's run file: a model by its name in the catalog or in its own file, and the job's non-default values."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ def is_run_file(document: Document) -> bool:
 
 
 def parse(document: Document, asked: Asked) -> ParsedConfig:
-    """Return the run file as it is: its keys are fields of our own records, which check them."""
+    """Return the run file unchanged: its keys are fields of our own records, which validate them."""
     return ParsedConfig(document, Values({}, {}, origin=document.origin, software="fivefold"), model=asked.model)
 
 
 def to_job(config: ParsedConfig, asked: Asked) -> Reading:
-    """Return model, layout and job: all of a run file is understood."""
+    """Return model, layout and job; all keys of a run file are understood."""
     document, values = config.document, config.document.values
     if values["layout"] == "auto":
         raise Mistake(f"{document.origin}: its layout is auto, which `train` finds; write the layout that is wanted")
-    beside = document.folder / str(values["model"])
-    model = config.model or catalog.resolve(str(beside if beside.is_file() else values["model"]))
+    model_path = document.folder / str(values["model"])
+    model = config.model or catalog.resolve(str(model_path if model_path.is_file() else values["model"]))
     layout = Layout.parse(str(values["layout"]))
     if asked.ranks and asked.ranks != layout.world:
         raise Mistake(f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}")
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
-    said = tuple(Said(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
+    understood = tuple(Said(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
     return Reading(
         software="fivefold", version="", origin=document.origin, model=model, layout=layout, job=job,
-        ranks=layout.world, understood=said,
+        ranks=layout.world, understood=understood,
     )  # fmt: skip
 
 
 def changed(record: Record, usual: Record) -> dict[str, Any]:
-    """Fields that differ from ``usual``, as TOML takes them."""
-    found: dict[str, Any] = {}
+    """Return the fields of ``record`` that differ from ``usual``, as values for TOML."""
+    differences: dict[str, Any] = {}
     for name in type(record).model_fields:
-        value, was = getattr(record, name), getattr(usual, name)
-        if value == was or value is None:
+        value, default = getattr(record, name), getattr(usual, name)
+        if value == default or value is None:
             continue
-        both = isinstance(value, Record) and isinstance(was, Record)
-        found[name] = changed(value, was) if both else _plain(value)
-    return found
+        both_records = isinstance(value, Record) and isinstance(default, Record)
+        differences[name] = changed(value, default) if both_records else _plain(value)
+    return differences
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     return value
 
 
 def text(plan: Plan, *, model: str) -> str:
-    """The run file."""
+    """Return the text of the run file."""
     job = changed(plan.job, Job())
     recipe = plan.job.precision
     if "precision" in job:
@@ -78,22 +78,22 @@ def text(plan: Plan, *, model: str) -> str:
         "folder": f"{FOLDER}/{plan.model.name}",
         "job": {"sequence": plan.job.sequence, "global_batch": plan.job.global_batch} | job,
     }  # fmt: skip
-    hosts, each = plan.hosts
-    command = "fivefold train run.toml" if hosts == 1 else torchrun_command("run.toml", hosts=hosts, each=each)
+    hosts, gpus_per_node = plan.hosts
+    command = "fivefold train run.toml" if hosts == 1 else torchrun_command("run.toml", hosts=hosts, each=gpus_per_node)
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
 
 
 def machine(plan: Plan) -> str:
-    """The machine with as many ranks as the layout has; ``Mistake`` if none was named."""
+    """Return the machine with as many ranks as the layout has; raise ``Mistake`` if none was named."""
     if not plan.machine:
         raise Mistake("on what machine? say --gpus h100:64")
-    named = spell_machine(plan.machine)
-    name, _, count = named.partition(":")
-    return named if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
+    spelled = spell_machine(plan.machine)
+    name, _, count = spelled.partition(":")
+    return spelled if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
 
 
 def files(plan: Plan) -> dict[str, str]:
-    """The run file, and the model's if it is not of the catalog."""
+    """Return the run file, and the model's file if the catalog does not have the model."""
     known = plan.model.name in catalog.CATALOG and catalog.named(plan.model.name) == plan.model
     if known:
         return {"run.toml": text(plan, model=plan.model.name)}
@@ -102,5 +102,5 @@ def files(plan: Plan) -> dict[str, str]:
 
 
 def emit_run_file(plan: Plan) -> Written:
-    """Return a run file."""
+    """Return the run file and the model's file."""
     return Written(files(plan))

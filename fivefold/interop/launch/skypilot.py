@@ -1,6 +1,6 @@
-"""A run file as a task of SkyPilot: `sky jobs launch task.yaml`, from the folder that holds it and the run file.
+"""Write a run file as a task of SkyPilot: `sky jobs launch task.yaml`, in the folder of the task and the run file.
 
-Managed jobs are started again after a preemption, and after errors max_restarts times; each start goes on from the
+A managed job is restarted after a preemption, and after an error up to max_restarts times; each start resumes from the
 newest checkpoint of the bucket. Source: skypilot 0.14.1 sky/utils/schemas.py, get_task_schema, get_resources_schema.
 """
 
@@ -23,8 +23,8 @@ torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node "$SKYPILOT_NUM_GPUS_PER
 
 
 def emit(plan: Plan) -> Written:
-    """The task, and the run file in its workdir."""
-    nodes, each = plan.hosts
+    """Return the task, and the run file for its workdir."""
+    nodes, gpus_per_node = plan.hosts
     chip = machine_of(plan).partition(":")[0].partition(" ")[0].upper()
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
     task: dict[str, Any] = {
@@ -32,7 +32,7 @@ def emit(plan: Plan) -> Written:
         "workdir": ".",
         "num_nodes": nodes,
         "resources": {
-            "accelerators": f"{chip}:{each}",
+            "accelerators": f"{chip}:{gpus_per_node}",
             "use_spot": True,
             "job_recovery": {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS},
         },

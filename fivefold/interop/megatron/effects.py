@@ -1,6 +1,6 @@
-"""Megatron's arguments that change what a step costs, or pick a variant, and that nothing here counts.
+"""Megatron's arguments that change the cost of a step, or select a variant, and that are not modelled.
 
-An argument that acts only where another is on is not here but with those without effect. Sources: as in keys.py.
+Arguments with an effect only if another one is on are listed among those without effect. Sources: as in keys.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fivefold.record import Mistake
 
 def emit(plan: Plan) -> Written:
     """Return a script that starts Megatron-LM's pretrain_gpt.py."""
-    found = arguments(plan)
+    values = arguments(plan)
     nodes, per_node = plan.hosts
     groups: dict[str, Table] = {"MODEL": MODEL, "LAYOUT": LAYOUT, "JOB": JOB, "STACK": STACK}
     lines = [
@@ -37,10 +37,10 @@ def emit(plan: Plan) -> Written:
     for group, table in groups.items():
         lines += ["", f"{group}=("]
         lines += [
-            commented(f"    {_flag(name, value)}", table[name].means) for name, value in found.items() if name in table
+            commented(f"    {_flag(name, value)}", table[name].means) for name, value in values.items() if name in table
         ]
         lines += [")"]
-    extra = [f"    {_flag(name, value)}" for name, value in found.items() if name not in TABLE]
+    extra = [f"    {_flag(name, value)}" for name, value in values.items() if name not in TABLE]
     lines += [
         "DATA=(", *extra, commented("    --mock-data", "what is read: --data-path yours"),
         commented("    --use-mcore-models", "Megatron-Core"), ")", "",
@@ -60,25 +60,25 @@ def _flag(name: str, value: Any) -> str:
 
 
 def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
-    """Return the arguments of a plan by name; unless ``full``, without those that have Megatron's default."""
-    found = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
+    """Return the arguments of a plan by name; unless ``full``, without those that equal Megatron's default."""
+    values = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
     if full:
-        return {name: value for name, value in found.items() if value is not None}
-    kept = {name: value for name, value in found.items() if value is not None and value is not False}
-    return {name: value for name, value in kept.items() if name not in TABLE or value != TABLE[name].default}
+        return {name: value for name, value in values.items() if value is not None}
+    set_values = {name: value for name, value in values.items() if value is not None and value is not False}
+    return {name: value for name, value in set_values.items() if name not in TABLE or value != TABLE[name].default}
 
 
 def convert_job(plan: Plan) -> dict[str, Any]:
-    """Return the values of the arguments that are no field by themselves."""
+    """Return the values of the arguments that do not correspond to a single field."""
     model, layout, job = plan.model, plan.layout, plan.job
-    found = (
+    values = (
         convert_model(model)
         | parallel(plan)
         | recomputed(layout.ac, experts=model.moe is not None)
         | precision(job.precision)
         | of_stack(plan)
     )
-    found |= {
+    values |= {
         "global_batch_size": job.global_batch, "train_iters": job.steps,
         "adam_beta1": job.optimizer.betas[0], "adam_beta2": job.optimizer.betas[1],
         "min_lr": float(f"{job.learning_rate.floor * job.learning_rate.peak:.12g}"),
@@ -87,14 +87,14 @@ def convert_job(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
     if job.offload not in ((), ("optimizer",)):
         raise Mistake(f"offload={','.join(job.offload)}: Megatron is written with the optimizer in host memory alone")
-    found["optimizer_cpu_offload"] = bool(job.offload)
+    values["optimizer_cpu_offload"] = bool(job.offload)
     if job.optimizer.kind not in ("adamw", "sgd", "muon"):
         raise Mistake(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; take adamw, sgd or muon")
     if ramp := job.ramp:
         if ramp.samples is None:
             raise Mistake("ramp.every: Megatron's ramp is said in samples; take ramp.samples")
-        found["rampup_batch_size"] = [ramp.first, ramp.step, ramp.samples]
-    return found
+        values["rampup_batch_size"] = [ramp.first, ramp.step, ramp.samples]
+    return values
 
 
 def _decay(job: Job) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _decay(job: Job) -> dict[str, Any]:
 
 
 def parallel(plan: Plan) -> dict[str, Any]:
-    """Degrees, ZeRO, stages and the order of the ranks."""
+    """Return the arguments of degrees, ZeRO, stages and the order of the ranks."""
     model, layout = plan.model, plan.layout
     if layout.order not in (DEFAULT_ORDER, ("tp", "cp", "pp", "dp")):
         raise Mistake(
@@ -131,8 +131,8 @@ def parallel(plan: Plan) -> dict[str, Any]:
 
 
 def stages(layout: Layout, layers: int) -> dict[str, Any]:
-    """Virtual stages, and how the layers lie unless they spread evenly."""
-    sizes = [len(each) for each in stage_layers(layers, layout)]
+    """Return the arguments of virtual stages, and of the layers of each stage unless they are evenly divided."""
+    sizes = [len(stage) for stage in stage_layers(layers, layout)]
     if len(set(sizes)) == 1:
         return {"num_virtual_stages_per_pipeline_rank": layout.v} if layout.v > 1 else {}
     text = "|".join("t" * size for size in sizes)
@@ -140,7 +140,7 @@ def stages(layout: Layout, layers: int) -> dict[str, Any]:
 
 
 def recomputed(ac: str, *, experts: bool) -> dict[str, Any]:
-    """What is run again in the backward."""
+    """Return the arguments of recomputation."""
     if ac == "none":
         return {}
     if ac == "full":
@@ -157,26 +157,26 @@ def recomputed(ac: str, *, experts: bool) -> dict[str, Any]:
 
 
 def precision(asked: Recipe) -> dict[str, Any]:
-    """Arguments of a recipe; ``Mistake`` for one that Megatron has not."""
+    """Return the arguments of a recipe; raise ``Mistake`` for one that Megatron does not have."""
     if asked == recipe("fp32"):
         return {}
     if asked == recipe("fp16"):
         return {"fp16": True}
-    narrow = asked.name.endswith("-grad16")
+    reduces_in_bf16 = asked.name.endswith("-grad16")
     base = asked.name.removesuffix("-grad16")
-    reduced = {"bf16": True, "grad_reduce_in_bf16": narrow}
-    wanted = {"bf16": {}, "nvfp4": {"fp4_format": "e2m1"}} | {
+    reduced = {"bf16": True, "grad_reduce_in_bf16": reduces_in_bf16}
+    recipes = {"bf16": {}, "nvfp4": {"fp4_format": "e2m1"}} | {
         ours: {"fp8_format": "e4m3" if ours in ("fp8-tiles", "mxfp8") else "hybrid", "fp8_recipe": theirs}
         for theirs, ours in FP8.items()
         if theirs != "delayed"
     }
-    if base not in wanted or asked != recipe(base).reduced(in_fp32=not narrow):
-        raise Mistake(f"precision {asked.name}: Megatron has fp32, fp16, {', '.join(wanted)}; take one of them")
-    return reduced | wanted[base]
+    if base not in recipes or asked != recipe(base).reduced(in_fp32=not reduces_in_bf16):
+        raise Mistake(f"precision {asked.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
+    return reduced | recipes[base]
 
 
 def of_stack(plan: Plan) -> dict[str, Any]:
-    """What of the stack is said by arguments."""
+    """Return the arguments that set facts of the stack."""
     stack, moe = plan.job.stack, plan.model.moe is not None
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}
     graphs = stack.graphs if stack.graphs != "none" else None
@@ -195,10 +195,10 @@ def of_stack(plan: Plan) -> dict[str, Any]:
 
 
 def convert_model(model: Model) -> dict[str, Any]:
-    """Return a model as arguments; what Megatron cannot say is left out, and found when it is read back."""
+    """Return a model as arguments; what they cannot express is left out, and found when they are read back."""
     gated, grouped = model.mlp == "gated", model.kv_heads != model.heads and model.mla is None
     biased = model.mlp_bias
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "ffn_hidden_size": model.ffn, "kv_channels": model.head_dim, "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None, "swiglu": gated,
         **{option: model.activation == name for option, name in ACTIVATIONS.items()},
@@ -207,14 +207,14 @@ def convert_model(model: Model) -> dict[str, Any]:
         "attention_dropout": model.dropout_rates.attention, "tokenizer_type": "NullTokenizer",
     }  # fmt: skip
     if mla := model.mla:
-        found |= {
+        values |= {
             "multi_latent_attention": True, "qk_layernorm": True,
             "q_lora_rank": mla.q_rank, "kv_lora_rank": mla.kv_rank,
             "qk_head_dim": mla.nope_dim, "qk_pos_emb_head_dim": mla.rope_dim, "v_head_dim": mla.v_dim,
         }  # fmt: skip
     if mtp := model.mtp:
-        found |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
-    return found | (_of_experts(model.moe, model.layers) if model.moe else {})
+        values |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
+    return values | (_of_experts(model.moe, model.layers) if model.moe else {})
 
 
 def _of_experts(moe: MoE, layers: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Megatron's arguments without effect on a training step: on its memory, FLOPs, messages and time.
 
-Evaluation, checkpoints, logs, data and generation are outside of the step; numerics that cost nothing are here too, and
-arguments that act only where another is on, which has an effect. ``wandb_*``: all that begin so.
+Evaluation, checkpoints, logs, data and generation are outside of the step. Numerics without cost are here too, and
+arguments that act only if another one is on, which is listed as having an effect. ``wandb_*`` stands for all arguments
+with that beginning.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ use_rope_scaling use_tokenizer_model_from_checkpoint_args valid_* vision_* vocab
 wd_incr_steps weight_decay_* wgrad_deferral_limit world_size wsd_decay_steps zero_force_ds_cpu_optimizer
 """
 
-# Of Megatron-Bridge's and NeMo 2's saved configs: fields of sections, and sections.
+# Fields of sections, and sections, of the configs that Megatron-Bridge and NeMo 2 save.
 FIELDS = """
 _* accelerator add_extra_token_to_sequence align_param_gather allow_ambiguous_pad_tokens apply_wd_to_qk_layernorm
 autocast_dtype batch_p2p_comm batch_p2p_sync blend cache_mla_latents callbacks checkpoint ckpt_async_save config

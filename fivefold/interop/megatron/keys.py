@@ -1,4 +1,4 @@
-"""Megatron's arguments that change what a step costs, each with its default; names with underscores, as in ``args``.
+"""Megatron's arguments that change the cost of a step, each with its default; names with underscores, as in ``args``.
 
 Sources: NVIDIA/Megatron-LM core_v0.16.1 megatron/training/arguments.py, and in the package megatron-core 0.16.1, under
 megatron/core: transformer/transformer_config.py, model_parallel_config.py, optimizer/optimizer_config.py and
@@ -26,7 +26,7 @@ ALIAS = {
     "average_in_collective": "ddp_average_in_collective",
 }  # fmt: skip
 
-NEGATED = {  # as an ``args`` of a checkpoint has them: what the flag turns off
+NEGATED = {  # names in the ``args`` of a checkpoint → the flag that turns them off
     "add_bias_linear": "disable_bias_linear", "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
     "masked_softmax_fusion": "no_masked_softmax_fusion", "bias_swiglu_fusion": "no_bias_swiglu_fusion",
     "bias_gelu_fusion": "no_bias_gelu_fusion", "apply_rope_fusion": "no_rope_fusion",
@@ -42,8 +42,8 @@ NEGATED = {  # as an ``args`` of a checkpoint has them: what the flag turns off
 FFN = "model.ffn; without it 4·hidden, or with swiglu ⅔ of that"
 
 NORM: dict[str, NormName] = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
-# Options that name the activation of a feed-forward without a gate, which is gelu without any of them. With a gate, by
-# --swiglu, the activation is silu.
+# Options that name the activation of a feed-forward without a gate; the default is gelu. With a gate (--swiglu), it is
+# silu.
 ACTIVATIONS: dict[str, ActivationName] = {"squared_relu": "relu2", "openai_gelu": "gelu_tanh"}
 
 PIPE = "layout.v and layout.stages"
@@ -239,7 +239,7 @@ STACK: Table = {
     "nccl_ub": foreign("NCCL's user buffers", False),
 }
 
-# Fields of Megatron-Core, Megatron-Bridge and NeMo 2 that are no arguments, as YAML files have them.
+# Fields of Megatron-Core, Megatron-Bridge and NeMo 2 in YAML files that are not arguments.
 CORE_FIELDS: Table = {
     "use_mup": foreign("another parametrisation of widths", False),
     "mtp_use_repeated_layer": foreign("one layer predicts further tokens again and again", False),

@@ -1,4 +1,4 @@
-"""Megatron's arguments in a script, a launch line or a YAML, as values by their names in ``args``."""
+"""Parse Megatron's arguments in a script, a launch line or a YAML into values by their names in ``args``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, V
 from fivefold.interop.shell.launch import keys
 from fivefold.record import Mistake
 
-SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # variables of the environment that are read
+SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
 
 YAML_ACTIVATIONS: dict[str, dict[str, Any]] = {  # megatron/training/yaml_arguments.py
     "swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {},
@@ -33,14 +33,14 @@ def _plain(document: Document) -> set[str]:
 
 
 def _flat(values: Any) -> dict[str, Any]:
-    """All keys of a YAML, whatever group they are in; its lists are values."""
-    found: dict[str, Any] = {}
+    """Return all keys of a YAML, whatever group they are in; lists are values."""
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value)
+            flattened |= _flat(value)
         else:
-            found[str(key)] = value
-    return found
+            flattened[str(key)] = value
+    return flattened
 
 
 def parse(document: Document, asked: Asked) -> ParsedConfig:
@@ -51,26 +51,26 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
     arguments = {name: value for name, value in given.items() if not name.isupper()}
     if document.kind != "words":
         arguments |= {f"env.{name}": value for name, value in given.items() if name.isupper() and name not in SEGMENTS}
-    table = TABLE if document.kind == "words" else {**CORE_FIELDS, **TABLE}  # a YAML may have Megatron-Core's names
-    origin, found = document.origin, normalize_names(arguments)
-    if document.kind != "words" and found.get("activation_func") in YAML_ACTIVATIONS:
+    table = TABLE if document.kind == "words" else {**CORE_FIELDS, **TABLE}  # a YAML may use Megatron-Core's names
+    origin, named_values = document.origin, normalize_names(arguments)
+    if document.kind != "words" and named_values.get("activation_func") in YAML_ACTIVATIONS:
         table = {**table, "activation_func": part("model.mlp and model.activation", None)}
-        found |= YAML_ACTIVATIONS[str(found["activation_func"])]
-    for name, value in found.items():
-        costs = name in TABLE and TABLE[name].kind != "idle"
-        if costs and name != "tokenizer_model" and str(value).startswith("$"):
+        named_values |= YAML_ACTIVATIONS[str(named_values["activation_func"])]
+    for name, value in named_values.items():
+        has_cost = name in TABLE and TABLE[name].kind != "idle"
+        if has_cost and name != "tokenizer_model" and str(value).startswith("$"):
             flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
             if str(value).startswith("$("):
                 raise Mistake(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
             raise Mistake(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
-    values = Values(table, found, origin=origin, software="megatron", version=VERSION)
+    values = Values(table, named_values, origin=origin, software="megatron", version=VERSION)
     fields = {"job.stack.expandable_segments": segments}
     return ParsedConfig(document, values, model=asked.model, stack="megatron-core", fields=fields)
 
 
 def normalize_names(given: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by their names in ``args``: no dashes, no aliases, nothing negated."""
-    found: dict[str, Any] = {}
+    """Return arguments by their names in ``args``: without dashes, aliases and negations."""
+    values: dict[str, Any] = {}
     for key, value in given.items():
         name = key if key.startswith("env.") else key.rpartition(".")[2].lstrip("-").replace("-", "_")
         name = ALIAS.get(name, name)
@@ -78,5 +78,5 @@ def normalize_names(given: dict[str, Any]) -> dict[str, Any]:
             name, value = NEGATED[name], not value
         if name in ("position_embedding_type", "cp_comm_type") and isinstance(value, list) and len(value) == 1:
             value = value[0]
-        found[name] = value
-    return found
+        values[name] = value
+    return values

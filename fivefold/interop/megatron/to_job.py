@@ -67,20 +67,20 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
 
 
 def check_same(values: Values) -> None:
-    """Mark arguments that say again what another says, where they say it otherwise."""
-    for again, name in {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}.items():
-        if values[again] not in (None, values[name]):
-            values.doubt(again, f"is not {name}={values[name]}, which is counted")
+    """Mark duplicate arguments whose value differs from that of the argument they repeat."""
+    for duplicate, name in {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}.items():
+        if values[duplicate] not in (None, values[name]):
+            values.doubt(duplicate, f"is not {name}={values[name]}, which is counted")
     learned = values["position_embedding_type"] == "learned_absolute"
     if values["no_position_embedding"] and learned and not values["use_rotary_position_embeddings"]:
         values.doubt("no_position_embedding", "no positions: write --position-embedding-type none")
 
 
 def vocabulary(values: Values, asked: Asked) -> int | None:
-    """Of the arguments, of what the user says, or of a tokenizer that is known."""
-    said = values["vocab_size"] or asked.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
-    if said:
-        return int(said) if isinstance(said, int) else None
+    """Return the vocabulary size from the arguments, the user, or a known tokenizer."""
+    vocab = values["vocab_size"] or asked.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
+    if vocab:
+        return int(vocab) if isinstance(vocab, int) else None
     tokenizer = str(values["tokenizer_model"] or "").rstrip("/")
     if tokenizer:
         name = tokenizer.rpartition("/")[2].lower()
@@ -91,7 +91,7 @@ def vocabulary(values: Values, asked: Asked) -> int | None:
 
 
 def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
-    """The model, or what is missing."""
+    """Return the model, or the facts that are missing."""
     if asked.model:
         _compared(values, asked.model)
         return asked.model, ()
@@ -129,7 +129,7 @@ def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, .
 
 
 def _compared(values: Values, model: Model) -> None:
-    """Name the sizes that are said otherwise than ``model`` has them."""
+    """Mark the sizes that differ from those of ``model``."""
     sizes = {
         "num_layers": model.layers, "hidden_size": model.width, "num_attention_heads": model.heads,
         "num_experts": model.moe.experts if model.moe else None,
@@ -182,13 +182,13 @@ PATTERN = re.compile(r"\(?\s*(?:\[0\]\s*\*\s*(\d+)\s*\+\s*)?\[1\]\s*\*\s*(\d+)\s
 
 
 def dense_layers(said: Any, layers: int, *, origin: str) -> int:
-    """How many layers at the start have no experts, of ``1`` or ``([0]*3+[1]*58)``."""
+    """Return how many layers at the start have no experts, from ``1`` or ``([0]*3+[1]*58)``."""
     text = str(said)
     if text == "1":
         return 0
     flags = None
-    if found := PATTERN.fullmatch(text):
-        flags = [0] * int(found[1] or 0) + [1] * int(found[2])
+    if match := PATTERN.fullmatch(text):
+        flags = [0] * int(match[1] or 0) + [1] * int(match[2])
     elif isinstance(said, list) or re.fullmatch(r"\[[01, ]*\]", text):
         flags = [int(digit) for digit in re.findall(r"[01]", text)]
     if flags is None or len(flags) != layers or flags != sorted(flags):
@@ -199,14 +199,14 @@ def dense_layers(said: Any, layers: int, *, origin: str) -> int:
 
 
 def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
-    """dp, ZeRO, sequence and expert parallelism, and the order of the ranks."""
+    """Return dp, ZeRO, sequence and expert parallelism, and the order of the ranks."""
     tp, cp = values.whole("tensor_model_parallel_size"), values.whole("context_parallel_size")
     zero = 1 if values["use_distributed_optimizer"] else 0
-    if values["deepspeed"]:  # DeepSpeed's BF16_Optimizer shards masters and moments at stage 0 as well
+    if values["deepspeed"]:  # DeepSpeed's BF16_Optimizer shards master weights and moments at stage 0 too
         zero = max(values.whole("zero_stage", least=0), 1 if values["bf16"] else 0)
     if values["use_megatron_fsdp"]:
         zero = FSDP.get(str(values["data_parallel_sharding_strategy"]), 0)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "layout.dp": dp,
         "layout.zero": zero,
         "layout.sp": tp == 1 or bool(values["sequence_parallel"]),
@@ -217,39 +217,39 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
             raise Mistake(
                 f"{values.origin}: num_distributed_optimizer_instances={instances} do not divide dp·cp={dp * cp}"
             )
-        found["layout.shard_group"] = dp * cp // instances
+        fields["layout.shard_group"] = dp * cp // instances
     if model.moe:
-        found["layout.etp"] = values["expert_tensor_parallel_size"] or tp
+        fields["layout.etp"] = values["expert_tensor_parallel_size"] or tp
     if values["use_tp_pp_dp_mapping"]:
-        found["layout.order"] = ("tp", "cp", "pp", "dp")
+        fields["layout.order"] = ("tp", "cp", "pp", "dp")
     kind = values["cp_comm_type"]
     if kind not in ("p2p", "a2a"):
         values.doubt("cp_comm_type", "is neither p2p nor a2a; read as p2p, a ring")
     if cp > 1 and kind == "a2a":
-        found["layout.cp_kind"] = "ulysses"
-    return found
+        fields["layout.cp_kind"] = "ulysses"
+    return fields
 
 
 def batch(values: Values, *, dp: int) -> dict[str, Any]:
-    """Micro-batch, global batch, its ramp, and the steps."""
+    """Return micro-batch, global batch, its ramp, and the steps."""
     mbs = values.whole("micro_batch_size")
-    whole = values.optional("global_batch_size") or mbs * dp
-    found: dict[str, Any] = {"job.global_batch": whole}
+    global_batch = values.optional("global_batch_size") or mbs * dp
+    fields: dict[str, Any] = {"job.global_batch": global_batch}
     if ramp := values["rampup_batch_size"]:
         words = [
-            str(each).replace("_", "")
-            for each in (ramp if isinstance(ramp, list) else str(ramp).strip("[]").replace(",", " ").split())
+            str(element).replace("_", "")
+            for element in (ramp if isinstance(ramp, list) else str(ramp).strip("[]").replace(",", " ").split())
         ]
         numbers = [int(word) for word in words if word.isdecimal() and len(word) < 15]
         if len(numbers) != 3 or len(words) != 3:
             raise Mistake(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
-        found["job.ramp"] = {"first": numbers[0], "step": numbers[1], "samples": numbers[2]}
-    steps = values.optional("train_iters") or (values.optional("train_samples") or 0) // max(1, whole)
-    return found | ({"job.steps": steps} if steps else {})
+        fields["job.ramp"] = {"first": numbers[0], "step": numbers[1], "samples": numbers[2]}
+    steps = values.optional("train_iters") or (values.optional("train_samples") or 0) // max(1, global_batch)
+    return fields | ({"job.steps": steps} if steps else {})
 
 
 def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
-    """Virtual stages, and the layers of each stage where they are not as spread evenly."""
+    """Return virtual stages, and the layers of each stage unless they are evenly divided."""
     if pp == 1:
         return {}
     v, sizes = _stages(values, model.layers, pp)
@@ -257,10 +257,10 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         raise Mistake(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers are not {model.layers}, one or more each"
         )
-    found: dict[str, Any] = {"layout.v": v, "layout.schedule": usual_schedule(v)}
-    plain = Layout.read({"pp": pp, "v": v, "schedule": found["layout.schedule"]}, origin=values.origin)
-    usual = tuple(map(len, stage_layers(model.layers, plain)))
-    return found if sizes == usual else found | {"layout.stages": sizes}
+    fields: dict[str, Any] = {"layout.v": v, "layout.schedule": usual_schedule(v)}
+    even_layout = Layout.read({"pp": pp, "v": v, "schedule": fields["layout.schedule"]}, origin=values.origin)
+    even_sizes = tuple(map(len, stage_layers(model.layers, even_layout)))
+    return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 
 def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
@@ -272,124 +272,144 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
         if min(sizes) < 1:
             values.doubt("pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all")
             v = len(sizes) // pp
-            plain = Layout(pp=pp, v=v, schedule=usual_schedule(v))
-            sizes = tuple(map(len, stage_layers(layers, plain)))
+            even_layout = Layout(pp=pp, v=v, schedule=usual_schedule(v))
+            sizes = tuple(map(len, stage_layers(layers, even_layout)))
         return len(sizes) // pp, sizes
-    each, v = values["num_layers_per_virtual_pipeline_stage"], values["num_virtual_stages_per_pipeline_rank"] or 1
-    first, last = values["decoder_first_pipeline_num_layers"], values["decoder_last_pipeline_num_layers"]
-    counted = values["pp_partition_method"] == "type:transformer|embedding"  # Megatron-DeepSpeed: both ends as a layer
-    ends = (
-        counted or bool(values["account_for_embedding_in_pipeline_split"]),
-        counted or bool(values["account_for_loss_in_pipeline_split"]),
+    per_stage, v = (
+        values["num_layers_per_virtual_pipeline_stage"],
+        values["num_virtual_stages_per_pipeline_rank"] or 1,
     )
-    ranks = [0] * pp
+    first, last = values["decoder_first_pipeline_num_layers"], values["decoder_last_pipeline_num_layers"]
+    # Megatron-DeepSpeed counts embedding and head as layers
+    counts_both_ends = values["pp_partition_method"] == "type:transformer|embedding"
+    ends = (
+        counts_both_ends or bool(values["account_for_embedding_in_pipeline_split"]),
+        counts_both_ends or bool(values["account_for_loss_in_pipeline_split"]),
+    )
+    sizes_of_ranks = [0] * pp
     if first or last:
-        middle, left = pp - bool(first) - bool(last), layers - (first or 0) - (last or 0)
-        if middle < 1 or left % middle:
+        middle_ranks, rest = pp - bool(first) - bool(last), layers - (first or 0) - (last or 0)
+        if middle_ranks < 1 or rest % middle_ranks:
             raise Mistake(
-                f"{values.origin}: {left} layers do not spread over the {middle} pipeline ranks between the ends"
+                f"{values.origin}: {rest} layers do not spread over the {middle_ranks} pipeline ranks between the ends"
             )
-        ranks = [left // middle] * pp
-        ranks[0], ranks[-1] = first or ranks[0], last or ranks[-1]
+        sizes_of_ranks = [rest // middle_ranks] * pp
+        sizes_of_ranks[0], sizes_of_ranks[-1] = first or sizes_of_ranks[0], last or sizes_of_ranks[-1]
     else:
         if (layers + sum(ends)) % pp:
             raise Mistake(
                 f"{values.origin}: num_layers={layers} does not spread over pp={pp}; Megatron needs "
                 "decoder_first_pipeline_num_layers, or --account-for-… for what is left"
             )
-        ranks = [(layers + sum(ends)) // pp] * pp
-    if each:
-        if ranks[0] % each:
+        sizes_of_ranks = [(layers + sum(ends)) // pp] * pp
+    if per_stage:
+        if sizes_of_ranks[0] % per_stage:
             raise Mistake(
-                f"{values.origin}: {ranks[0]} layers of a rank are not a multiple of {each} per virtual stage"
+                f"{values.origin}: {sizes_of_ranks[0]} layers of a rank are not a multiple of "
+                f"{per_stage} per virtual stage"
             )
-        v = ranks[0] // each
-    if any(rank % v for rank in ranks):
-        raise Mistake(f"{values.origin}: {ranks} layers of the ranks do not spread over {v} virtual stages each")
-    spread = [ranks[stage % pp] // v for stage in range(pp * v)]
-    spread[0] -= ends[0]
-    spread[-1] -= ends[1]
-    return v, tuple(spread)
+        v = sizes_of_ranks[0] // per_stage
+    if any(layers_of_rank % v for layers_of_rank in sizes_of_ranks):
+        raise Mistake(
+            f"{values.origin}: {sizes_of_ranks} layers of the ranks do not spread over {v} virtual stages each"
+        )
+    stage_sizes = [sizes_of_ranks[stage % pp] // v for stage in range(pp * v)]
+    stage_sizes[0] -= ends[0]
+    stage_sizes[-1] -= ends[1]
+    return v, tuple(stage_sizes)
 
 
 def spelled(text: str, *, origin: str) -> tuple[int, ...]:
-    """Layers of each stage of ``Et*3|(tt|)*29m|L``: E embedding, t layer, m multi-token prediction, L loss."""
-    flat = text.replace(" ", "").replace(",", "").strip("'\"")
+    """Return the layers of each stage of ``Et*3|(tt|)*29m|L``.
+
+    E: embedding, t: layer, m: multi-token prediction, L: loss.
+    """
+    expanded = text.replace(" ", "").replace(",", "").strip("'\"")
     for _ in range(100):
-        wider = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda match: match[1] * int(match[2]), flat)
-        wider = re.sub(r"([tmEL|])\*(\d{1,3})", lambda match: match[1] * int(match[2]), wider)
-        if wider == flat:
+        next_expanded = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda match: match[1] * int(match[2]), expanded)
+        next_expanded = re.sub(r"([tmEL|])\*(\d{1,3})", lambda match: match[1] * int(match[2]), next_expanded)
+        if next_expanded == expanded:
             break
-        flat = wider
-    if not re.fullmatch(r"[tmEL|]+", flat) or len(flat) > 100_000:
+        expanded = next_expanded
+    if not re.fullmatch(r"[tmEL|]+", expanded) or len(expanded) > 100_000:
         raise Mistake(f"{origin}: pipeline_model_parallel_layout {text!r} is not of E, t, m, L and |")
-    return tuple(stage.count("t") for stage in flat.split("|"))
+    return tuple(stage.count("t") for stage in expanded.split("|"))
 
 
 def recomputed(values: Values, model: Model, layout: dict[str, Any]) -> str:
-    """``ac`` of a layout."""
-    old = "full" if values["checkpoint_activations"] else "selective" if values["recompute_activations"] else None
-    kind = values["recompute_granularity"] or old
+    """Return ``ac`` of a layout."""
+    legacy_granularity = (
+        "full" if values["checkpoint_activations"] else "selective" if values["recompute_activations"] else None
+    )
+    kind = values["recompute_granularity"] or legacy_granularity
     if kind == "selective":
-        said = values["recompute_modules"]
-        names = said if isinstance(said, list) else str(said).replace(",", " ").split()
+        modules = values["recompute_modules"]
+        names = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
         if unknown := [name for name in names if name not in MODULES]:
             values.doubt("recompute_modules", f"{', '.join(unknown)}: not known here, not counted")
         groups = [MODULES[name] for name in names if name in MODULES]
         return "selective" if groups == ["core"] else "+".join(groups) or "none"
     if kind != "full":
         return "none"
-    many, method = values["recompute_num_layers"] or 1, values["recompute_method"]
+    layer_count, method = values["recompute_num_layers"] or 1, values["recompute_method"]
     stages = layout.get("layout.stages") or (-(-model.layers // (layout["layout.pp"] * layout.get("layout.v", 1))),)
-    if method == "block" and many < max(stages):
-        values.doubt("recompute_num_layers", f"recomputes {many} of each stage's layers; read as ac=full, all of them")
-    if method == "uniform" and many > 1:
+    if method == "block" and layer_count < max(stages):
         values.doubt(
-            "recompute_num_layers", f"keeps the input of every {many}th layer alone; read as ac=full, of every one"
+            "recompute_num_layers", f"recomputes {layer_count} of each stage's layers; read as ac=full, all of them"
+        )
+    if method == "uniform" and layer_count > 1:
+        values.doubt(
+            "recompute_num_layers",
+            f"keeps the input of every {layer_count}th layer alone; read as ac=full, of every one",
         )
     return "full"
 
 
 def precision(values: Values) -> Recipe:
-    """Weights, sums of gradients, masters and moments."""
+    """Return the recipe: weights, gradient accumulation buffers, master weights and moments."""
     if not (values["bf16"] or values["fp16"]):
         return recipe("fp32")
-    found = recipe("fp16" if values["fp16"] else "bf16")
+    precision_recipe = recipe("fp16" if values["fp16"] else "bf16")
     if values["fp16"] and values["accumulate_allreduce_grads_in_fp32"]:
-        found = found.replace(name="fp16-grad32", accumulated_bytes=4)
+        precision_recipe = precision_recipe.replace(name="fp16-grad32", accumulated_bytes=4)
     if values["fp4_format"]:
-        found = recipe("nvfp4")
+        precision_recipe = recipe("nvfp4")
     elif values["fp8_format"]:
-        said = str(values["fp8_recipe"])
-        if said not in FP8:
+        fp8_recipe = str(values["fp8_recipe"])
+        if fp8_recipe not in FP8:
             values.doubt("fp8_recipe", "is not among the recipes here; read as tensorwise")
-        found = recipe(FP8.get(said, "fp8"))
+        precision_recipe = recipe(FP8.get(fp8_recipe, "fp8"))
         if values["fp8_param_gather"]:
-            gathers = "fp8" if found.scaling in ("tensorwise", "tiles") else "weights"
+            gathers = "fp8" if precision_recipe.scaling in ("tensorwise", "tiles") else "weights"
             if gathers == "weights":
                 values.doubt("fp8_param_gather", "is counted for scales by tensor and by tiles alone")
             else:
-                found = found.replace(name=f"{found.name}-param", weights_bytes=1, gathers="fp8")
+                precision_recipe = precision_recipe.replace(
+                    name=f"{precision_recipe.name}-param", weights_bytes=1, gathers="fp8"
+                )
     if values["grad_reduce_in_bf16"]:
-        found = found.reduced(in_fp32=False)
-    return _aware(values, found)
+        precision_recipe = precision_recipe.reduced(in_fp32=False)
+    return _aware(values, precision_recipe)
 
 
 def _aware(values: Values, found: Recipe) -> Recipe:
-    """The recipe with the optimizer's states in other widths, which the precision-aware optimizer allows."""
+    """Return the recipe with other data types of the optimizer's states.
+
+    The precision-aware optimizer allows them.
+    """
     if not values["use_precision_aware_optimizer"]:
         return found
     names = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     grads, masters, first, second = (BYTES.get(str(values[name]), 4) for name in names)
-    changed = {"master_bytes": masters, "moments_bytes": (first, second)}
-    changed |= {"accumulated_bytes": grads if grads > found.gradients_bytes else 0}
-    half = {"half": "fp16"} if "fp16" in [str(values[name]) for name in names[1:]] else {}
-    new = found.replace(**changed, **half)
-    return new if new == found else new.replace(name=f"{found.name}-aware")
+    byte_sizes = {"master_bytes": masters, "moments_bytes": (first, second)}
+    byte_sizes |= {"accumulated_bytes": grads if grads > found.gradients_bytes else 0}
+    half_type = {"half": "fp16"} if "fp16" in [str(values[name]) for name in names[1:]] else {}
+    aware_recipe = found.replace(**byte_sizes, **half_type)
+    return aware_recipe if aware_recipe == found else aware_recipe.replace(name=f"{found.name}-aware")
 
 
 def stack(values: Values, model: Model) -> dict[str, Any]:
-    """What of the stack the arguments say."""
+    """Return the facts of the stack that the arguments set."""
     overlap = ["dp"] if values["overlap_grad_reduce"] else []
     overlap += ["cp"] if values["no_overlap_p2p_communication"] else ["cp", "pp"]
     overlap += ["tp"] if values["tp_comm_overlap"] else []
@@ -403,13 +423,21 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
     local = values["transformer_impl"] == "local"
     fused = bool(values["use_flash_attn"]) if local else values["attention_backend"] not in ("unfused", "local")
     graphs = values["enable_cuda_graph"] or values["external_cuda_graph"] or values["cuda_graph_impl"] != "none"
-    said = str(values["cuda_graph_scope"])
-    scope = "full" if "full" in said else "partial" if "attn" in said or "preprocess" in said else "router"
-    late = {True: "late", False: "summed" if local else "placeholders"}[bool(values["no_gradient_accumulation_fusion"])]
+    scope_text = str(values["cuda_graph_scope"])
+    scope = (
+        "full"
+        if "full" in scope_text
+        else "partial"
+        if "attn" in scope_text or "preprocess" in scope_text
+        else "router"
+    )
+    weight_gradients = {True: "late", False: "summed" if local else "placeholders"}[
+        bool(values["no_gradient_accumulation_fusion"])
+    ]
     return {
         "job.stack.name": "megatron-core", "job.stack.overlap": tuple(overlap), "job.stack.pairs": pairs,
         "job.stack.dispatcher": "fused" if dispatcher == "flex" or values["moe_enable_deepep"] else "all_to_all",
-        "job.stack.attention": "flash" if fused else "unfused", "job.stack.weight_gradients": late,
+        "job.stack.attention": "flash" if fused else "unfused", "job.stack.weight_gradients": weight_gradients,
         "job.stack.weights": "ahead" if values["overlap_param_gather"] else "at_once",
         "job.stack.graphs": scope if graphs else "none",
         "job.stack.reduce_in_fp32": not values["grad_reduce_in_bf16"],
@@ -417,16 +445,16 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
 
 
 def rate(values: Values) -> dict[str, Any]:
-    """The learning rate's schedule."""
+    """Return the learning rate's schedule."""
     style = str(values["lr_decay_style"])
     kind = {"WSD": "wsd", "cosine": "cosine", "linear": "wsd"}.get(style, "constant")
-    found: dict[str, Any] = {"job.learning_rate.kind": kind}
-    peak, least = values["lr"], values.number("min_lr") or 0.0
+    fields: dict[str, Any] = {"job.learning_rate.kind": kind}
+    peak, min_rate = values["lr"], values.number("min_lr") or 0.0
     if isinstance(peak, float) and peak > 0:
-        found["job.learning_rate.floor"] = divide_rates(least, peak)
+        fields["job.learning_rate.floor"] = divide_rates(min_rate, peak)
     if decay := values.optional("lr_wsd_decay_iters"):
-        found["job.learning_rate.decay_steps"] = decay
+        fields["job.learning_rate.decay_steps"] = decay
     warmup, steps = values.optional("lr_warmup_iters") or 0, values.optional("train_iters")
-    if style == "linear" and steps:  # from the end of the warm-up to that of the run
-        found["job.learning_rate.decay_steps"] = max(1, steps - warmup)
-    return found | {"job.learning_rate.warmup_steps": min(warmup, steps) if steps else warmup}
+    if style == "linear" and steps:  # from the end of the warm-up to the end of the run
+        fields["job.learning_rate.decay_steps"] = max(1, steps - warmup)
+    return fields | {"job.learning_rate.warmup_steps": min(warmup, steps) if steps else warmup}

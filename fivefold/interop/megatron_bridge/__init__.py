@@ -1,6 +1,6 @@
-"""Configs that Megatron-Bridge and NeMo 2 save: other names of Megatron's arguments.
+"""Configs that Megatron-Bridge and NeMo 2 save, with other names of Megatron's arguments.
 
-keys · parse · emit   three of the four modules of a format, as ``../format.py`` has them; ``to_job`` is Megatron's
+keys · parse · emit   three of the four modules of a format (``../format.py``); ``to_job`` is Megatron's
 """
 
 from __future__ import annotations

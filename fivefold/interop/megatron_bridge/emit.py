@@ -38,21 +38,23 @@ TARGETS = {
 def emit(plan: Plan) -> Written:
     """Return a ``run_config.yaml`` of Megatron-Bridge."""
     model, given = plan.model, arguments(plan, full=True)
-    backward = {theirs: ours for ours, theirs in NAMES.items() if theirs not in ("seq_length", "train_iters")}
-    contrary = {theirs: ours for ours, theirs in NOT.items()}
+    field_names = {theirs: ours for ours, theirs in NAMES.items() if theirs not in ("seq_length", "train_iters")}
+    negated_fields = {theirs: ours for ours, theirs in NOT.items()}
     sections: dict[str, list[str]] = {"model": []}
     grouped = given.pop("group_query_attention", False)
     for name, value in given.items():
         if name in SKIPPED or (name == "num_query_groups" and not grouped):
             continue
-        field, said = (contrary[name], not value) if name in contrary else (backward.get(name, name), value)
+        field, field_value = (
+            (negated_fields[name], not value) if name in negated_fields else (field_names.get(name, name), value)
+        )
         section = next((place for place, names in PLACES.items() if field in names), "model")
         means = TABLE[name].means if name in TABLE else ""
-        sections.setdefault(section, []).append(commented(f"  {field}: {literal(said)}", means))
-    gated, wide = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
-    dtype = "torch.float32" if wide else "torch.float16" if given.get("fp16") else "torch.bfloat16"
+        sections.setdefault(section, []).append(commented(f"  {field}: {literal(field_value)}", means))
+    gated, is_fp32 = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
+    dtype = "torch.float32" if is_fp32 else "torch.float16" if given.get("fp16") else "torch.bfloat16"
     sections["model"].append(f"  gated_linear_unit: {literal(gated)}")
-    if model.activation in FUNCTIONS:  # without one, reading back names the difference
+    if model.activation in FUNCTIONS:  # if it is missing, reading the file back names the difference
         sections["model"] += _function("activation_func", FUNCTIONS[model.activation])
     sections["model"] += [*_function("params_dtype", dtype), *_function("pipeline_dtype", dtype)]
     sections["model"] += [f"  {name}: true" for name in ("bf16", "fp16") if given.get(name)]
@@ -66,10 +68,10 @@ def _function(name: str, target: str) -> list[str]:
 
 
 def _file(plan: Plan, sections: dict[str, list[str]]) -> str:
-    """The YAML: a ConfigContainer of its sections."""
+    """Return the YAML of a ConfigContainer with these sections."""
     model, job = plan.model, plan.job
-    latent = "MLAModelProvider" if model.mla else "GPTModelProvider"
-    place = "megatron.bridge.models.mla_provider" if model.mla else "megatron.bridge.models.gpt_provider"
+    provider = "MLAModelProvider" if model.mla else "GPTModelProvider"
+    module = "megatron.bridge.models.mla_provider" if model.mla else "megatron.bridge.models.gpt_provider"
     sections["dataset"] = [
         f"  seq_length: {job.sequence}", f"  random_seed: {job.seed}", "  reset_position_ids: false",
         "  reset_attention_mask: false", "  eod_mask_loss: false", "  dataloader_type: single",
@@ -77,14 +79,14 @@ def _file(plan: Plan, sections: dict[str, list[str]]) -> str:
     sections["tokenizer"] = ["  tokenizer_type: NullTokenizer  # put yours", f"  vocab_size: {model.vocab}"]
     sections["checkpoint"] = ["  save: ./checkpoints", "  save_interval: 1000"]
     sections["logger"] = ["  log_interval: 10"]
-    nodes, each = plan.hosts
+    nodes, gpus_per_node = plan.hosts
     lines = [
         f"# Megatron-Bridge {BRIDGE}: {model.name}, {plan.layout}",
-        f"# Start: torchrun --nnodes {nodes} --nproc_per_node {each} train.py, where train.py calls",
+        f"# Start: torchrun --nnodes {nodes} --nproc_per_node {gpus_per_node} train.py, where train.py calls",
         "#   megatron.bridge.training.pretrain.pretrain(ConfigContainer.from_yaml('run_config.yaml'), forward_step)",
         "_target_: megatron.bridge.training.config.ConfigContainer",
     ]
     for section, rows in sections.items():
-        target = f"{place}.{latent}" if section == "model" else TARGETS[section]
+        target = f"{module}.{provider}" if section == "model" else TARGETS[section]
         lines += [f"{section}:", f"  _target_: {target}", *rows]
     return "\n".join(lines) + "\n"

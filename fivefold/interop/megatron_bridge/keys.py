@@ -1,4 +1,4 @@
-"""Fields of Megatron-Bridge's and NeMo 2's saved configs: as which of Megatron's arguments each is read and written.
+"""Fields of Megatron-Bridge's and NeMo 2's saved configs, and the arguments of Megatron that they correspond to.
 
 Sources: megatron-bridge 0.3.1 megatron/bridge/training/config.py, mixed_precision.py, comm_overlap.py and
 models/gpt_provider.py; nemo-toolkit 2.x nemo/lightning/pytorch/strategies/megatron_strategy.py; megatron-core 0.16.1.
@@ -14,13 +14,13 @@ from fivefold.interop.megatron.keys import CORE_FIELDS, TABLE
 
 BRIDGE, NEMO = "0.3.1", "2.x"
 
-# Sections whose fields cost something, of a ConfigContainer and of a saved NeMo 2 recipe.
+# Sections of a ConfigContainer and of a saved NeMo 2 recipe whose fields change the cost.
 SECTIONS = (
     "model", "train", "optimizer", "ddp", "scheduler", "comm_overlap", "mixed_precision", "dist", "peft", "rng",
     "dataset", "optim", "trainer", "data", "plugins",
 )  # fmt: skip
 
-PLACES = {  # of Megatron's arguments, in a ConfigContainer; the others are fields of its model
+PLACES = {  # section of a ConfigContainer → Megatron's arguments in it; the others are fields of its model
     "train": ("micro_batch_size", "global_batch_size", "rampup_batch_size", "train_iters", "train_samples"),
     "optimizer": (
         "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
@@ -45,7 +45,7 @@ NAMES = {  # fields to arguments
     "seq_len": "seq_length",
 }  # fmt: skip
 
-NOT = {  # fields that say the contrary of an argument
+NOT = {  # fields that are the negation of an argument
     "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
     "add_bias_linear": "disable_bias_linear",
     "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
@@ -53,18 +53,18 @@ NOT = {  # fields that say the contrary of an argument
     "async_tensor_model_parallel_allreduce": "no_async_tensor_model_parallel_allreduce",
 }  # fmt: skip
 
-DEFAULTS = {  # GPTModelProvider's and DistributedDataParallelConfig's, where they are not those of the arguments
+DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they differ from those of the arguments
     "cross_entropy_loss_fusion": True, "grad_reduce_in_bf16": True, "untie_embeddings_and_output_weights": False,
     "q_lora_rank": 512, "kv_lora_rank": 512,
 }  # fmt: skip
 
-RECIPE = {  # of the most of 0.3.1's recipes (megatron/bridge/recipes), over which a file of overrides goes
+RECIPE = {  # values of most of 0.3.1's recipes (megatron/bridge/recipes), which a file of overrides changes
     "bf16": True, "use_distributed_optimizer": True, "grad_reduce_in_bf16": False, "overlap_grad_reduce": True,
     "overlap_param_gather": True, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
     "expert_tensor_parallel_size": 1, "sequence_parallel": True,
 }  # fmt: skip
 
-OF_MODEL = (  # what the catalog's model says besides its sizes
+OF_MODEL = (  # keys that a model of the catalog sets in addition to its sizes
     "softmax_type", "window_size", "window_attn_skip_freq", "activation_func", "activation_func_clamp_value",
     "glu_linear_offset",
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Configs that Megatron-Bridge (``run_config.yaml``) and NeMo 2 save, as values of Megatron's arguments.
+"""Parse configs that Megatron-Bridge (``run_config.yaml``) and NeMo 2 save into values of Megatron's arguments.
 
-Both are fields by the names of Megatron-Core, in sections with a ``_target_``.
+Both use the field names of Megatron-Core, in sections with a ``_target_``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZED = re.compile(
 
 FAMILIES = {"Llama31": "llama3", "Llama32": "llama3.2"}
 
-# Functions of a feed-forward with a gate and without, each with the option of Megatron that names it, if it needs one.
+# Activation functions with a gate and without, each with the option of Megatron that selects it, if it needs one.
 GATED = {"silu": None, "swish": None}
 UNGATED = {"gelu": None, "fast_gelu": "openai_gelu", "openai_gelu": "openai_gelu", "squared_relu": "squared_relu"}
 
@@ -43,31 +43,31 @@ def is_bridge(document: Document) -> bool:
     """Return whether a YAML is a saved ConfigContainer, an override of one, or a saved NeMo 2 recipe."""
     if document.kind not in ("yaml", "json"):
         return False
-    said, values = str(document.values.get("_target_", "")), _sections(document.values)
+    target, values = str(document.values.get("_target_", "")), _sections(document.values)
     sections = values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
-    return said.startswith(("megatron.bridge", "nemo.")) or (
+    return target.startswith(("megatron.bridge", "nemo.")) or (
         isinstance(values.get("model"), dict) and len(sections) >= 3
     )
 
 
 def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections by their names of 0.3.1, which were ``model_config`` and the like."""
+    """Return the sections by their names of 0.3.1, which are older names without ``_config``."""
     return {str(key).removesuffix("_config"): value for key, value in values.items()}
 
 
 def parse(document: Document, asked: Asked) -> ParsedConfig:
     """Return the values of a saved config, or of overrides of a recipe, as Megatron's arguments."""
-    sections, whole = _sections(document.values), str(document.values.get("_target_", ""))
-    nemo = "trainer" in sections or whole.startswith("nemo")
-    found: dict[str, Any] = {}
+    sections, target = _sections(document.values), str(document.values.get("_target_", ""))
+    is_nemo = "trainer" in sections or target.startswith("nemo")
+    gathered: dict[str, Any] = {}
     targets: list[str] = []
     tokenizer = sections.get("tokenizer")
     if isinstance(tokenizer, dict):
-        found |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
+        gathered |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
     for section in SECTIONS:
-        _gather(sections.get(section), found, targets, section)
-    given = _arguments(found) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
-    model = asked.model or (_published(given, found) if "num_layers" in given else _sized(targets))
+        _gather(sections.get(section), gathered, targets, section)
+    given = _arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
+    model = asked.model or (_published(given, gathered) if "num_layers" in given else _sized(targets))
     if model and not asked.model:
         given = {key: value for key, value in given.items() if key not in OF_MODEL}
     trainer = sections.get("trainer")
@@ -77,11 +77,11 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
         and isinstance(trainer.get("num_nodes"), int)
     ):
         document = document._replace(ranks=trainer["devices"] * trainer["num_nodes"])
-    software, version = ("nemo", NEMO) if nemo else ("megatron-bridge", BRIDGE)
+    software, version = ("nemo", NEMO) if is_nemo else ("megatron-bridge", BRIDGE)
     table = BOTH
-    if not (whole or nemo):
-        why = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
-        document = document._replace(assumed=(*document.assumed, Said(key="(recipe)", value="", means=why)))
+    if not (target or is_nemo):
+        reason = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
+        document = document._replace(assumed=(*document.assumed, Said(key="(recipe)", value="", means=reason)))
         table = replace_defaults(BOTH, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
     values = Values(table, given, origin=document.origin, software=software, version=version)
@@ -89,7 +89,7 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
 
 
 def _gather(value: Any, found: dict[str, Any], targets: list[str], name: str) -> None:
-    """Fields by name, whatever section they are in; functions and types by the name of their target."""
+    """Collect fields by name from any section; functions and types by the name of their target."""
     if isinstance(value, str) and name in ("mixed_precision", "plugins"):
         found["precision"] = value
     if not isinstance(value, dict):
@@ -99,17 +99,19 @@ def _gather(value: Any, found: dict[str, Any], targets: list[str], name: str) ->
     if name == "peft":
         found["peft"] = target.rpartition(".")[2] or "set"
         return
-    for key, each in value.items():
-        if isinstance(each, dict) and ("_partial_" in each or set(each) <= {"_target_", "_call_", "_args_", "_name_"}):
-            found[key] = str(each.get("_target_", "")).removeprefix("torch.")
-        elif isinstance(each, dict):
-            _gather(each, found, targets, key)
-        elif key not in ("_target_", "_call_", "_partial_") and (each is not None or key not in found):
-            found[key] = each
+    for key, element in value.items():
+        if isinstance(element, dict) and (
+            "_partial_" in element or set(element) <= {"_target_", "_call_", "_args_", "_name_"}
+        ):
+            found[key] = str(element.get("_target_", "")).removeprefix("torch.")
+        elif isinstance(element, dict):
+            _gather(element, found, targets, key)
+        elif key not in ("_target_", "_call_", "_partial_") and (element is not None or key not in found):
+            found[key] = element
 
 
 def _arguments(found: dict[str, Any]) -> dict[str, Any]:
-    """Fields as Megatron's arguments."""
+    """Return fields as Megatron's arguments."""
     given: dict[str, Any] = {}
     for key, value in found.items():
         if value is None:
@@ -144,10 +146,13 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published(given: dict[str, Any], found: Mapping[str, Any]) -> Model | None:
-    """The catalog's model that ``hf_model_id`` names, which has windows and sinks too, if its sizes are those given."""
-    said = str(found.get("hf_model_id", "")).lower()
+    """Return the catalog's model that ``hf_model_id`` names, if its sizes are the given ones.
+
+    The catalog's model has its windows and sinks too.
+    """
+    model_id = str(found.get("hf_model_id", "")).lower()
     for key, entry in catalog.CATALOG.items():
-        if said and entry.source.lower() == said:
+        if model_id and entry.source.lower() == model_id:
             model = catalog.named(key)
             sizes = (model.layers, model.width, model.moe.experts if model.moe else None)
             if sizes == (given["num_layers"], given.get("hidden_size"), given.get("num_experts")):
@@ -157,7 +162,7 @@ def _published(given: dict[str, Any], found: Mapping[str, Any]) -> Model | None:
 
 
 def _sized(targets: list[str]) -> Model | None:
-    """The catalog's model that a class is named after: ``Llama3Config8B``."""
+    """Return the catalog's model that a class is named after, such as ``Llama3Config8B``."""
     for target in targets:
         if match := SIZED.search(target.rpartition(".")[2]):
             family = FAMILIES.get(match[1], match[1].lower())

@@ -1,6 +1,6 @@
-"""nanotron's YAML, of 0.4 and of its main branch.
+"""nanotron's YAML, of version 0.4 and of its main branch.
 
-keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
+keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Model, layout and job -> nanotron's YAML: that of 0.4, or of its main branch where 0.4 lacks a key."""
+"""Model, layout and job -> nanotron's YAML, of 0.4, or of its main branch if 0.4 lacks a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fivefold.record import Mistake
 
 
 def emit(plan: Plan) -> Written:
-    """Return the YAML of a plan; ``Mistake`` for what nanotron cannot run."""
+    """Return the YAML of a plan; raise ``Mistake`` for what nanotron cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     if model.moe is not None or layout.ep > 1:
         raise Mistake(f"model {model.name!r}: experts are not written for nanotron; take a dense model")
@@ -25,36 +25,37 @@ def emit(plan: Plan) -> Written:
         )
     if layout.ac not in ("none", "full"):
         raise Mistake(f"ac={layout.ac}: nanotron recomputes whole layers; take ac=full or ac=none")
-    narrow = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
-    if job.precision.name not in narrow or job.precision != recipe(job.precision.name):
-        raise Mistake(f"precision {job.precision.name}: nanotron has {', '.join(narrow)}; take one of them")
+    dtypes = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
+    if job.precision.name not in dtypes or job.precision != recipe(job.precision.name):
+        raise Mistake(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
     if job.optimizer.kind != "adamw":
         raise Mistake(f"optimizer {job.optimizer.kind}: is written for nanotron as adamw alone; take that")
-    dtype, sums = narrow[job.precision.name]
+    dtype, sums_in_fp32 = dtypes[job.precision.name]
     rate = job.learning_rate
-    decay = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps
+    decay_steps = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps
     values = written(TABLE, {"model": model, "layout": layout, "job": job}) | {
         **{f"{MODEL}{name}": config.get(name) for name in OF_MODEL if not isinstance(config.get(name), dict)},
         "model.dtype": dtype, "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sp else "ALL_REDUCE",
         "parallelism.recompute_layer": layout.ac == "full", "general.seed": job.seed,
-        "tokens.batch_accumulation_per_replica": layout.micro_batches(job), f"{OPTIMIZER}accumulate_grad_in_fp32": sums,
+        "tokens.batch_accumulation_per_replica": layout.micro_batches(job),
+        f"{OPTIMIZER}accumulate_grad_in_fp32": sums_in_fp32,
         f"{F}name": "adamW", f"{F}adam_beta1": job.optimizer.betas[0], f"{F}adam_beta2": job.optimizer.betas[1],
         f"{F}torch_adam_is_fused": True, f"{R}lr_decay_style": "cosine" if rate.kind == "cosine" else "linear",
-        f"{R}lr_decay_steps": max(1, decay),
-        f"{R}lr_decay_starting_step": job.steps - decay if rate.kind == "wsd" else None,
+        f"{R}lr_decay_steps": max(1, decay_steps),
+        f"{R}lr_decay_starting_step": job.steps - decay_steps if rate.kind == "wsd" else None,
         f"{R}min_decay_lr": float(f"{rate.peak * (1.0 if rate.kind == 'constant' else rate.floor):.12g}"),
     }  # fmt: skip
     return _file(plan, values, family=str(config["model_type"]))
 
 
 def _file(plan: Plan, values: dict[str, Any], *, family: str) -> Written:
-    """The file, as 0.4 has it unless a key is the main branch's."""
-    usual = {key: TABLE[key].default for key in MAIN} | {
+    """Return the file, for 0.4 unless it needs a key of the main branch."""
+    defaults = {key: TABLE[key].default for key in MAIN} | {
         f"{MODEL}rope_theta": 10_000.0,
         f"{MODEL}attention_bias": False,
     }
-    main = family == "qwen2" or any(values[key] not in (None, usual[key]) for key in MAIN)
-    if not main:
+    needs_main_branch = family == "qwen2" or any(values[key] not in (None, defaults[key]) for key in MAIN)
+    if not needs_main_branch:
         values = {
             key.replace(F, OPTIMIZER) if key.startswith(F) else key: value
             for key, value in values.items()
@@ -62,8 +63,8 @@ def _file(plan: Plan, values: dict[str, Any], *, family: str) -> Written:
         }
         values.pop(f"{OPTIMIZER}name", None)
     table = {**TABLE, **{f"{OPTIMIZER}{name}": TABLE[f"{F}{name}"] for name in FACTORY}}
-    version = "nanotron's main branch" if main else f"nanotron {VERSION}"
-    nodes, each = plan.hosts
+    version = "nanotron's main branch" if needs_main_branch else f"nanotron {VERSION}"
+    nodes, gpus_per_node = plan.hosts
     extra = {
         f"{MODEL}is_{family}_config": (True, "its family"), "model.init_method.std": (0.02, "of random weights"),
         "general.project": ("fivefold", ""), "general.run": (plan.model.name, ""),
@@ -76,8 +77,10 @@ def _file(plan: Plan, values: dict[str, Any], *, family: str) -> Written:
     }  # fmt: skip
     about = (
         f"{version}: {plan.model.name}, {plan.layout}",
-        f"Start: CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {nodes} --nproc_per_node {each} run_train.py "
+        f"Start: CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {nodes} --nproc_per_node {gpus_per_node} run_train.py "
         "--config-file nanotron.yaml",
     )
     text = yaml_file(values, table, about=about, extra=extra)
-    return Written({"nanotron.yaml": text}, (f"is for {version}: {VERSION} lacks keys that it needs",) if main else ())
+    return Written(
+        {"nanotron.yaml": text}, (f"is for {version}: {VERSION} lacks keys that it needs",) if needs_main_branch else ()
+    )

@@ -1,4 +1,4 @@
-"""nanotron's keys with their defaults: of 0.4, and those that its main branch has besides.
+"""nanotron's keys with their defaults: those of 0.4, and those that only its main branch has.
 
 Sources: nanotron 0.4 nanotron/config/config.py, parallelism_config.py, models_config.py; huggingface/nanotron@19f88fb:
 src/nanotron/config/parallelism_config.py, config.py (context_parallel_size, recompute_layer, optimizer_factory).

@@ -1,4 +1,4 @@
-"""nanotron's YAML as values of its keys: the names of 0.4 become those of its main branch."""
+"""Parse nanotron's YAML into values of its keys; names of 0.4 become those of its main branch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def is_nanotron(document: Document) -> bool:
     if document.kind != "yaml" or "parallelism" not in document.values:
         return False
     model = document.values.get("model")
-    named = isinstance(model, dict) and "model_config" in model
-    return named or len(document.values.keys() & TABLES) >= 4
+    has_model_config = isinstance(model, dict) and "model_config" in model
+    return has_model_config or len(document.values.keys() & TABLES) >= 4
 
 
 def parse(document: Document, asked: Asked) -> ParsedConfig:
@@ -26,6 +26,6 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
 
 
 def _now(key: str) -> str:
-    """A key of 0.4 as the main branch has it."""
+    """Return the main branch's name of a key of 0.4."""
     name = key.removeprefix(OPTIMIZER)
     return f"{F}{name}" if key.startswith(OPTIMIZER) and name in FACTORY else key

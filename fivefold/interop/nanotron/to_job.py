@@ -1,4 +1,4 @@
-"""nanotron's keys -> model, layout and job: those of 0.4, or of its main branch where 0.4 lacks a key."""
+"""nanotron's keys -> model, layout and job, of 0.4, or of its main branch if 0.4 lacks a key."""
 
 from __future__ import annotations
 
@@ -59,27 +59,29 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
 
 
 def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
-    """A Llama or Qwen2 of the config's numbers, which are those of a Hugging Face config; or what is missing."""
+    """Return a Llama or Qwen2 from the config's sizes, which have Hugging Face's names; or what is missing."""
     config = document.values["model"].get("model_config") if isinstance(document.values.get("model"), dict) else None
     if not isinstance(config, dict) or not {"num_hidden_layers", "vocab_size"} <= config.keys():
         return None, ("the model: say --model NAME",)
     family = next((name for name in FAMILIES if config.get(f"is_{name}_config")), "")
-    other = next((key for key, value in config.items() if re.fullmatch(r"is_\w+_config", key) and value is True), "")
-    if other and not family:
-        return None, (f"the model, which by {other} is neither Llama nor Qwen2: say --model NAME",)
+    other_family = next(
+        (key for key, value in config.items() if re.fullmatch(r"is_\w+_config", key) and value is True), ""
+    )
+    if other_family and not family:
+        return None, (f"the model, which by {other_family} is neither Llama nor Qwen2: say --model NAME",)
     if config.get("moe_config"):
         return None, ("the model, whose moe_config is not read: say --model NAME",)
-    if lacking := [name for name in NUMBERS if config.get(name) is None]:
-        return None, (f"the model: its model_config has no {', '.join(lacking)}; or say --model NAME",)
-    said = {name: config[name] for name in OF_MODEL if config.get(name) is not None}
-    said.setdefault("rms_norm_eps", 1e-6)
-    layers, width = said["num_hidden_layers"], said["hidden_size"]
+    if missing_sizes := [name for name in NUMBERS if config.get(name) is None]:
+        return None, (f"the model: its model_config has no {', '.join(missing_sizes)}; or say --model NAME",)
+    hf_values = {name: config[name] for name in OF_MODEL if config.get(name) is not None}
+    hf_values.setdefault("rms_norm_eps", 1e-6)
+    layers, width = hf_values["num_hidden_layers"], hf_values["hidden_size"]
     name = f"nanotron-{layers}x{width}"
-    return from_config({"model_type": family or "llama", **said}, name=name, source=document.origin), ()
+    return from_config({"model_type": family or "llama", **hf_values}, name=name, source=document.origin), ()
 
 
 def _optimizer(values: Values) -> str:
-    """Return the optimizer; one that nothing here counts is listed as not understood."""
+    """Return the optimizer; one that is not modelled is listed as not understood."""
     kind = {"adamw": "adamw", "sgd": "sgd"}.get(str(values[f"{F}name"]).lower())
     if kind is None:
         values.doubt(f"{F}name", "is not among the optimizers here; read as adamw")
@@ -105,9 +107,11 @@ def _precision(values: Values) -> Recipe:
 
 
 def _rate(values: Values) -> dict[str, Any]:
-    peak, least = values[f"{R}learning_rate"], values[f"{R}min_decay_lr"]
+    peak, min_rate = values[f"{R}learning_rate"], values[f"{R}min_decay_lr"]
     style, decay = values[f"{R}lr_decay_style"], values[f"{R}lr_decay_steps"]
-    floor = divide_rates(least, peak) if isinstance(least, float) and isinstance(peak, float) and peak > 0 else 0.0
+    floor = (
+        divide_rates(min_rate, peak) if isinstance(min_rate, float) and isinstance(peak, float) and peak > 0 else 0.0
+    )
     kind = "cosine" if style == "cosine" else "wsd" if style == "linear" and decay and floor < 1 else "constant"
-    more = {"job.learning_rate.decay_steps": decay} if kind == "wsd" else {}
-    return {"job.learning_rate.floor": floor, "job.learning_rate.kind": kind, **more}
+    decay_fields = {"job.learning_rate.decay_steps": decay} if kind == "wsd" else {}
+    return {"job.learning_rate.floor": floor, "job.learning_rate.kind": kind, **decay_fields}

@@ -1,6 +1,6 @@
-"""Launch lines and scripts, word by word: nothing is run.
+"""Launch lines and scripts, read word by word; nothing is executed.
 
-statements   a script as statements; which of them are logic
-expand       variables, arrays and arithmetic in words      branches   which branch of an if is taken
-launch       what a launcher starts, on how many ranks      script   a script's commands, with its Slurm options
+statements   a script as statements; which of them are control flow expand       variables, arrays and arithmetic in
+words      branches   which branch of an if is taken launch       what a launcher starts, on how many ranks      script
+a script's commands, with its Slurm options
 """

@@ -1,4 +1,4 @@
-"""Which branch of an ``if`` a script takes, where the values that it asks of are all in the script."""
+"""Decide which branch of an ``if`` a script takes, if the script sets all values in its condition."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 
 def decided(condition: str, known: Variables) -> bool | None:
-    """Whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None for what only running could tell."""
-    found: bool | None = None
-    joined, words = "", [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
+    """Return whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None if only running the script could tell."""
+    holds: bool | None = None
+    connective, words = "", [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
     while words:
         if words[0] not in ("[", "[[") or "]" + "]" * (len(words[0]) - 1) not in words:
             return None
         end = words.index("]" + "]" * (len(words[0]) - 1))
-        this = _any(words[1:end], known)
-        found = this if not joined else _both(found, this) if joined == "&&" else _either(found, this)
-        joined, words = words[end + 1], words[end + 2 :]
-        if joined not in ("||", "&&"):
-            return found if not words else None
+        result = _any(words[1:end], known)
+        holds = result if not connective else _both(holds, result) if connective == "&&" else _either(holds, result)
+        connective, words = words[end + 1], words[end + 2 :]
+        if connective not in ("||", "&&"):
+            return holds if not words else None
     return None
 
 
@@ -39,14 +39,14 @@ def _either(left: bool | None, right: bool | None) -> bool | None:
 
 
 def _any(words: list[str], known: Variables) -> bool | None:
-    """What is within brackets: ``a || b && c``."""
-    for sign, joined in (("||", _either), ("&&", _both)):
+    """Evaluate the words within brackets: ``a || b && c``."""
+    for sign, combine in (("||", _either), ("&&", _both)):
         if sign in words:
-            place = words.index(sign)
-            return joined(_any(words[:place], known), _any(words[place + 1 :], known))
-    turned = words[:1] == ["!"]
-    found = _asked(words[1:] if turned else words, known)
-    return None if found is None else found != turned
+            position = words.index(sign)
+            return combine(_any(words[:position], known), _any(words[position + 1 :], known))
+    negated = words[:1] == ["!"]
+    holds = _asked(words[1:] if negated else words, known)
+    return None if holds is None else holds != negated
 
 
 def _asked(words: list[str], known: Variables) -> bool | None:
@@ -58,7 +58,7 @@ def _asked(words: list[str], known: Variables) -> bool | None:
     left, right = _text(words[0], known), _text(words[2], known)
     if left is None or right is None:
         return None
-    if words[1] in TEXTS and not set(right) & set("*?["):  # no pattern
+    if words[1] in TEXTS and not set(right) & set("*?["):  # not a pattern
         return TEXTS[words[1]](left, right)
     if words[1] in NUMBERS and left.lstrip("-").isdecimal() and right.lstrip("-").isdecimal():
         return NUMBERS[words[1]](int(left), int(right))
@@ -66,6 +66,6 @@ def _asked(words: list[str], known: Variables) -> bool | None:
 
 
 def _text(word: str, known: Variables) -> str | None:
-    """A word with its variables; None if one of them is not set in the script."""
+    """Return a word with its variables replaced; None if the script does not set one of them."""
     text = " ".join(expanded(word, known))
     return None if "$" in text or "`" in text else text

@@ -1,4 +1,4 @@
-"""Words of a statement with their variables, as a shell makes them; what only running could tell stays as it is."""
+"""Expand the variables in the words of a statement as a shell does; what only running could tell stays as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Variables = Mapping[str, str | list[str]]
 NAME = re.compile(r"\$(?:(\w+|[@#*?])|\{([^{}]*)\})")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\(([^()]*(?:\([^()]*\)[^()]*)*)\)|`([^`]*)`")
-WITHIN = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # what may hold quotes of its own
+WITHIN = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # expressions that may contain quotes
 PARTS = re.compile(rf"'[^']*'|\"(?:{WITHIN}|[^\"\\])*\"|(?:{WITHIN}|[^'\"\\])+")
 OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -24,12 +24,12 @@ LARGEST = 10**15
 
 
 def raw_words(text: str) -> list[str]:
-    """The words of a statement, with their quotes."""
-    words, word, quote, depth, place = [], "", "", 0, 0
-    while place < len(text):
-        char = text[place]
-        if char == "\\" and quote != "'" and place + 1 < len(text):
-            word, place = word + text[place : place + 2], place + 2
+    """Split a statement into words, with their quotes."""
+    words, word, quote, depth, position = [], "", "", 0, 0
+    while position < len(text):
+        char = text[position]
+        if char == "\\" and quote != "'" and position + 1 < len(text):
+            word, position = word + text[position : position + 2], position + 2
             continue
         if quote:
             quote = "" if char == quote else quote
@@ -45,41 +45,45 @@ def raw_words(text: str) -> list[str]:
             word = ""
         else:
             word += char
-        place += 1
+        position += 1
     return [*words, word] if word else words
 
 
 def expanded(word: str, known: Variables) -> list[str]:
-    """The words that one becomes: none, one, or those of an array or of an unquoted list."""
+    """Expand a word into none, one, or the several words of an array or of an unquoted list."""
     parts = PARTS.findall(word)
-    made: list[str] = [""]
-    seen = False
+    words: list[str] = [""]
+    has_word = False
     for part in parts:
         if part.startswith("'"):
-            made[-1] += part[1:-1]
-            seen = True
+            words[-1] += part[1:-1]
+            has_word = True
         elif part.startswith('"'):
             inner = part[1:-1]
             if (found := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner)) and isinstance(known.get(found[1]), list):
-                several = list(known[found[1]])
-                made[-1:] = [made[-1] + several[0], *several[1:]] if several else made[-1:]
-                seen = seen or bool(several)
+                elements = list(known[found[1]])
+                words[-1:] = [words[-1] + elements[0], *elements[1:]] if elements else words[-1:]
+                has_word = has_word or bool(elements)
             else:
-                made[-1] += substituted(re.sub(r"\\([\"\\$`])", _hidden, inner), known)
-                seen = True
+                words[-1] += substituted(re.sub(r"\\([\"\\$`])", _hidden, inner), known)
+                has_word = True
         else:
             text = substituted(re.sub(r"\\(.)", _hidden, part), known)
-            split = text.split()
-            if text[:1].isspace() and made[-1]:
-                made.append("")
-            if split:
-                made[-1] += split[0]
-                made += split[1:]
-                seen = True
-    return [HIDDEN.sub(lambda found: chr(ord(found[0]) - BEHIND), each) for each in made] if seen else []
+            split_words = text.split()
+            if text[:1].isspace() and words[-1]:
+                words.append("")
+            if split_words:
+                words[-1] += split_words[0]
+                words += split_words[1:]
+                has_word = True
+    return (
+        [HIDDEN.sub(lambda found: chr(ord(found[0]) - BEHIND), expanded_word) for expanded_word in words]
+        if has_word
+        else []
+    )
 
 
-BEHIND = 0xF0000  # where escaped characters wait until variables are in and words are split
+BEHIND = 0xF0000  # offset that marks escaped characters until variables are replaced and words are split
 HIDDEN = re.compile("[\U000f0000-\U000fffff]")
 
 
@@ -88,7 +92,7 @@ def _hidden(match: re.Match[str]) -> str:
 
 
 def substituted(text: str, known: Variables) -> str:
-    """The text with variables in it; unknown ones stay as ``$NAME``."""
+    """Replace the variables in a text; unknown ones stay as ``$NAME``."""
     text = ARITHMETIC.sub(lambda match: _computed(match, known), text)
     text = COMMAND.sub(lambda match: f"$({' '.join((match[1] or match[2]).split()[:1])})", text)  # one word
 
@@ -105,12 +109,12 @@ def substituted(text: str, known: Variables) -> str:
 
 
 def _computed(match: re.Match[str], known: Variables) -> str:
-    """The number that ``$((…))`` is; itself if that is not whole numbers alone."""
+    """Return the value of ``$((…))`` as text, or the expression itself if it is not of integers alone."""
     text = substituted(match[1], known)
     text = re.sub(r"[A-Za-z_]\w*", lambda name: str(known.get(name[0], name[0])), text)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's, of numbers that touch words
+            warnings.simplefilter("ignore")  # Python warns about numbers next to words
             return str(_number(ast.parse(text.strip(), mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return match[0]
@@ -120,7 +124,7 @@ def _number(node: Any) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        found = OPERATORS[type(node.op)](_number(node.left), _number(node.right))
-        if abs(found) < LARGEST:
-            return found
+        result = OPERATORS[type(node.op)](_number(node.left), _number(node.right))
+        if abs(result) < LARGEST:
+            return result
     raise ValueError("no whole numbers")

@@ -1,4 +1,4 @@
-"""A command line as a launcher starts it: what is run with which words, on how many ranks.
+"""Read a command line as its launcher does: which words are run, on how many ranks.
 
 torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 …   → pretrain_gpt.py --num-layers 32 …, 32 ranks
 """
@@ -18,28 +18,30 @@ FLAGS = ("standalone", "module", "no_python", "multi_gpu", "use_fsdp", "use_deep
 
 
 class Launch(NamedTuple):
-    """What is run, and the launcher's own numbers."""
+    """The words of the program that is started, and the launcher's options."""
 
     words: tuple[str, ...]
     options: Mapping[str, str]
 
     def ranks(self, nodes: int | None = None, per_node: int | None = None) -> int | None:
-        """How many ranks, with those of Slurm where the launcher does not say."""
+        """Return the number of ranks; ``nodes`` and ``per_node`` are Slurm's, for a launcher that names neither."""
         numbers = {name: int(text) for name, text in self.options.items() if text.isdecimal() and int(text) > 0}
-        every = next((numbers[name] for name in ALL if name in numbers), None)
-        if every:
-            return every
-        local = next(
+        total_ranks = next((numbers[name] for name in ALL if name in numbers), None)
+        if total_ranks:
+            return total_ranks
+        ranks_per_node = next(
             (numbers[name.replace("-", "_")] for name in PER_NODE if name.replace("-", "_") in numbers), per_node
         )
-        hosts = next((numbers[name] for name in NODES if name in numbers), nodes)
-        if local is None or (hosts is None and self.options.keys() & {"nnodes", "num_nodes", "num_machines"}):
+        node_count = next((numbers[name] for name in NODES if name in numbers), nodes)
+        if ranks_per_node is None or (
+            node_count is None and self.options.keys() & {"nnodes", "num_nodes", "num_machines"}
+        ):
             return None
-        return local * (hosts or 1)
+        return ranks_per_node * (node_count or 1)
 
 
 def launched(words: Sequence[str]) -> Launch:
-    """Take the launchers off a command line, one after another."""
+    """Remove the launchers from the front of a command line, one after another."""
     rest, options = list(words), dict[str, str]()
     while rest:
         name = rest[0].rpartition("/")[2]
@@ -57,41 +59,43 @@ def launched(words: Sequence[str]) -> Launch:
 
 
 def _options(words: list[str], found: dict[str, str], *, stop_at_module: bool = False) -> list[str]:
-    """Read options up to the first word that is none; that and the rest."""
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        word = words[place]
+    """Read options up to the first word that is not one; return that word and the rest."""
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        word = words[position]
         if word == "-m":
             if stop_at_module:
-                return words[place + 1 :]
-            place += 1
+                return words[position + 1 :]
+            position += 1
             continue
         name, equals, value = word.lstrip("-").partition("=")
         name = {"N": "nnodes", "n": "ntasks", "g": "nproc_per_node"}.get(name, name).replace("-", "_")
         if equals:
             found[name] = value
-            place += 1
-        elif name in FLAGS or stop_at_module or place + 1 >= len(words) or words[place + 1].startswith("-"):
+            position += 1
+        elif name in FLAGS or stop_at_module or position + 1 >= len(words) or words[position + 1].startswith("-"):
             found.setdefault(name, "")
-            place += 1
+            position += 1
         else:
-            found[name] = words[place + 1]
-            place += 2
-    return words[place:]
+            found[name] = words[position + 1]
+            position += 2
+    return words[position:]
 
 
 def keys(words: Sequence[str]) -> dict[str, object]:
-    """``--tensor-model-parallel-size 8 --swiglu`` → ``{"tensor-model-parallel-size": "8", "swiglu": True}``.
+    """Return options as keys: ``--tp-size 8 --swiglu`` → ``{"tp-size": "8", "swiglu": True}``.
 
     Several words after a key are a list; a word that begins with - and a digit is a value.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     key = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
             key, equals, value = word[2:].partition("=")
-            found[key] = value if equals else True
+            values[key] = value if equals else True
         elif key:
-            before = found[key]
-            found[key] = word if before is True else [*(before if isinstance(before, list) else [before]), word]
-    return found
+            previous = values[key]
+            values[key] = (
+                word if previous is True else [*(previous if isinstance(previous, list) else [previous]), word]
+            )
+    return values

@@ -1,4 +1,4 @@
-"""A shell or Slurm script as the commands that it runs, its variables put in; logic that is open is named."""
+"""Read a shell or Slurm script as the commands that it runs, with its variables replaced; undecided logic is listed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ IDLE = frozenset(
 
 
 class Slurm(NamedTuple):
-    """Nodes and GPUs of each, as #SBATCH lines say."""
+    """Nodes, and GPUs of each, from #SBATCH lines."""
 
     nodes: int | None = None
     per_node: int | None = None
 
 
 class Script(NamedTuple):
-    """Commands as words, what Slurm is asked for, and what was not followed."""
+    """Commands as words, the resources requested of Slurm, and remarks on what was not followed."""
 
     commands: tuple[tuple[str, ...], ...]
     slurm: Slurm
@@ -48,68 +48,68 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     known |= given or {}
     commands: list[tuple[str, ...]] = []
     remarks: list[Said] = []
-    for each in _followed(text, remarks, known):
-        rest = _assigned(raw_words(each.text.removeprefix("export ").strip()), known, fixed=given or {})
+    for statement in _followed(text, remarks, known):
+        rest = _assigned(raw_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
         words = [word for raw in rest for word in expanded(raw, known)]
         if words and words[0] not in IDLE:
             commands.append(tuple(words))
         if "-c" in words[:-1] and {word.rpartition("/")[2] for word in words} & {"bash", "sh"}:  # srun bash -c "…"
-            plain = {name: value for name, value in known.items() if isinstance(value, str)}
-            commands += script(words[words.index("-c") + 1], plain).commands
+            text_variables = {name: value for name, value in known.items() if isinstance(value, str)}
+            commands += script(words[words.index("-c") + 1], text_variables).commands
     return Script(tuple(commands), slurm, tuple(remarks), known)
 
 
 def _followed(text: str, remarks: list[Said], known: Variables) -> Iterator[Statement]:
-    """The statements that are run for certain: those of an ``if`` that the script's own values decide, and no others.
+    """Yield the statements that certainly run: those outside logic, and those of an ``if`` that can be decided.
 
     Any other block of logic leaves one remark.
     """
-    inside: list[str] = []  # blocks that are passed over
-    opened: Statement | None = None  # the outermost of them, until something in it could matter
-    taken: list[str] = []  # of each ``if`` that is followed: on, off, or done
-    for each in statements(text):
-        word = first_word(each.text)
-        if inside:
-            if opened and _matters(each.text):
-                remarks.append(_open(opened))
-                opened = None
-            if word in OPENING or is_function(each.text):
-                inside.append(word)
-            elif word in CLOSING or each.text.rstrip().endswith("}"):
-                inside.pop()
+    skipped_blocks: list[str] = []  # blocks that are skipped
+    outermost_skipped: Statement | None = None  # the outermost of them, until a statement in it has an effect
+    branch_states: list[str] = []  # state of each ``if`` that is followed: on, off, or done
+    for statement in statements(text):
+        word = first_word(statement.text)
+        if skipped_blocks:
+            if outermost_skipped and _matters(statement.text):
+                remarks.append(_open(outermost_skipped))
+                outermost_skipped = None
+            if word in OPENING or is_function(statement.text):
+                skipped_blocks.append(word)
+            elif word in CLOSING or statement.text.rstrip().endswith("}"):
+                skipped_blocks.pop()
             continue
-        if taken and word in ("then", "elif", "else", "fi"):
-            rest = each.text[len(word) :].strip()
-            if _turn(taken, word, rest, known):
-                remarks.append(_open(each))
+        if branch_states and word in ("then", "elif", "else", "fi"):
+            rest = statement.text[len(word) :].strip()
+            if _turn(branch_states, word, rest, known):
+                remarks.append(_open(statement))
             if word == "elif" or not rest:
                 continue
-            each = Statement(each.line, rest)
+            statement = Statement(statement.line, rest)
             word = first_word(rest)
-        running = all(state == "on" for state in taken)
-        if is_function(each.text) or word in OPENING:
-            found = decided(each.text[2:], known) if word == "if" and running else None
-            if found is not None:
-                taken.append("on" if found else "off")
+        running = all(state == "on" for state in branch_states)
+        if is_function(statement.text) or word in OPENING:
+            holds = decided(statement.text[2:], known) if word == "if" and running else None
+            if holds is not None:
+                branch_states.append("on" if holds else "off")
                 continue
-            whole = each.text.rstrip().endswith("}")
-            if running and whole:
-                remarks.append(_open(each))
-            opened = each if running and not whole else None
-            if not whole:
-                inside.append(word)
+            is_one_line = statement.text.rstrip().endswith("}")
+            if running and is_one_line:
+                remarks.append(_open(statement))
+            outermost_skipped = statement if running and not is_one_line else None
+            if not is_one_line:
+                skipped_blocks.append(word)
         elif running:
-            yield each
+            yield statement
 
 
 def _matters(text: str) -> bool:
-    """Whether a statement of a block does more than print, copy or leave."""
+    """Return whether a statement of a block does more than print, copy or exit."""
     word = first_word(text)
     while word in ("then", "else", "do"):
         text = text[len(word) :].strip()
         word = first_word(text)
-    passive = IDLE | CLOSING | {"elif", "if", "", "break", "esac"}
-    return word not in passive or "=" in word or (word == "export" and "=" in text)
+    without_effect = IDLE | CLOSING | {"elif", "if", "", "break", "esac"}
+    return word not in without_effect or "=" in word or (word == "export" and "=" in text)
 
 
 def _open(each: Statement) -> Said:
@@ -118,7 +118,10 @@ def _open(each: Statement) -> Said:
 
 
 def _turn(taken: list[str], word: str, condition: str, known: Variables) -> bool:
-    """Go on to the next branch of the innermost ``if``; whether that is open, and no further one is followed."""
+    """Go on to the next branch of the innermost ``if``.
+
+    Return whether its condition is undecided, so that no further branch is followed.
+    """
     if word == "fi":
         taken.pop()
     elif word != "then" and taken[-1] != "off":
@@ -131,17 +134,17 @@ def _turn(taken: list[str], word: str, condition: str, known: Variables) -> bool
 
 
 def _assigned(words: list[str], known: dict[str, str | list[str]], *, fixed: Mapping[str, str]) -> list[str]:
-    """Take assignments off the front of a statement and remember them, but for ``fixed`` ones; what is left."""
-    while words and (found := ASSIGNS.fullmatch(words[0])):
-        name, more, value = found.groups()
+    """Remove the assignments at the front of a statement and store them, except ``fixed`` ones; return the rest."""
+    while words and (assignment := ASSIGNS.fullmatch(words[0])):
+        name, appends, value = assignment.groups()
         if value.startswith("(") and value.endswith(")"):
-            inner = [word for raw in raw_words(value[1:-1]) for word in expanded(raw, known)]
-            before = known.get(name, []) if more else []
-            known[name] = [*(before if isinstance(before, list) else before.split()), *inner]
+            elements = [word for raw in raw_words(value[1:-1]) for word in expanded(raw, known)]
+            previous = known.get(name, []) if appends else []
+            known[name] = [*(previous if isinstance(previous, list) else previous.split()), *elements]
         else:
             text = " ".join(expanded(value, known))
-            before = known.get(name, "") if more else ""
-            known[name] = (before if isinstance(before, str) else " ".join(before)) + text
+            previous = known.get(name, "") if appends else ""
+            known[name] = (previous if isinstance(previous, str) else " ".join(previous)) + text
         if name in fixed:
             known[name] = fixed[name]
         words = words[1:]
@@ -150,13 +153,13 @@ def _assigned(words: list[str], known: dict[str, str | list[str]], *, fixed: Map
 
 def _slurm(text: str) -> Slurm:
     options = " ".join(SBATCH.findall(text)).replace("=", " ")
-    found = dict(re.findall(r"(--[\w-]+|-N)\s+(?:gpu:)?(?:[a-zA-Z]\w*:)?(\d+)", options))
-    nodes = found.get("--nodes") or found.get("-N")
+    requested = dict(re.findall(r"(--[\w-]+|-N)\s+(?:gpu:)?(?:[a-zA-Z]\w*:)?(\d+)", options))
+    nodes = requested.get("--nodes") or requested.get("-N")
     names = ("--gpus-per-node", "--gres", "--ntasks-per-node")
-    per_node = next((found[name] for name in names if name in found), None)
+    per_node = next((requested[name] for name in names if name in requested), None)
     return Slurm(int(nodes) if nodes else None, int(per_node) if per_node else None)
 
 
 def is_script(path: Path) -> bool:
-    """Whether a file is a script by its name."""
+    """Return whether a file is a script by its name."""
     return path.suffix in (".sh", ".slurm", ".sbatch", ".bash")

@@ -1,7 +1,7 @@
-"""torchtitan's Python configs, of 0.3.
+"""Python configs of torchtitan 0.3.
 
-keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
-flavors    its models by family and flavor
+keys · parse · to_job · emit   the four modules of a format, described in ``../format.py`` flavors    its models by
+family and flavor
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Model, layout and job -> torchtitan's keys, and a Python config of 0.3; ``Mistake`` for what it cannot run."""
+"""Model, layout and job -> a Python config of torchtitan 0.3; ``Mistake`` for what torchtitan cannot run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from torchtitan.models.llama3 import (
 
 
 def emit(plan: Plan) -> Written:
-    """Return the Python config of a plan; ``Mistake`` for what it cannot spell, or torchtitan cannot run."""
+    """Return the Python config of a plan; raise ``Mistake`` for what it cannot express or torchtitan cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     mode, _ = recomputed(layout.ac, groups=False)
     values = written(PYTHON, {"job": job, "layout": layout, "model": model}) | shared(plan, head="lm_head", casts=True)
@@ -55,9 +55,9 @@ def emit(plan: Plan) -> Written:
         )
     if model.moe and layout.ep > 1 and layout.etp > 1:
         raise Mistake(f"layout {str(layout)!r}: torchtitan 0.3 has no etp beside ep; take etp1")
-    whole = job.stack.graphs == "full" and layout.pp == 1 and layout.ep == 1
+    uses_graphs = job.stack.graphs == "full" and layout.pp == 1 and layout.ep == 1
     values |= {
-        "training.disable_cuda_graphs": not whole,
+        "training.disable_cuda_graphs": not uses_graphs,
         "activation_checkpoint": "FullAC" if mode == "full" else None,
         "compile.enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap and job.stack.compile,
         "model_spec.converters": _converters(plan),
@@ -66,39 +66,39 @@ def emit(plan: Plan) -> Written:
         raise Mistake(
             f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
         )
-    found = flavor_of(model)
-    sizes = None if found else _sizes(model)
+    flavor = flavor_of(model)
+    sizes = None if flavor else _sizes(model)
     remarks = () if job.documents == "apart" else ("torchtitan 0.3 keeps documents of a sequence apart",)
     nodes, per_node = plan.hosts
-    start = (
+    launch_line = (
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train "
         "--module torchtitan_config --config config"
     )
     text = python_file(
-        values, PYTHON, model=model, flavor=found or ("llama3", "8B"), sizes=sizes,
-        about=(f"torchtitan {VERSION}: {model.name}, {layout}.", f"Start: {start}"),
+        values, PYTHON, model=model, flavor=flavor or ("llama3", "8B"), sizes=sizes,
+        about=(f"torchtitan {VERSION}: {model.name}, {layout}.", f"Start: {launch_line}"),
     )  # fmt: skip
     return Written({"torchtitan_config.py": text}, remarks)
 
 
 def _converters(plan: Plan) -> str | None:
-    """The call of a converter, as text."""
-    asked = plan.job.precision
-    if not asked.narrow:
+    """Return the call of a float8 converter, as source text."""
+    precision_recipe = plan.job.precision
+    if not precision_recipe.narrow:
         return None
     if plan.model.moe:
-        raise Mistake(f"precision {asked.name}: experts in fp8 are not written for torchtitan; take bf16")
+        raise Mistake(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
     names = {"fp8-rowwise": "rowwise", "fp8-rowwise-gw": "rowwise_with_gw_hp"}
-    if asked.name not in names or asked != recipe(asked.name):
-        raise Mistake(f"precision {asked.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them")
+    if precision_recipe.name not in names or precision_recipe != recipe(precision_recipe.name):
+        raise Mistake(f"precision {precision_recipe.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them")
     return (
-        f'Float8LinearConverter.Config(recipe_name="{names[asked.name]}", filter_fqns=["lm_head"], '
+        f'Float8LinearConverter.Config(recipe_name="{names[precision_recipe.name]}", filter_fqns=["lm_head"], '
         f"model_compile_enabled={plan.job.stack.compile})"
     )
 
 
 def _sizes(model: Model) -> dict[str, Any]:
-    """The numbers of a Llama of any size; ``Mistake`` if the model is another architecture."""
+    """Return the sizes of a Llama of any size; raise ``Mistake`` if the model has another architecture."""
     from fivefold.model.huggingface.write import differs
 
     if model.position != "rope" or model.head_dim * model.heads != model.width:
@@ -107,23 +107,29 @@ def _sizes(model: Model) -> dict[str, Any]:
             f"{model.width}/{model.heads}; take one of its flavors"
         )
     numbers = (model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab, model.tied_embeddings)
-    there = llama(model.name, numbers)
-    why = differs(there, model.replace(rope_scaling=there.rope_scaling, rope_theta=there.rope_theta,
-                                       norm_epsilon=there.norm_epsilon))  # fmt: skip
-    if why:
-        raise Mistake(f"model {model.name!r}: torchtitan's Llama has {why}; take one of its flavors")
+    llama_spec = llama(model.name, numbers)
+    difference_text = differs(
+        llama_spec,
+        model.replace(
+            rope_scaling=llama_spec.rope_scaling,
+            rope_theta=llama_spec.rope_theta,
+            norm_epsilon=llama_spec.norm_epsilon,
+        ),
+    )
+    if difference_text:
+        raise Mistake(f"model {model.name!r}: torchtitan's Llama has {difference_text}; take one of its flavors")
     return {field: getattr(model, field) for field in SIZES.values()}
 
 
 def shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
-    """The values of the keys that both versions have.
+    """Return the values of the keys that both versions have.
 
-    ``head``: the name of the output projection; ``casts``: whether fully_shard is applied, and so a copy in 16 bits.
+    ``head``: the name of the output projection; ``casts``: whether fully_shard is applied, which casts to 16 bits.
     """
     layout, job = plan.layout, plan.job
     copies, shards = sharding(plan)
     pp = layout.pp > 1
-    found = {
+    values = {
         "training.local_batch_size": job.global_batch // layout.dp if pp else layout.mbs,
         "training.global_batch_size": job.global_batch,
         **precision(plan, sharded=casts),
@@ -140,11 +146,11 @@ def shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
         "debug.seed": job.seed,
         **rate(job.learning_rate, steps=job.steps),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def sharding(plan: Plan) -> tuple[int, int]:
-    """dp_replicate and dp_shard."""
+    """Return dp_replicate and dp_shard."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
     if layout.zero == 0 and layout.cp > 1:
         raise Mistake(f"layout {str(layout)!r}: torchtitan shards over cp too; take zero3")
@@ -172,40 +178,46 @@ def sharding(plan: Plan) -> tuple[int, int]:
 
 
 def stages(plan: Plan, *, head: str) -> list[list[str]] | None:
-    """What each stage holds, unless it is as torchtitan spreads it by itself."""
+    """Return the modules of each stage, or None if torchtitan's default division gives the same."""
     layout, layers = plan.layout, plan.model.layers
-    spread = stage_layers(layers, layout)
-    sizes = tuple(map(len, spread))
-    usual = layout.pp * (1 if layout.pipeline.stages_per_rank == 1 else 2)
-    if len(sizes) == usual and layers + 2 >= usual and sizes == even(layers, usual, first=1, last=1):
+    stage_indices = stage_layers(layers, layout)
+    sizes = tuple(map(len, stage_indices))
+    usual_stages = layout.pp * (1 if layout.pipeline.stages_per_rank == 1 else 2)
+    if (
+        len(sizes) == usual_stages
+        and layers + 2 >= usual_stages
+        and sizes == even(layers, usual_stages, first=1, last=1)
+    ):
         return None
-    parts = [[f"layers.{layer}" for layer in each] for each in spread]
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", head]
-    return parts
+    stage_modules = [[f"layers.{layer}" for layer in stage] for stage in stage_indices]
+    stage_modules[0].insert(0, "tok_embeddings")
+    stage_modules[-1] += ["norm", head]
+    return stage_modules
 
 
 def precision(plan: Plan, *, sharded: bool) -> dict[str, Any]:
-    """The types of weights and of what is gathered."""
-    asked = plan.job.precision
-    half = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
-    if asked == FULL_BF16:
+    """Return the types of weights and of gathered weights."""
+    wanted = plan.job.precision
+    half_types = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+    if wanted == FULL_BF16:
         return {"training.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16"}
-    if asked.name == "fp32":
+    if wanted.name == "fp32":
         return {"training.dtype": "float32", "training.mixed_precision_param": "float32"}
-    if asked == AUTOCAST and plan.layout.world == plan.layout.dp and not sharded:
-        return half
-    if asked.name != AUTOCAST.name and sharded:
-        return half
-    other = "precision fp32" if sharded else f"zero3, precision fp32, or {AUTOCAST.name!r} as read from torchtitan"
+    if wanted == AUTOCAST and plan.layout.world == plan.layout.dp and not sharded:
+        return half_types
+    if wanted.name != AUTOCAST.name and sharded:
+        return half_types
+    alternatives = (
+        "precision fp32" if sharded else f"zero3, precision fp32, or {AUTOCAST.name!r} as read from torchtitan"
+    )
     raise Mistake(
-        f"precision {asked.name} with zero{plan.layout.zero}: torchtitan keeps fp32 weights and casts for each matmul "
-        f"unless they are sharded; take {other}"
+        f"precision {wanted.name} with zero{plan.layout.zero}: torchtitan keeps fp32 weights and casts for each matmul "
+        f"unless they are sharded; take {alternatives}"
     )
 
 
 def rate(schedule: LearningRate, *, steps: int) -> dict[str, Any]:
-    """The learning rate's schedule."""
+    """Return the learning rate's schedule."""
     if schedule.kind == "constant":
         return {"lr_scheduler.min_lr_factor": 1.0}
     if schedule.kind == "cosine":
@@ -215,7 +227,10 @@ def rate(schedule: LearningRate, *, steps: int) -> dict[str, Any]:
 
 
 def recomputed(ac: str, *, groups: bool) -> tuple[str, int]:
-    """``none`` or ``full``, and of which layers; ``groups``: whether each n-th layer can be recomputed."""
+    """Return ``none`` or ``full``, and that every n-th layer is recomputed.
+
+    ``groups``: whether recomputing every n-th layer is supported.
+    """
     if ac == "none" or ac == "full":
         return ac, 1
     if ac.startswith("full/") and groups:
@@ -228,7 +243,7 @@ def python_file(
     values: Mapping[str, Any], table: Table, *, model: Model, flavor: tuple[str, str], sizes: Mapping[str, Any] | None,
     about: Sequence[str],
 ) -> str:  # fmt: skip
-    """The file; ``sizes``: of a Llama that is no flavor."""
+    """Return the text of the file; ``sizes``: sizes of a Llama that is not a flavor."""
     spec = _spec(values, flavor)
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     if values["loss"] == "ChunkedLossWrapper":
@@ -267,7 +282,7 @@ def _spec(values: Mapping[str, Any], flavor: tuple[str, str]) -> str:
 
 
 def _custom(spec: str, sizes: Mapping[str, Any]) -> str:
-    """The 8B's spec with a Llama of other sizes in it."""
+    """Return the spec of the 8B with a Llama of other sizes in it."""
     width, vocab, heads = sizes["width"], sizes["vocab"], sizes["heads"]
     backend = spec.partition("attn_backend=")[2].partition(",")[0].rstrip(")")
     return f"""replace(

@@ -1,6 +1,6 @@
 """torchtitan's models by family and flavor, as our records.
 
-Sources: torchtitan 0.2.2 and 0.3.0 torchtitan/models/llama3/__init__.py, qwen3, deepseek_v3 and gpt_oss beside it.
+Sources: torchtitan 0.2.2 and 0.3.0 torchtitan/models/llama3/__init__.py, qwen3, deepseek_v3 and gpt_oss next to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCALED = RopeScaling(
 
 
 def llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> Model:
-    """A model of torchtitan's llama3: RMSNorm, SwiGLU, rotary positions scaled as in Llama 3.1."""
+    """Build a model of torchtitan's llama3: RMSNorm, SwiGLU, rotary positions scaled as in Llama 3.1."""
     layers, width, heads, kv_heads, ffn, vocab, tied = sizes
     return Model(
         name=name, layers=layers, width=width, heads=heads, kv_heads=kv_heads, head_dim=width // heads, ffn=ffn,
@@ -58,7 +58,7 @@ def _qwen_debug(*, experts: bool) -> Model:
 
 @cache
 def flavors(family: str) -> dict[str, Model]:
-    """The models of a family by flavor."""
+    """Return the models of a family by flavor."""
     if family == "llama3":
         return {flavor: llama(f"llama3-{flavor.lower()}", sizes) for flavor, sizes in LLAMA.items()}
     if family == "qwen3":
@@ -72,41 +72,44 @@ def flavors(family: str) -> dict[str, Model]:
 
 
 def _free(model: Model) -> Model:
-    """Experts balanced by biases of the router, without a loss of their own (``load_balance_coeff``)."""
+    """Return the model with experts balanced by router biases, without an auxiliary loss (``load_balance_coeff``)."""
     return model.replace(moe=model.moe.replace(balance="free")) if model.moe else model
 
 
 def flavored(family: str, flavor: str) -> Model:
-    """The model of a flavor; ``Mistake`` if torchtitan has none of that name."""
+    """Return the model of a flavor; raise ``Mistake`` if torchtitan has none of that name."""
     known = flavors(family)
     base = flavor
     for suffix in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_non_fused_qkv"):  # kernels, not sizes
         base = base.removesuffix(suffix)
     if base not in known:
-        why = str(nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
-        raise Mistake(f"{why}; or say --model NAME")
+        message = str(nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
+        raise Mistake(f"{message}; or say --model NAME")
     return known[base]
 
 
 def flavor_of(model: Model) -> tuple[str, str] | None:
-    """Family and flavor of ``model``; positions may be scaled otherwise, and experts balanced by a loss."""
+    """Return family and flavor of ``model``.
+
+    The scaling of positions and an auxiliary loss of experts may differ.
+    """
     for family in MODULES:
         for flavor, known in flavors(family).items():
-            there = _free(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
-            if differs(there, known) is None:
+            adapted = _free(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
+            if differs(adapted, known) is None:
                 return family, flavor
     return None
 
 
 def nearest_flavor(model: Model) -> str:
-    """The flavor with most nearly as many parameters."""
-    every = [(family, flavor, known) for family in MODULES for flavor, known in flavors(family).items()]
-    family, flavor, known = min(every, key=lambda each: abs(each[2].parameters / model.parameters - 1))
+    """Return the flavor whose number of parameters is nearest."""
+    candidates = [(family, flavor, known) for family in MODULES for flavor, known in flavors(family).items()]
+    family, flavor, known = min(candidates, key=lambda candidate: abs(candidate[2].parameters / model.parameters - 1))
     return f"{family} {flavor} ({known.parameters / 1e9:.3g} B parameters)"
 
 
 def unknown(model: Model) -> Mistake:
-    """That no flavor is the model."""
+    """Return the error that no flavor is the model."""
     return Mistake(
         f"model {model.name!r}: no flavor of torchtitan is it; the nearest is {nearest_flavor(model)}; a dense Llama "
         "of any size is written by --to torchtitan (its Python config)"

@@ -1,4 +1,4 @@
-"""torchtitan's keys, and those of its Python configs (0.3.0), each with that version's default.
+"""torchtitan's keys that both versions have, and those of its Python configs (0.3.0), with the defaults of 0.3.0.
 
 Sources: torchtitan 0.3.0 torchtitan/config/configs.py, trainer.py, components/, distributed/activation_checkpoint.py,
 distributed/pipeline_parallel.py, parallel_dims.py, models/*/__init__.py.
@@ -138,7 +138,7 @@ PYTHON: Table = {
     ),
 }
 
-# A Llama of other sizes is spelled out: model_spec=replace(model_registry("8B"), model=Llama3Model.Config(…)).
+# A Llama of other sizes is written in full: model_spec=replace(model_registry("8B"), model=Llama3Model.Config(…)).
 SIZES = {
     "layers.n_layers": "layers", "dim": "width", "layers.n_heads": "heads", "layers.n_kv_heads": "kv_heads",
     "layers.rope.theta": "rope_theta",

@@ -1,7 +1,7 @@
-"""torchtitan's keys -> model, layout and job: what both versions share, and a Python config of 0.3.
+"""torchtitan's keys -> model, layout and job: the readers that both versions share, and a Python config of 0.3.
 
-world = dp_replicate · dp_shard · cp · tp · pp; FSDP shards over dp_shard · cp (parallel_dims.py)
-pipeline_parallel.py: first and last stage hold fewer layers, so that embedding and head count as some
+world = dp_replicate · dp_shard · cp · tp · pp; FSDP shards over dp_shard · cp (parallel_dims.py) pipeline_parallel.py:
+first and last stage hold fewer layers, because embedding and head count as layers
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.results.reading import Reading
 
-AUTOCAST = recipe("bf16-autocast")  # under DDP there is no copy in 16 bits but what autocast makes for each matmul
+AUTOCAST = recipe("bf16-autocast")  # under DDP the only 16-bit copies are those that autocast makes for each matmul
 
 FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
 
@@ -34,8 +34,8 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "apart"}
     fields |= compiled(values) | rate(values)
     fields["job.seed"] = values["debug.seed"] or 0
-    asynchronous = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
-    fields["job.stack.overlap"] = ("dp", "tp") if asynchronous else ("dp",)
+    is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
+    fields["job.stack.overlap"] = ("dp", "tp") if is_async_tp else ("dp",)
     fields["job.stack.graphs"] = "none" if values["training.disable_cuda_graphs"] else "full"
     fields["job.stack.dispatcher"] = (
         "all_to_all" if values["model_spec.moe_comm_backend"] in ("standard", None) else "fused"
@@ -47,8 +47,8 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
         fields |= degrees(values, ranks)
         fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
         fields["job.precision"] = _precision(values)
-        without = model.moe is not None and fields["layout.ep"] == 1
-        fields["layout.etp"] = fields["layout.tp"] if without else 1
+        has_unsharded_experts = model.moe is not None and fields["layout.ep"] == 1
+        fields["layout.etp"] = fields["layout.tp"] if has_unsharded_experts else 1
     missing = () if ranks else (RANKS_MISSING,)
     return build_reading(config, fields, model=model, ranks=ranks if model else None, missing=missing)
 
@@ -69,11 +69,11 @@ def _recomputed(values: Values) -> str:
 
 
 def _precision(values: Values) -> Recipe:
-    plain = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
-    calls = [each for each in listed(values["model_spec.converters"]) if isinstance(each, Call)]
-    named = {each.name: each.named for each in calls}
+    base_recipe = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
+    converters = [converter for converter in listed(values["model_spec.converters"]) if isinstance(converter, Call)]
+    converter_options = {converter.name: converter.named for converter in converters}
     key = "model_spec.converters"
-    for name in named:
+    for name in converter_options:
         if name not in (
             "Float8LinearConverter",
             "MXFP8LinearConverter",
@@ -81,96 +81,110 @@ def _precision(values: Values) -> Recipe:
             "Float8GroupedExpertsConverter",
         ):
             values.doubt(key, f"{name} is not counted")
-    for name, ours in (("MXFP8LinearConverter", "mxfp8"), ("NVFP4LinearConverter", "nvfp4")):
-        if name in named:
-            if not named[name].get("fqns"):
+    for name, recipe_name in (("MXFP8LinearConverter", "mxfp8"), ("NVFP4LinearConverter", "nvfp4")):
+        if name in converter_options:
+            if not converter_options[name].get("fqns"):
                 values.doubt(key, "the output projection is converted too; counted in 16 bits")
-            return recipe(ours)
-    if "Float8LinearConverter" not in named:
-        return plain
-    if "lm_head" not in str(named["Float8LinearConverter"].get("filter_fqns", [])):
+            return recipe(recipe_name)
+    if "Float8LinearConverter" not in converter_options:
+        return base_recipe
+    if "lm_head" not in str(converter_options["Float8LinearConverter"].get("filter_fqns", [])):
         values.doubt(key, "the output projection is in fp8 too; counted in 16 bits")
-    by = named["Float8LinearConverter"].get("recipe_name", "rowwise")
-    return recipe("fp8-rowwise-gw" if by == "rowwise_with_gw_hp" else "fp8-rowwise")
+    scaling_recipe = converter_options["Float8LinearConverter"].get("recipe_name", "rowwise")
+    return recipe("fp8-rowwise-gw" if scaling_recipe == "rowwise_with_gw_hp" else "fp8-rowwise")
 
 
 def degrees(values: Values, ranks: int) -> dict[str, Any]:
-    """dp, ZeRO stage and shard group; ``Mistake`` if the degrees do not make up the ranks."""
+    """Return dp, ZeRO stage and shard group; raise ``Mistake`` if the degrees do not multiply to the ranks."""
     cp, tp, pp = (values.whole(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
     copies = values.whole(f"{P}data_parallel_replicate_degree")
     shards = values.whole(f"{P}data_parallel_shard_degree", least=None)
-    rest = replicas(ranks, copies * cp * tp * pp, of="dp_replicate·cp·tp·pp", origin=values.origin)
-    assert rest is not None
-    if shards not in (-1, rest):
+    shard_count = replicas(ranks, copies * cp * tp * pp, of="dp_replicate·cp·tp·pp", origin=values.origin)
+    assert shard_count is not None
+    if shards not in (-1, shard_count):
         world = copies * shards * cp * tp * pp
         raise Mistake(
             f"{values.origin}: dp_replicate·dp_shard·cp·tp·pp={copies}·{shards}·{cp}·{tp}·{pp}={world}, but there are "
-            f"{ranks} ranks; take --gpus NAME:{world}, or data_parallel_shard_degree = {rest} or -1"
+            f"{ranks} ranks; take --gpus NAME:{world}, or data_parallel_shard_degree = {shard_count} or -1"
         )
-    found: dict[str, Any] = {"layout.dp": copies * rest}
-    if rest * cp == 1:
-        return found | {"layout.zero": 0}
-    policy = values[f"{P}fsdp_reshard_after_forward"]
-    if policy not in ("default", "always", "never"):
-        raise Mistake(f"{values.origin}: fsdp_reshard_after_forward is {policy!r}; it is default, always or never")
-    keeps = policy == "never" or (policy == "default" and pp > 1)
+    fields: dict[str, Any] = {"layout.dp": copies * shard_count}
+    if shard_count * cp == 1:
+        return fields | {"layout.zero": 0}
+    reshard_policy = values[f"{P}fsdp_reshard_after_forward"]
+    if reshard_policy not in ("default", "always", "never"):
+        raise Mistake(
+            f"{values.origin}: fsdp_reshard_after_forward is {reshard_policy!r}; it is default, always or never"
+        )
+    keeps_gathered = reshard_policy == "never" or (reshard_policy == "default" and pp > 1)
     # Pipeline stages defer reduction and resharding to their last backward: gathered once a step.
-    found["layout.zero"] = 2 if keeps and pp > 1 else 3
-    if keeps and pp == 1:
-        found["job.stack.reshard"] = "backward"
-    return found | ({"layout.shard_group": rest * cp} if copies > 1 else {})
+    fields["layout.zero"] = 2 if keeps_gathered and pp > 1 else 3
+    if keeps_gathered and pp == 1:
+        fields["job.stack.reshard"] = "backward"
+    return fields | ({"layout.shard_group": shard_count * cp} if copies > 1 else {})
 
 
 def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
-    """Micro-batch and global batch."""
-    local, whole = values.whole("training.local_batch_size"), values.whole("training.global_batch_size", least=None)
-    whole = local * dp if whole < 0 else whole
-    if whole == 0 or whole % (local * dp):
+    """Return micro-batch and global batch."""
+    local_batch, global_batch = (
+        values.whole("training.local_batch_size"),
+        values.whole("training.global_batch_size", least=None),
+    )
+    global_batch = local_batch * dp if global_batch < 0 else global_batch
+    if global_batch == 0 or global_batch % (local_batch * dp):
         raise Mistake(
-            f"{values.origin}: global_batch_size={whole} is not a multiple of local_batch_size·dp={local}·{dp}; "
-            f"try {-(-whole // (local * dp) or 1) * local * dp}"
+            f"{values.origin}: global_batch_size={global_batch} is not a multiple of local_batch_size·dp="
+            f"{local_batch}·{dp}; try {-(-global_batch // (local_batch * dp) or 1) * local_batch * dp}"
         )
-    mbs = local
+    mbs = local_batch
     if pp > 1:
         mbs = values.whole(f"{P}pipeline_parallel_microbatch_size")
-        if local % mbs:
-            raise Mistake(f"{values.origin}: local_batch_size={local} is not a multiple of the micro-batch's {mbs}")
-        if whole > local * dp:
-            times = whole // (local * dp)
-            values.doubt(
-                "training.global_batch_size", f"the pipeline is filled and drained {times} times a step; read as once"
+        if local_batch % mbs:
+            raise Mistake(
+                f"{values.origin}: local_batch_size={local_batch} is not a multiple of the micro-batch's {mbs}"
             )
-    return {"layout.mbs": mbs, "job.global_batch": whole}
+        if global_batch > local_batch * dp:
+            passes = global_batch // (local_batch * dp)
+            values.doubt(
+                "training.global_batch_size", f"the pipeline is filled and drained {passes} times a step; read as once"
+            )
+    return {"layout.mbs": mbs, "job.global_batch": global_batch}
 
 
 def even(layers: int, stages: int, *, first: int, last: int) -> tuple[int, ...]:
-    """Layers of each stage if embedding and head count as ``first`` and ``last`` layers."""
-    each, more = divmod(layers + first + last, stages)
-    sizes = [each + (stage < more) for stage in range(stages)]
+    """Return the layers of each stage if embedding and head count as ``first`` and ``last`` layers."""
+    base_layers, remainder = divmod(layers + first + last, stages)
+    sizes = [base_layers + (stage < remainder) for stage in range(stages)]
     sizes[0] -= first
     sizes[-1] -= last
     return tuple(sizes)
 
 
 def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
-    """Schedule, virtual stages and layers of each stage."""
+    """Return schedule, virtual stages and layers of each stage."""
     if pp == 1:
         return {}
-    said = str(values[f"{P}pipeline_parallel_schedule"])
-    name = next((known for known in (*SCHEDULES, *LOOPED) if known.lower() == said.lower()), said)
-    looped = name in LOOPED
+    schedule_name = str(values[f"{P}pipeline_parallel_schedule"])
+    name = next((known for known in (*SCHEDULES, *LOOPED) if known.lower() == schedule_name.lower()), schedule_name)
+    is_looped = name in LOOPED
     if name not in SCHEDULES:
         values.doubt(
             f"{P}pipeline_parallel_schedule", "is not among the schedules here; read as Interleaved1F1B or 1F1B"
         )
-        name = "Interleaved1F1B" if looped else "1F1B"
+        name = "Interleaved1F1B" if is_looped else "1F1B"
     first = values.whole(f"{P}pipeline_parallel_first_stage_less_layers", least=0)
     last = values.whole(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
-    parts, each = values[f"{P}module_fqns_per_model_part"], values[f"{P}pipeline_parallel_layers_per_stage"]
-    if parts:
-        sizes = tuple(sum(str(name).startswith("layers.") for name in stage) for stage in parts)
+    stage_modules, layers_per_stage = (
+        values[f"{P}module_fqns_per_model_part"],
+        values[f"{P}pipeline_parallel_layers_per_stage"],
+    )
+    if stage_modules:
+        sizes = tuple(sum(str(name).startswith("layers.") for name in stage) for stage in stage_modules)
     else:
-        stages = -(-(model.layers + first + last) // each) if isinstance(each, int) and each else pp * (1 + looped)
+        stages = (
+            -(-(model.layers + first + last) // layers_per_stage)
+            if isinstance(layers_per_stage, int) and layers_per_stage
+            else pp * (1 + is_looped)
+        )
         sizes = even(model.layers, stages, first=first, last=last)
     if len(sizes) % pp or min(sizes) < 1:
         raise Mistake(
@@ -178,21 +192,21 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
             "each rank must have as many, and each stage a layer"
         )
     v = len(sizes) // pp
-    if (v > 1) != looped:
-        mend = "1F1B" if looped else "Interleaved1F1B"
-        raise Mistake(f"{values.origin}: {name} does not run {v} stages per rank; take {mend}")
-    found: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
-    plain = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
-    usual = tuple(map(len, stage_layers(model.layers, plain)))
-    return found if sizes == usual else found | {"layout.stages": sizes}
+    if (v > 1) != is_looped:
+        alternative = "1F1B" if is_looped else "Interleaved1F1B"
+        raise Mistake(f"{values.origin}: {name} does not run {v} stages per rank; take {alternative}")
+    fields: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
+    even_layout = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
+    even_sizes = tuple(map(len, stage_layers(model.layers, even_layout)))
+    return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 
 def sixteen_bits(values: Values, *, sharded: bool) -> Recipe:
-    """The recipe, before converters to fp8."""
-    dtype, mixed = values["training.dtype"], values["training.mixed_precision_param"]
+    """Return the recipe before converters to fp8."""
+    dtype, gathered_dtype = values["training.dtype"], values["training.mixed_precision_param"]
     if dtype == "bfloat16":
         return FULL_BF16
-    if mixed == "float32":
+    if gathered_dtype == "float32":
         return recipe("fp32")
     if sharded:
         return recipe("bf16")
@@ -203,24 +217,24 @@ def sixteen_bits(values: Values, *, sharded: bool) -> Recipe:
 
 
 def rate(values: Values) -> dict[str, Any]:
-    """The learning rate's schedule: warm-up, stable, decay."""
+    """Return the learning rate's schedule: warm-up, stable, decay."""
     ratio, steps, warmup = (
         values["lr_scheduler.decay_ratio"],
         values["training.steps"],
         values["lr_scheduler.warmup_steps"],
     )
-    found: dict[str, Any] = {"job.learning_rate.warmup_steps": min(warmup, steps)}
+    fields: dict[str, Any] = {"job.learning_rate.warmup_steps": min(warmup, steps)}
     if values["lr_scheduler.min_lr_factor"] == 1.0:
-        return found | {"job.learning_rate.kind": "constant"}
+        return fields | {"job.learning_rate.kind": "constant"}
     if values["lr_scheduler.decay_type"] == "cosine" and ratio is None:
-        return found | {"job.learning_rate.kind": "cosine"}
+        return fields | {"job.learning_rate.kind": "cosine"}
     ratio = values.number("lr_scheduler.decay_ratio")
-    decay = steps - warmup if ratio is None else round(steps * ratio)
-    return found | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": max(1, decay)}
+    decay_steps = steps - warmup if ratio is None else round(steps * ratio)
+    return fields | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": max(1, decay_steps)}
 
 
 def compiled(values: Values) -> dict[str, Any]:
-    """Whether blocks are compiled, and with them norms, activations and rotary embedding fused; and the loss beside."""
+    """Return whether blocks and the loss are compiled; compiled blocks have fused norms, activations and RoPE."""
     components = listed(values["compile.components"])
     loss = {"job.stack.compile_loss": "loss" in components}
     if values["compile.enable"] and "model" in components:

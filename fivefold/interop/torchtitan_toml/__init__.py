@@ -1,6 +1,6 @@
-"""torchtitan's TOML files, of 0.2: keys and readers that 0.3 still has are those of ``../torchtitan``.
+"""TOML files of torchtitan 0.2; keys and readers that 0.3 still has are in ``../torchtitan``.
 
-keys · parse · to_job · emit   the four modules of a format, as ``../format.py`` has them
+keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
 """
 
 from __future__ import annotations

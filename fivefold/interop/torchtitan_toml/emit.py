@@ -16,20 +16,20 @@ from fivefold.record import Mistake
 
 
 def emit(plan: Plan) -> Written:
-    """Return the TOML file of a plan; ``Mistake`` for a model that is no flavor, or what torchtitan cannot run."""
+    """Return the TOML file of a plan; raise ``Mistake`` for a model that is not a flavor, or for an unsupported job."""
     model, layout, job = plan.model, plan.layout, plan.job
-    found = flavor_of(model)
-    if found is None:
+    flavor = flavor_of(model)
+    if flavor is None:
         raise unknown(model)
-    mode, every = recomputed(layout.ac, groups=True)
+    mode, layer_interval = recomputed(layout.ac, groups=True)
     values = written(TOML, {"job": job, "layout": layout, "model": model}) | shared(
         plan, head="output", casts=layout.zero > 0
     )
     values |= {
-        "model.name": found[0],
-        "model.flavor": found[1],
-        "activation_checkpoint.mode": "selective" if every > 1 else mode,
-        "activation_checkpoint.selective_ac_option": str(every) if every > 1 else None,
+        "model.name": flavor[0],
+        "model.flavor": flavor[1],
+        "activation_checkpoint.mode": "selective" if layer_interval > 1 else mode,
+        "activation_checkpoint.selective_ac_option": str(layer_interval) if layer_interval > 1 else None,
         "optimizer.name": "AdamW",
         "optimizer.beta1": job.optimizer.betas[0],
         "optimizer.beta2": job.optimizer.betas[1],
@@ -45,10 +45,10 @@ def emit(plan: Plan) -> Written:
             raise Mistake(f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) alone; take one of them")
         values[f"{P}expert_tensor_parallel_degree"] = layout.etp
     nodes, per_node = plan.hosts
-    start = (
+    launch_line = (
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train --job.config_file torchtitan.toml"
     )
-    about = (f"torchtitan {VERSION}: {model.name}, {layout}", f"Start: {start}")
+    about = (f"torchtitan {VERSION}: {model.name}, {layout}", f"Start: {launch_line}")
     extra = {
         "job.dump_folder": ("./outputs", "logs and checkpoints"),
         "model.hf_assets_path": ("./assets/hf/tokenizer", "the tokenizer's folder: put yours"),
@@ -58,12 +58,12 @@ def emit(plan: Plan) -> Written:
 
 
 def _converters(plan: Plan) -> dict[str, Any]:
-    asked = plan.job.precision
-    if not asked.narrow:
+    precision_recipe = plan.job.precision
+    if not precision_recipe.narrow:
         return {}
     if plan.model.moe:
-        raise Mistake(f"precision {asked.name}: experts in fp8 are not written for torchtitan; take bf16")
-    if asked == recipe("mxfp8"):
+        raise Mistake(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
+    if precision_recipe == recipe("mxfp8"):
         return {"model.converters": ["mx"], "quantize.linear.mx.filter_fqns": ["output"]}
     names = {
         "fp8": "tensorwise",
@@ -71,11 +71,13 @@ def _converters(plan: Plan) -> dict[str, Any]:
         "fp8-rowwise": "rowwise",
         "fp8-rowwise-gw": "rowwise_with_gw_hp",
     }
-    if asked.name not in names or asked != recipe(asked.name):
-        raise Mistake(f"precision {asked.name}: torchtitan has {', '.join(names)} and mxfp8; take one of them")
+    if precision_recipe.name not in names or precision_recipe != recipe(precision_recipe.name):
+        raise Mistake(
+            f"precision {precision_recipe.name}: torchtitan has {', '.join(names)} and mxfp8; take one of them"
+        )
     return {
         "model.converters": ["float8"],
-        "quantize.linear.float8.recipe_name": names[asked.name],
+        "quantize.linear.float8.recipe_name": names[precision_recipe.name],
         "quantize.linear.float8.filter_fqns": ["output"],
-        "quantize.linear.float8.enable_fsdp_float8_all_gather": asked.name == "fp8-wire",
+        "quantize.linear.float8.enable_fsdp_float8_all_gather": precision_recipe.name == "fp8-wire",
     }

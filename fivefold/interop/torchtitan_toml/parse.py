@@ -1,4 +1,4 @@
-"""torchtitan 0.2's TOML files as values of its keys."""
+"""Parse torchtitan 0.2's TOML files into values of its keys."""
 
 from __future__ import annotations
 

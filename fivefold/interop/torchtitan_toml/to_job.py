@@ -38,16 +38,16 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
         fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
         fields["job.precision"] = _precision(values, model, sharded=fields["layout.zero"] > 0)
         fields["layout.etp"] = _experts(values, model)
-        paired = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
+        overlaps_experts = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
         fields["job.stack.pairs"] = bool(
-            paired and PIPELINE_SCHEDULES[fields.get("layout.schedule", DEFAULT_SCHEDULE)].pairs_passes
+            overlaps_experts and PIPELINE_SCHEDULES[fields.get("layout.schedule", DEFAULT_SCHEDULE)].pairs_passes
         )
     missing = () if ranks else (RANKS_MISSING,)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
 
 
 def _experts(values: Values, model: Model) -> int:
-    """etp; without expert parallelism, experts are cut as the MLP is."""
+    """Return etp; without expert parallelism, experts are sharded as the MLP is."""
     if model.moe is None:
         return 1
     if values[f"{P}expert_parallel_degree"] == 1:
@@ -82,23 +82,23 @@ def _optimizer(values: Values) -> dict[str, Any]:
 
 
 def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
-    plain = sixteen_bits(values, sharded=sharded)
+    base_recipe = sixteen_bits(values, sharded=sharded)
     converters = [str(name).rpartition(".")[2] for name in listed(values["model.converters"])]
     linear = "quantize.linear."
     if "float8" in converters:
-        said = values[f"{linear}float8.recipe_name"]
-        if not isinstance(said, str | None) or said not in FLOAT8:
+        scaling = values[f"{linear}float8.recipe_name"]
+        if not isinstance(scaling, str | None) or scaling not in FLOAT8:
             raise Mistake(
-                f"{values.origin}: {linear}float8.recipe_name is {said!r}; it is {' or '.join(filter(None, FLOAT8))}"
+                f"{values.origin}: {linear}float8.recipe_name is {scaling!r}; it is {' or '.join(filter(None, FLOAT8))}"
             )
-        name = FLOAT8[said]
+        name = FLOAT8[scaling]
         if name == "fp8" and values[f"{linear}float8.enable_fsdp_float8_all_gather"] and sharded:
             name = "fp8-wire"
         kind = "float8"
     elif "mx" in converters:
         name, kind = "mxfp8", "mx"
     else:
-        return plain
+        return base_recipe
     if not any("output" in str(part) for part in values[f"{linear}{kind}.filter_fqns"]):
         values.doubt(f"{linear}{kind}.filter_fqns", "the output projection is in fp8 too; counted in 16 bits")
     if model.moe and not values[f"quantize.grouped_mm.{kind}.fqns"]:
