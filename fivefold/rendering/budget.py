@@ -1,9 +1,8 @@
-"""The time of a step by cause, predicted beside measured, and the budget of the error: which parts make it up.
+"""Time of a step by cause, predicted next to measured, and the error budget: the parts that make up the error.
 
-part                       predicted  measured  difference
-attention.core backward      31.2 ms   46.0 ms    -14.8 ms
-dp reduce_scatter             4.1 ms   12.9 ms     -8.8 ms
-rest                         80.1 ms   83.0 ms     -2.9 ms       together the difference of the two steps
+part                       predicted  measured  difference attention.core backward      31.2 ms   46.0 ms    -14.8 ms dp
+reduce_scatter             4.1 ms   12.9 ms     -8.8 ms rest                         80.1 ms   83.0 ms     -2.9 ms
+together the difference of the two steps
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from fivefold.rendering.table import heading
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
 
-SHOWN = 12  # lines of a budget before the rest
+SHOWN = 12  # lines of a budget above the rest
 REST = "rest"
 
 
 class Line(NamedTuple):
-    """One part of both steps, in seconds."""
+    """A part of both steps, in seconds."""
 
     part: str
     predicted: float
@@ -34,43 +33,47 @@ class Line(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Predicted minus measured."""
+        """Return predicted minus measured seconds."""
         return self.predicted - self.measured
 
 
 def causes(time: Time) -> dict[str, float]:
-    """Seconds by cause; they add up to the step."""
+    """Return seconds by cause; they add up to the step."""
     return {part.name: part.size for part in list_time_parts(time, zeros=True)}
 
 
 def budget(predicted: Time, measured: Time, *, shown: int = SHOWN) -> list[Line]:
-    """The parts by the size of their difference; the last line is the rest, so that all add up to that of the steps."""
+    """Return the parts, the largest difference first.
+
+    The last line is the rest, so that the differences add up to that of the steps.
+    """
     names = dict.fromkeys([*measured.parts, *predicted.parts])
     lines = [Line(name, predicted.parts.get(name, 0.0), measured.parts.get(name, 0.0)) for name in names]
     lines = sorted(lines, key=lambda line: -abs(line.difference))[:shown]
-    left = predicted.step_seconds - sum(line.predicted for line in lines)
-    return [*lines, Line(REST, left, measured.step_seconds - sum(line.measured for line in lines))]
+    predicted_rest = predicted.step_seconds - sum(line.predicted for line in lines)
+    return [*lines, Line(REST, predicted_rest, measured.step_seconds - sum(line.measured for line in lines))]
 
 
 def overlap(time: Time) -> dict[str, float]:
-    """Share of the messages of each axis that was hidden."""
+    """Return the share of the messages of each axis that was overlapped."""
     axes = dict.fromkeys([*time.exposed_seconds, *time.hidden_seconds])
-    whole = {axis: time.exposed_seconds.get(axis, 0.0) + time.hidden_seconds.get(axis, 0.0) for axis in axes}
-    return {axis: time.hidden_seconds.get(axis, 0.0) / seconds for axis, seconds in whole.items() if seconds}
+    total_seconds = {axis: time.exposed_seconds.get(axis, 0.0) + time.hidden_seconds.get(axis, 0.0) for axis in axes}
+    return {axis: time.hidden_seconds.get(axis, 0.0) / seconds for axis, seconds in total_seconds.items() if seconds}
 
 
 def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableType:
-    """The split of ``steps``, of which the first is predicted and the last measured; the budget; then the findings.
+    """Return the split of ``steps``, the error budget, then the findings.
 
-    Without a split of the measured step there is only the line that says so.
+    The first of ``steps`` is predicted and the last measured. If the measured time was not split, there is only a line
+    that says so.
     """
     predicted, measured = steps[0].time, steps[-1].time
     if not measured.parts:
         return Text("no step was traced: the measured time is not split", style="dim")
     parts: list[RenderableType] = [heading("Time", "of the rank that waits least"), _split(steps)]
-    hidden = ", ".join(f"{axis} {share:.0%}" for axis, share in overlap(measured).items())
-    if hidden:
-        parts.append(Text(f"hidden beside compute, measured: {hidden}", style="dim"))
+    overlap_text = ", ".join(f"{axis} {share:.0%}" for axis, share in overlap(measured).items())
+    if overlap_text:
+        parts.append(Text(f"hidden beside compute, measured: {overlap_text}", style="dim"))
     error = predicted.step_seconds - measured.step_seconds
     remark = f"{show_difference(error)} of {show_seconds(measured.step_seconds)}, the largest parts first"
     parts += [heading("What makes up the error", remark), make_budget_grid(predicted, measured)]

@@ -1,4 +1,4 @@
-"""Altair charts titled with their finding: the memory of steps, predicted against measured; files of all pictures.
+"""Altair charts whose titles state their finding: the memory of steps, predicted against measured; files of pictures.
 
 Altair and vl-convert (the extra ``show``) are imported only when a chart is drawn; nothing is fetched from a network.
 """
@@ -57,7 +57,7 @@ def stacked_bars(
 ) -> Chart:
     """Chart sizes by part as a bar for each name, with its text behind it; ``height``: pixels of a bar."""
     alt = _altair()
-    parts = [
+    segments = [
         {"bar": name, "part": part, "order": order, "size": size}
         for name, sizes in bars.items()
         for order, (part, size) in enumerate(sizes.items())
@@ -69,10 +69,10 @@ def stacked_bars(
     ]
     x = alt.X("size:Q", title=axis, stack="zero", axis=alt.Axis(tickCount=6))
     y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
-    filled = alt.Chart(alt.Data(values=parts)).mark_bar()
+    filled = alt.Chart(alt.Data(values=segments)).mark_bar()
     filled = filled.encode(x=x, y=y, color=_colour("part", colours), order="order:Q")
-    behind = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
-    return _finish(filled + behind, title=title, subtitle=subtitle, height=height * len(bars))
+    bar_labels = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
+    return _finish(filled + bar_labels, title=title, subtitle=subtitle, height=height * len(bars))
 
 
 def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
@@ -150,7 +150,7 @@ def _convert_chart(chart: Chart, suffix: str) -> bytes:
 def _altair() -> Any:
     try:
         import altair
-        import vl_convert  # noqa: F401 — a chart that cannot be saved is no use
+        import vl_convert  # noqa: F401 — a chart that cannot be saved is useless
     except ImportError:
         raise Mistake("charts need the extra show: pip install 'fivefold[show]'") from None
     return altair
@@ -160,14 +160,14 @@ def _stages_by_name(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
     if isinstance(steps, Step):
         stages = steps.memory.stages
         return {f"stage {stage.stage}" if len(stages) > 1 else steps.layout: stage for stage in stages}
-    named: dict[str, StageMemory] = {}
+    fullest_stages: dict[str, StageMemory] = {}
     for step in steps:
         if step.memory.stages:
             name = f"{step.layout}, {step.kind}"
-            while name in named:
+            while name in fullest_stages:
                 name += ", again"
-            named[name] = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
-    return named
+            fullest_stages[name] = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
+    return fullest_stages
 
 
 def _memory_finding(fullest: StageMemory) -> str:
@@ -193,11 +193,11 @@ def _error_bar(row: Row) -> dict[str, Any]:
 
 def _compare_finding(rows: Sequence[Row]) -> str:
     counts = [row for row in rows if row.exact]
-    right = sum(not row.wrong for row in counts)
-    found = [f"{right} of {len(counts)} counts are exact"] if counts else []
+    exact_count = sum(not row.wrong for row in counts)
+    statements = [f"{exact_count} of {len(counts)} counts are exact"] if counts else []
     errors = [abs(row.error) for row in rows if not row.exact and row.error is not None]
-    found += [f"estimates are within {max(errors):.1%}"] if errors else []
-    return ", ".join(found).capitalize()
+    statements += [f"estimates are within {max(errors):.1%}"] if errors else []
+    return ", ".join(statements).capitalize()
 
 
 def _colour(field: str, colours: Mapping[str, str]) -> Any:
@@ -223,7 +223,7 @@ def styled(chart: Chart, *, title: str, subtitle: str) -> Chart:
 
 
 def find_width(spec: Mapping[str, Any]) -> float:
-    """Return the width of a chart, of panels beside each other their sum; 0 if the chart does not say."""
+    """Return the width of a chart, for panels side by side their sum; 0 if the chart does not set it."""
     if "hconcat" in spec:
         gaps = float(CONFIG["concat"]["spacing"]) * (len(spec["hconcat"]) - 1)
         return sum(map(find_width, spec["hconcat"])) + gaps

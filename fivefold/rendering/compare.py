@@ -1,4 +1,4 @@
-"""A table of two steps of one layout, predicted and measured, quantity by quantity."""
+"""Table of two steps of one layout, predicted and measured, quantity by quantity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "mea
 
 
 def shown(row: Row, value: float) -> str:
-    """A value of a row, in its unit."""
+    """Return a value of a row in its unit."""
     if row.unit == "bytes":
         return show_bytes(value)
     if row.unit == "seconds":
@@ -34,10 +34,10 @@ def shown(row: Row, value: float) -> str:
 
 
 def difference(row: Row) -> Text:
-    """The last cell of a row: exact, or by how much it is off."""
+    """Return the last cell of a row: exact, or the difference."""
     if row.wrong:
-        by = f" ({row.error:+.2%})" if row.error is not None else ""
-        return Text(f"off by {row.predicted - row.measured:+,}{by}", style="bold red")
+        relative = f" ({row.error:+.2%})" if row.error is not None else ""
+        return Text(f"off by {row.predicted - row.measured:+,}{relative}", style="bold red")
     if row.exact:
         return Text("exact", style="green")
     if row.error is None:

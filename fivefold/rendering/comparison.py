@@ -1,4 +1,4 @@
-"""Shows several predicted steps side by side: the best of each quantity starred, those in which they agree last."""
+"""Show several predicted steps side by side: the best of each quantity is starred; equal quantities come last."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fivefold.results.difference import taken_apart
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
-ALIKE = 0.02  # share of a step's time by which predictions that differ are not told apart
-BESIDE = 4  # variants that are columns
+ALIKE = 0.02  # relative difference below which two predictions are considered equal
+BESIDE = 4  # maximum number of variants shown as columns
 LEFT = "left of memory"
 MAIN = ("step", "tokens in all", "MFU", "peak memory", LEFT, "cost of 1 T tokens")
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
@@ -39,18 +39,18 @@ def page(found: Comparison) -> RenderableType:
     parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
     parts += [*(Text(line, overflow="fold") for line in why(found)), Text("")]
     parts += [make_difference_grid(found), Text("* best; in brackets against the first", style="dim")]
-    if same := list_equal(found):
-        parts += [heading("Equal"), Text(" · ".join(same), overflow="fold")]
+    if equal_quantities := list_equal(found):
+        parts += [heading("Equal"), Text(" · ".join(equal_quantities), overflow="fold")]
     return Group(*parts)
 
 
 def describe_shared(found: Comparison) -> list[str]:
-    """Return what all variants share: the words of their models, machines and layouts, and their jobs."""
+    """Return what all variants share: the keywords of models, machines and layouts, and the job's fields."""
     jobs = [Job.read(dict(variant.step.job), origin="job") for variant in found.predicted if variant.step is not None]
-    said = {word for job in jobs for word in (job.stack.name, job.precision.name)}
-    said |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
-    words = " ".join(word for word in found.common if word not in said)
-    return [f"all: {words}", describe_job(*jobs)] if words else [describe_job(*jobs)]
+    job_words = {word for job in jobs for word in (job.stack.name, job.precision.name)}
+    job_words |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
+    shared_words = " ".join(word for word in found.common if word not in job_words)
+    return [f"all: {shared_words}", describe_job(*jobs)] if shared_words else [describe_job(*jobs)]
 
 
 def charts(found: Comparison) -> dict[str, Chart]:
@@ -63,49 +63,57 @@ def _words(variant: Variant) -> str:
 
 
 def finding(found: Comparison) -> str:
-    """Which step is the fastest that fits, and by how much over the next; whether a prediction can tell them apart."""
+    """Return which variant that fits trains most tokens per second, and by how much it leads the next.
+
+    It also says if the difference is too small for a prediction.
+    """
     steps = [(variant.name, variant.step) for variant in found.predicted if variant.step is not None]
     # per token, since variants may differ in their batch
     fitting = sorted((_per_token(step), name) for name, step in steps if found.fits(step))
     if not fitting:
         return "none fits" + "".join(f"; {line}" for line in _describe_unfit(found, steps))
-    (best, name), *others = fitting
-    if not others:
-        tight = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
-        return f"{name} alone fits{tight}" if len(steps) > 1 else f"{name} alone can run"
-    by = others[0][0] / best - 1
-    apart = "" if by > ALIKE else "; a prediction does not tell them apart"
-    short = "".join(f"; {line}" for line in _describe_unfit(found, steps))
-    return f"{name} trains most tokens per second, {by:.1%} more than {others[0][1]}{apart}{short}"
+    (best, name), *slower = fitting
+    if not slower:
+        not_fitting = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
+        return f"{name} alone fits{not_fitting}" if len(steps) > 1 else f"{name} alone can run"
+    lead = slower[0][0] / best - 1
+    similarity = "" if lead > ALIKE else "; a prediction does not tell them apart"
+    unfit = "".join(f"; {line}" for line in _describe_unfit(found, steps))
+    return f"{name} trains most tokens per second, {lead:.1%} more than {slower[0][1]}{similarity}{unfit}"
 
 
 def _describe_unfit(found: Comparison, steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
-    """Yield which of the steps have a higher risk than was asked for: by how much they are above it in words."""
-    over = [(name, step.memory.verdict) for name, step in steps if not found.fits(step)]
+    """Yield the variants whose risk is above the accepted one, one line for each verdict."""
+    verdicts = [(name, step.memory.verdict) for name, step in steps if not found.fits(step)]
     for verdict, one, several in (
         ("fits", f"has a risk above {show_risk(found.risk)}", f"have a risk above {show_risk(found.risk)}"),
         ("tight", "is tight", "are tight"),
         ("does not fit", "does not fit", "do not fit"),
     ):
-        if names := [name for name, each in over if each == verdict]:
+        if names := [name for name, step_verdict in verdicts if step_verdict == verdict]:
             yield f"{', '.join(names)} {one if len(names) == 1 else several}"
 
 
 def why(found: Comparison) -> list[str]:
-    """What makes each step longer or shorter than the first: the parts of its time that differ. Nothing of many
-    variants, and of one whose step has other tokens.
+    """Return what makes each step longer or shorter than the first: the parts of its time that differ.
+
+    The list is empty for many variants, and a variant whose step has another number of tokens is left out.
     """
-    (first, begin), *others = [(each.name, each.step) for each in found.predicted if each.step is not None]
+    (first, first_step), *others = [
+        (variant.name, variant.step) for variant in found.predicted if variant.step is not None
+    ]
     if len(others) >= BESIDE:
         return []
-    tokens = begin.tokens_per_second_per_gpu * begin.world * begin.time.step_seconds
+    tokens = first_step.tokens_per_second_per_gpu * first_step.world * first_step.time.step_seconds
     lines = []
     for name, step in others:
-        same = abs(step.tokens_per_second_per_gpu * step.world * step.time.step_seconds - tokens) <= EQUAL * tokens
-        by = step.time.step_seconds - begin.time.step_seconds
-        if same and (parts := taken_apart(begin.time.split, step.time.split)):
-            more = f"{show_seconds(abs(by))} {'longer' if by > 0 else 'less'} than {first}"
-            lines.append(f"{name} takes {more}: {parts}")
+        has_equal_tokens = (
+            abs(step.tokens_per_second_per_gpu * step.world * step.time.step_seconds - tokens) <= EQUAL * tokens
+        )
+        seconds = step.time.step_seconds - first_step.time.step_seconds
+        if has_equal_tokens and (parts := taken_apart(first_step.time.split, step.time.split)):
+            amount = f"{show_seconds(abs(seconds))} {'longer' if seconds > 0 else 'less'} than {first}"
+            lines.append(f"{name} takes {amount}: {parts}")
     return lines
 
 
@@ -114,7 +122,10 @@ def _per_token(step: Step) -> float:
 
 
 def make_difference_grid(found: Comparison, *, most: int = BESIDE) -> Grid:
-    """Return what differs: a column for each variant, or, of more than ``most``, a row with the ``MAIN`` quantities."""
+    """Return what differs: a column for each variant, or for more than ``most``, a row for each.
+
+    The rows have the ``MAIN`` quantities.
+    """
     names = [variant.name for variant in found.predicted]
     if len(names) <= most:
         rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in found.rows if row.differs]
@@ -131,16 +142,18 @@ def list_equal(found: Comparison) -> list[str]:
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
-    told = relative and row.name != LEFT
-    for value, over, best in zip(row.values, row.relative, row.best, strict=True):
-        by = f" ({over:+.1%})" if told and over and abs(over) > EQUAL else ""
-        short = row.name == LEFT and isinstance(value, float) and value < 0
-        style = "bold red" if short else "bold green" if best else ""
-        yield Text(worded(row, value) + by + ("*" if best else ""), style=style)
+    shows_relative = relative and row.name != LEFT
+    for value, relative_value, best in zip(row.values, row.relative, row.best, strict=True):
+        change = (
+            f" ({relative_value:+.1%})" if shows_relative and relative_value and abs(relative_value) > EQUAL else ""
+        )
+        is_negative = row.name == LEFT and isinstance(value, float) and value < 0
+        style = "bold red" if is_negative else "bold green" if best else ""
+        yield Text(worded(row, value) + change + ("*" if best else ""), style=style)
 
 
 def worded(row: Quantity, value: float | str | None) -> str:
-    """One value of a row, in its unit."""
+    """Return one value of a row in its unit."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -172,8 +185,8 @@ def _time_chart(found: Comparison) -> Chart:
 
 def _memory_chart(found: Comparison) -> Chart:
     stages = {name: max(step.memory.stages, key=lambda stage: stage.peak_bytes) for name, step in _named(found)}
-    least = min(stages, key=lambda name: stages[name].peak_bytes)
-    title = f"{least} needs the least memory, {show_bytes(stages[least].peak_bytes)}"
+    smallest = min(stages, key=lambda name: stages[name].peak_bytes)
+    title = f"{smallest} needs the least memory, {show_bytes(stages[smallest].peak_bytes)}"
     subtitle = " ".join(found.common)
     return stage_bars(stages, axis="memory of the fullest rank", title=title, subtitle=subtitle, height=40)
 

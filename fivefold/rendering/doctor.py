@@ -1,8 +1,7 @@
-"""Shows the doctor's diagnosis of a module as a page of text: peak memory by category, work by module, advice.
+"""Show the diagnosis of a module as a page of text: peak memory by category, work by module, advice.
 
-11.37 MiB at the peak · 332 k parameters · 577 MFLOPs a step
-activations  6.60 MiB  58.0 %  █████████████████
-recompute layers.{0-2}.mlp: 9.87 MiB, + 4.4 % FLOPs
+11.37 MiB at the peak · 332 k parameters · 577 MFLOPs a step activations  6.60 MiB  58.0 %  █████████████████ recompute
+layers.{0-2}.mlp: 9.87 MiB, + 4.4 % FLOPs
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from fivefold.rendering.table import heading, show_bars
 from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, like
 from fivefold.units import show_bytes, show_count
 
-MOST_ROWS = 16  # of the module table, which is as deep as that allows
+MOST_ROWS = 16  # maximum rows of the module table, which limit its depth
 LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
 
 
 def page(found: Diagnosis) -> RenderableType:
     """Return the whole page."""
-    at = max(found.steady, found.first, key=lambda step: step.peak_bytes)
-    sizes = {part: getattr(at, f"{part}_bytes") for part in CATEGORIES}
-    bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), at.peak_bytes)
+    fullest_step = max(found.steady, found.first, key=lambda step: step.peak_bytes)
+    sizes = {part: getattr(fullest_step, f"{part}_bytes") for part in CATEGORIES}
+    bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), fullest_step.peak_bytes)
     parts: list[RenderableType] = [_headline(found)]
-    parts += [heading("Memory at the peak", cause(at)), show_bars(bars)]
-    parts += [heading("What lies there", "the largest, like ones together"), _largest(at)]
+    parts += [heading("Memory at the peak", cause(fullest_step)), show_bars(bars)]
+    parts += [heading("What lies there", "the largest, like ones together"), _largest(fullest_step)]
     parts += [heading("By module", "like ones together; kept from the forward to the backward"), _modules(found.parts)]
     if found.advice is not None:
         parts += [heading("Recomputation", f"within {show_bytes(found.advice.budget_bytes)}"), advice(found.advice)]
@@ -49,8 +48,8 @@ def _costs(found: Diagnosis) -> Grid:
     rows = tuple(
         (
             cost.what, show_bytes(cost.peak_bytes), show_bytes(cost.states_bytes), show_bytes(cost.kept_bytes),
-            show_count(cost.flops), str(sum(each.messages for each in cost.traffic)),
-            show_bytes(sum(each.bytes for each in cost.traffic)),
+            show_count(cost.flops), str(sum(message.messages for message in cost.traffic)),
+            show_bytes(sum(message.bytes for message in cost.traffic)),
         )
         for cost in found.costs
     )  # fmt: skip
@@ -58,13 +57,13 @@ def _costs(found: Diagnosis) -> Grid:
 
 
 def cause(at: Fullest) -> str:
-    """Return phase, module, operation and line of the peak."""
+    """Return phase, module, operation and source line of the peak."""
     line = f"({at.line})" if at.line else ""
     return ", ".join(filter(None, (at.phase, " ".join(filter(None, (at.module, at.operation, line))))))
 
 
 def advice(found: Advice) -> Text:
-    """Return the modules to recompute, their cost, the peak when tried, and whether it fits."""
+    """Return the modules to recompute, their cost, the peak measured with them, and whether it fits."""
     if not found.modules and found.fits:
         return Text(f"none is needed: {show_bytes(found.peak_bytes)} fits", style="green")
     text = Text("".join(f"{line}\n" for line in found.refused), overflow="fold")
@@ -88,27 +87,29 @@ def ranges(modules: Iterable[str]) -> Iterator[str]:
             yield path
         else:
             numbers[match[1], match[3]].append(int(match[2]))
-    for (before, after), these in numbers.items():
-        runs: list[list[int]] = []
-        for number in sorted(these):
-            if runs and number == runs[-1][-1] + 1:
-                runs[-1].append(number)
+    for (before, after), indices in numbers.items():
+        index_runs: list[list[int]] = []
+        for number in sorted(indices):
+            if index_runs and number == index_runs[-1][-1] + 1:
+                index_runs[-1].append(number)
             else:
-                runs.append([number])
-        names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-        yield before + (names[0] if len(these) == 1 else f"{{{','.join(names)}}}") + after
+                index_runs.append([number])
+        names = [
+            str(index_run[0]) if len(index_run) == 1 else f"{index_run[0]}-{index_run[-1]}" for index_run in index_runs
+        ]
+        yield before + (names[0] if len(indices) == 1 else f"{{{','.join(names)}}}") + after
 
 
 def _headline(found: Diagnosis) -> Text:
     flops = found.forward_flops + found.backward_flops + found.recomputed_flops
     trained = f", {show_count(found.trainable)} trained" if found.trainable != found.parameters else ""
-    again = f", {show_count(found.recomputed_flops)} recomputed" if found.recomputed_flops else ""
+    recomputed = f", {show_count(found.recomputed_flops)} recomputed" if found.recomputed_flops else ""
     return Text.assemble(
         (f"{found.model} with {found.optimizer}, {show_count(found.parameters)} parameters{trained}\n\n", "dim"),
         (f"{show_bytes(found.peak_bytes)} at the peak", "bold cyan"),
         f"  ·  {show_bytes(found.first.peak_bytes)} in the first step, {show_bytes(found.steady.peak_bytes)} later\n",
         f"{show_count(flops)}FLOPs a step: {show_count(found.forward_flops)} forward, "
-        f"{show_count(found.backward_flops)} backward{again}",
+        f"{show_count(found.backward_flops)} backward{recomputed}",
         overflow="fold",
     )
 
@@ -116,12 +117,12 @@ def _headline(found: Diagnosis) -> Text:
 def _largest(at: Fullest) -> Grid:
     rows = tuple(
         (
-            f"{each.number} × {show_bytes(each.bytes)}" if each.number > 1 else show_bytes(each.bytes),
-            each.category,
-            each.name or "–",
-            f"{each.operation.partition('::')[2]}  {each.line}".strip(),
+            f"{tensors.number} × {show_bytes(tensors.bytes)}" if tensors.number > 1 else show_bytes(tensors.bytes),
+            tensors.category,
+            tensors.name or "–",
+            f"{tensors.operation.partition('::')[2]}  {tensors.line}".strip(),
         )
-        for each in at.largest
+        for tensors in at.largest
     )
     return Grid(("size", "category", "of", "made by"), rows, words=("category", "of", "made by"))
 
@@ -136,12 +137,12 @@ def _modules(parts: Sequence[Part]) -> Grid:
         depth -= 1
     rows = tuple(
         (
-            f"{name} × {len(these)}" if len(these) > 1 else name,
-            " ".join(dict.fromkeys(part.kind for part in these)),
-            *(show_count(sum(values)) for values in zip(*map(_counts, these), strict=True)),
-            show_bytes(sum(part.kept_bytes for part in these)),
+            f"{name} × {len(parts_of_name)}" if len(parts_of_name) > 1 else name,
+            " ".join(dict.fromkeys(part.kind for part in parts_of_name)),
+            *(show_count(sum(values)) for values in zip(*map(_counts, parts_of_name), strict=True)),
+            show_bytes(sum(part.kept_bytes for part in parts_of_name)),
         )
-        for name, these in groups.items()
+        for name, parts_of_name in groups.items()
         if name.count(".") < depth
     )
     headings = ("module", "kind", "parameters", "forward FLOPs", "backward FLOPs", "kept")

@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 Page = Literal["report", "notebook"]
 MOST_POINTS = 1500
-MOST_NAMES = 8  # points that a file names
+MOST_NAMES = 8  # maximum number of points with names in a file
 MEMORY = "memory of the fullest rank"
 
 
 def front(found: SearchResult, *, within: Page) -> list[str]:
-    """Memory against time of a search that was asked for several memory limits; nothing of one that was not."""
+    """Draw memory against time for a search with several memory limits; return nothing for other searches."""
     if len(found.front) < 2:
         return []
-    said = "no layout is both smaller and faster than one of these"
-    drawn = draw_front(list_front(found))
-    return [heading("Memory against time", said), _placed(drawn, "memory against time", within)]
+    remark = "no layout is both smaller and faster than one of these"
+    picture_svg = draw_front(list_front(found))
+    return [heading("Memory against time", remark), _placed(picture_svg, "memory against time", within)]
 
 
 def list_front(found: SearchResult, *, named: bool = False) -> list[Point]:
-    """Return the points of the front, in bytes and seconds; ``named``: with their layouts if these are few."""
-    few = named and len(found.front) <= MOST_NAMES
+    """Return the points of the front, in bytes and seconds; ``named``: with their layouts if there are few."""
+    shows_names = named and len(found.front) <= MOST_NAMES
     return [
         Point(
             point.memory_bytes,
             point.step_seconds,
             f"{point.layout}: {show_seconds(point.step_seconds)}, {show_bytes(point.memory_bytes)}",
-            text=point.layout if few else "",
+            text=point.layout if shows_names else "",
         )
         for point in found.front
     ]
 
 
 def draw_front(points: Sequence[Point]) -> Raw:
-    """Return the chart of memory against time of points in bytes and seconds, those of the front joined."""
+    """Draw memory against time of points in bytes and seconds, with a line through those of the front."""
     size, unit = byte_unit(max(point.x for point in points))
-    per_second, time = time_unit(max(point.y for point in points))
-    scaled = [point._replace(x=point.x / size, y=point.y * per_second) for point in points]
+    units_per_second, time_name = time_unit(max(point.y for point in points))
+    scaled = [point._replace(x=point.x / size, y=point.y * units_per_second) for point in points]
     label = "memory against time of the layouts that are the fastest for their memory"
-    return picture(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time)
+    return picture(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time_name)
 
 
 def draw_front_file(found: SearchResult, *, subtitle: str = "") -> PictureFile:
@@ -69,7 +69,7 @@ def draw_front_file(found: SearchResult, *, subtitle: str = "") -> PictureFile:
 
 
 def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
-    """Throughput against memory of the rows that fit; nothing of fewer than two."""
+    """Draw throughput against memory of the rows that fit; return nothing for fewer than two."""
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if len(fitting) < 2:
         return []
@@ -79,13 +79,13 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
         for row in fitting[:: -(-len(fitting) // MOST_POINTS)]
     ]  # fmt: skip
     label = "throughput against memory"
-    drawn = draw_rows(dots, label=label)
-    said = heading("Throughput against memory", "tokens per second and GPU", level=level)
-    return [said, _placed(drawn, label, within)]
+    picture_svg = draw_rows(dots, label=label)
+    title = heading("Throughput against memory", "tokens per second and GPU", level=level)
+    return [title, _placed(picture_svg, label, within)]
 
 
 def draw_rows(points: Sequence[Point], *, label: str, zero: bool = False) -> Raw:
-    """Return the chart of throughput against memory of points in tokens per second and bytes."""
+    """Draw throughput against memory of points in tokens per second and bytes."""
     size, unit = byte_unit(round(max(point.x for point in points)))
     scaled = [point._replace(x=point.x / size) for point in points]
     return picture(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)

@@ -1,7 +1,7 @@
-"""Pieces of HTML: tables, stacked bars with their legend, key figures, and the one style of all pages.
+"""Pieces of HTML: tables, stacked bars with their legend, key figures, and the style of all pages.
 
-Everything is text that stands for itself: no script, no font, no file is fetched. What comes from a user is escaped.
-Without its style sheet, as Jupyter shows a notebook that others have executed, a page still reads.
+The HTML fetches no script, font or file. Text from a user is escaped. A page can be read without its style sheet, since
+Jupyter removes it from a notebook that others have executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fivefold.rendering.step_view import Figure
 TIME_COLOURS = {"compute": BLUE, "bubble": IDLE, "optimizer": GREY, "data": YELLOW, "host": PINK}
 AXIS_COLOURS = (RED, GREEN, SKY, ORANGE, *SERIES[-2:])
 
-# Said in the element: pages that show what others have executed (Jupyter, code hosts) take away every sheet.
+# Inline styles: pages that show notebooks of others (Jupyter, code hosts) remove every style sheet.
 BLOCK = "display:inline-block"
 KEY = f"{BLOCK};width:10px;height:10px"
 STYLE = """
@@ -61,12 +61,12 @@ class Raw(str):
     __slots__ = ()
 
     def __html__(self) -> str:
-        """As templates ask for it."""
+        """Return the text itself; templates call this."""
         return self
 
 
 class Bar(NamedTuple):
-    """A stacked bar: sizes by part, in the unit of all bars beside it; ``text`` stands at its end."""
+    """A stacked bar: sizes by part, in the unit of all bars next to it; ``text`` stands at its end."""
 
     name: str
     parts: Mapping[str, float]
@@ -74,38 +74,38 @@ class Bar(NamedTuple):
 
 
 def words(text: object) -> str:
-    """Text as HTML."""
+    """Return text as HTML."""
     return text if isinstance(text, Raw) else escape(str(text))
 
 
 def block(*parts: str) -> str:
-    """A page's parts in one element with its style, for a notebook."""
+    """Join the parts of a page in one element with its style sheet, for a notebook."""
     return f'<div class="fivefold"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 def heading(title: str, remark: str = "", *, level: int = 3) -> str:
-    """A heading, with a remark beside it."""
-    beside = f' <span class="soft" style="font-weight:400">{words(remark)}</span>' if remark else ""
-    return f"<h{level}>{words(title)}{beside}</h{level}>"
+    """Return a heading, with a remark next to it."""
+    remark_html = f' <span class="soft" style="font-weight:400">{words(remark)}</span>' if remark else ""
+    return f"<h{level}>{words(title)}{remark_html}</h{level}>"
 
 
 def paragraph(text: object, *, kind: str = "") -> str:
-    """A paragraph; ``kind``: soft, good or bad."""
+    """Return a paragraph; ``kind``: soft, good or bad."""
     return f'<p class="{kind}">{words(text)}</p>' if kind else f"<p>{words(text)}</p>"
 
 
 def figures(what: Iterable[Figure]) -> str:
-    """Key figures in a row: what it is, and how much."""
-    inside = "".join(
-        f'<div><b>{words(each.text)}</b> <span class="soft">'
-        f"{words(f'{each.name}, {each.remark}' if each.remark else each.name)}</span></div>"
-        for each in what
+    """Return key figures in a row: names and values."""
+    content = "".join(
+        f'<div><b>{words(figure.text)}</b> <span class="soft">'
+        f"{words(f'{figure.name}, {figure.remark}' if figure.remark else figure.name)}</span></div>"
+        for figure in what
     )
-    return f'<div class="figures">{inside}</div>'
+    return f'<div class="figures">{content}</div>'
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> str:
-    """A table; columns named in ``left`` are words, the others numbers."""
+    """Return a table; columns named in ``left`` are text, the others numbers."""
     kinds = [' class="w"' if name in left else "" for name in headings]
     head = "".join(
         f"<th{kind}>{words(name)}</th>" if name.strip() else f"<td{kind}></td>"
@@ -119,7 +119,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
 
 
 def grid(what: Grid) -> str:
-    """A table that a terminal shows, with its marks of the best and of what is wrong."""
+    """Return a ``Grid`` as an HTML table, with its marks of the best and of errors."""
     return table(what.headings, ([_marked(cell) for cell in row] for row in what.rows), left=what.words)
 
 
@@ -131,7 +131,7 @@ def _marked(cell: str | Text) -> str:
 
 
 def terminal(what: RenderableType, *, width: int = 120) -> str:
-    """What a terminal shows, as text."""
+    """Return what a terminal shows, as preformatted text."""
     console = Console(file=StringIO(), record=True, width=width, color_system="standard", force_terminal=True)
     console.print(what)
     text = console.export_text(styles=False).rstrip()
@@ -139,28 +139,36 @@ def terminal(what: RenderableType, *, width: int = 120) -> str:
 
 
 def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None = None, limit_name: str = "") -> str:
-    """Stacked bars on one scale, with a legend of the parts that occur; ``limit``: a dashed line across them."""
-    wholes = [sum(bar.parts.values()) for bar in rows]
-    near = limit is not None and limit <= 2.5 * max(wholes, default=0.0)  # else it would flatten them
-    whole = max([*wholes, limit * 1.02 if near and limit else 0.0], default=0.0) or 1.0
+    """Return stacked bars on one scale, with a legend of the parts that occur; ``limit``: a dashed line across them."""
+    totals = [sum(bar.parts.values()) for bar in rows]
+    shows_limit = limit is not None and limit <= 2.5 * max(
+        totals, default=0.0
+    )  # a limit far away would flatten the bars
+    scale_max = max([*totals, limit * 1.02 if shows_limit and limit else 0.0], default=0.0) or 1.0
     lines = []
     for bar in rows:
         filled = "".join(
-            f'<i style="{BLOCK};height:22px;width:{100 * size / whole:.3f}%;background:{colours.get(part, GREY)}" '
+            f'<i style="{BLOCK};height:22px;width:{100 * size / scale_max:.3f}%;background:{colours.get(part, GREY)}" '
             f'title="{words(part)}"></i>'
             for part, size in bar.parts.items() if size > 0
         )  # fmt: skip
-        mark = f'<u style="left:{100 * limit / whole:.3f}%"></u>' if near and limit else ""
+        mark = f'<u style="left:{100 * limit / scale_max:.3f}%"></u>' if shows_limit and limit else ""
         lines.append(
             f'<div class="row"><span>{words(bar.name)}</span> <div class="track"><div class="bar">{filled}</div>{mark}'
             f"</div> <span>{words(bar.text)}</span></div>"
         )
-    used = [part for part in colours if any(bar.parts.get(part) for bar in rows)]
-    keys = " ".join(f'<span><i style="{KEY};background:{colours[part]}"></i> {words(part)}</span>' for part in used)
-    keys += f' <span><i style="{KEY};background:{LIMIT}"></i> {words(limit_name)}</span>' if near and limit_name else ""
+    used_parts = [part for part in colours if any(bar.parts.get(part) for bar in rows)]
+    keys = " ".join(
+        f'<span><i style="{KEY};background:{colours[part]}"></i> {words(part)}</span>' for part in used_parts
+    )
+    keys += (
+        f' <span><i style="{KEY};background:{LIMIT}"></i> {words(limit_name)}</span>'
+        if shows_limit and limit_name
+        else ""
+    )
     return f'<div class="barred">{"".join(lines)}</div><div class="legend">{keys}</div>'
 
 
 def folded(summary: str, inside: str) -> str:
-    """What opens with a click, and is open in print."""
+    """Return an element that opens with a click."""
     return f"<details><summary>{words(summary)}</summary>{inside}</details>"

@@ -1,8 +1,7 @@
-"""Shows what a failed or strange run has left behind: a verdict, findings, memory by category and line, ranks, losses.
+"""Show what is known of a failed or unusual run: a verdict, findings, memory by category and line, ranks, losses.
 
 GPU 0 ran out of memory in the backward, at train.py:31 step: 2.00 GiB were asked for, and tensors hold 74.1 of 79.1 GiB
-· tensors fill it: 1.20 GiB more are needed
-least change that fits: ac=selective, 61.2 GiB at the peak, 2 % slower
+· tensors fill it: 1.20 GiB more are needed least change that fits: ac=selective, 61.2 GiB at the peak, 2 % slower
 """
 
 from __future__ import annotations
@@ -22,17 +21,24 @@ from fivefold.units import show_bytes
 def page(found: Sequence[Explanation], *, beside: AgainstPrediction | None = None) -> RenderableType:
     """Return all explanations, one after another, then the prediction."""
     parts: list[RenderableType] = []
-    for each in found:
-        files = each.files[0] if len(each.files) == 1 else f"{len(each.files)} files"
-        parts.append(Text.assemble((f"{each.kind}  {files}\n", "dim"), (each.verdict, "bold"), overflow="fold"))
-        parts += [Text(f"· {line}", overflow="fold") for line in each.findings]
-        if each.memory is not None:
-            parts += _memory(each.memory)
-        if each.ranks:
-            rows = tuple((at.rank, at.state, at.line or "–") for at in each.ranks)
+    for explanation in found:
+        files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
+        parts.append(
+            Text.assemble((f"{explanation.kind}  {files}\n", "dim"), (explanation.verdict, "bold"), overflow="fold")
+        )
+        parts += [Text(f"· {line}", overflow="fold") for line in explanation.findings]
+        if explanation.memory is not None:
+            parts += _memory(explanation.memory)
+        if explanation.ranks:
+            rows = tuple(
+                (rank_state.rank, rank_state.state, rank_state.line or "–") for rank_state in explanation.ranks
+            )
             parts += [heading("By rank"), Grid(("rank", "state", "line"), rows, words=("rank", "state", "line"))]
-        if each.losses:
-            parts += [heading("What happened"), *(Text(f"· {event.line}", overflow="fold") for event in each.losses)]
+        if explanation.losses:
+            parts += [
+                heading("What happened"),
+                *(Text(f"· {event.line}", overflow="fold") for event in explanation.losses),
+            ]
         parts.append(Text(""))
     if beside is not None:
         parts += _prediction(beside)
@@ -40,12 +46,12 @@ def page(found: Sequence[Explanation], *, beside: AgainstPrediction | None = Non
 
 
 def _memory(memory: HeldMemory) -> list[RenderableType]:
-    whole = max(sum(memory.parts.values()), 1)
+    total_bytes = max(sum(memory.parts.values()), 1)
     parts: list[RenderableType] = []
     if memory.parts:
         remark = f"{show_bytes(memory.held_bytes)} in tensors"
         parts += [heading(f"Memory of {memory.device}", remark),
-                  show_bars(Parts(split_bytes(memory.parts), whole))]  # fmt: skip
+                  show_bars(Parts(split_bytes(memory.parts), total_bytes))]  # fmt: skip
     if memory.lines:
         rows = tuple(
             (show_bytes(line.bytes), str(line.blocks), line.category, f"{line.operation}  {line.line}".strip() or "–")
@@ -80,15 +86,16 @@ def _difference(found: int | None, predicted: int | None) -> str:
 
 
 def _change(beside: AgainstPrediction) -> Text:
-    room = f"the {show_bytes(beside.room_bytes)} that tensors can have"
+    capacity = f"the {show_bytes(beside.room_bytes)} that tensors can have"
     if beside.change is not None:
-        need = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
+        needed = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
         slower = f"{beside.slower:.1%} slower" if beside.slower else "not slower"
         return Text.assemble("least change that fits: ", (beside.change.change, "bold green"),
-                             f", {need} of {room}, {slower}: {beside.change.layout}", overflow="fold")  # fmt: skip
+                             f", {needed} of {capacity}, {slower}: {beside.change.layout}",
+                             overflow="fold")  # fmt: skip
     if beside.layout:
         return Text.assemble("no single change fits; the fastest layout that does: ", (beside.layout, "bold green"),
                              overflow="fold")  # fmt: skip
     if max(row.found_bytes or 0 for row in beside.rows) <= beside.room_bytes:
-        return Text(f"it fits in {room}", style="green")
+        return Text(f"it fits in {capacity}", style="green")
     return Text("no layout over these ranks fits: take more of them, or a machine with more memory", style="bold red")

@@ -1,10 +1,10 @@
-"""A table as data, made once for the terminal, HTML and the web application.
+"""A table as data, built once for the terminal, HTML and the web application.
 
     SPEED = (Column("layout", attrgetter("layout"), is_text=True), Column("step", attrgetter("seconds"), show_seconds))
     make_grid(SPEED, records)
 
 The terminal prints a ``Grid`` with rich: columns if they fit its width, else one card (heading and cell per line) per
-row. Numbers are never cut: number columns keep their width, word columns wrap between words. ``elements.grid`` writes
+row. Numbers are never cut: number columns keep their width, text columns wrap between words. ``elements.grid`` writes
 the same table as HTML, and the macro ``grid`` of the web templates as a table that can be sorted.
 """
 
@@ -29,7 +29,7 @@ class Column(Generic[Item]):
     """A column of a table of records: how its cells are read from a record and written.
 
     ``value`` reads the field, by which a page sorts; None is written as ``missing``. ``show`` writes it in its unit.
-    ``is_wide``: HTML and the web show the column unless it is empty, and the terminal, which is narrow, does not.
+    ``is_wide``: HTML and the web show the column unless it is empty; the terminal, which is narrow, leaves it out.
     """
 
     heading: str
@@ -46,9 +46,10 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True)
 class Grid:
-    """``rows``: one cell per heading. Columns in ``words`` are left-aligned and may wrap; the others are numbers.
+    """A table with one cell per heading in each of ``rows``.
 
-    ``wide``: columns that the terminal leaves out. ``values``: the numbers behind the cells, row by row, if known.
+    Columns in ``words`` are left-aligned and may wrap; the others are numbers. ``wide``: columns that the terminal
+    leaves out. ``values``: the numbers behind the cells, row by row, if known.
     """
 
     headings: tuple[str, ...]
@@ -59,10 +60,10 @@ class Grid:
 
     def without(self, headings: Collection[str]) -> Grid:
         """Return the table without the columns of these headings."""
-        kept = [place for place, heading in enumerate(self.headings) if heading not in headings]
+        indices = [index for index, heading in enumerate(self.headings) if heading not in headings]
 
         def pick(row: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(row[place] for place in kept)
+            return tuple(row[index] for index in indices)
 
         return Grid(pick(self.headings), tuple(map(pick, self.rows)), self.words, (), tuple(map(pick, self.values)))
 
@@ -77,11 +78,11 @@ class Grid:
 
     def _columns(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for place, heading in enumerate(self.headings):
+        for index, heading in enumerate(self.headings):
             if heading in self.words:
                 table.add_column(heading, overflow="fold")
             else:  # rich would take the longest word of a cell for its least width
-                width = max((_plain(row[place]).cell_len for row in self.rows), default=0)
+                width = max((_plain(row[index]).cell_len for row in self.rows), default=0)
                 table.add_column(heading, justify="right", no_wrap=True, min_width=width)
         for row in self.rows:
             table.add_row(*map(_plain, row))
@@ -101,20 +102,20 @@ class Grid:
 def make_grid(columns: Sequence[Column[Item]], records: Iterable[Item]) -> Grid:
     """Return the table of ``records``, a row each; wide columns in which every cell is empty are left out."""
     values = [[column.value(record) for column in columns] for record in records]
-    kept = [place for place, column in enumerate(columns)
-            if not column.is_wide or any(row[place] not in (None, "") for row in values)]  # fmt: skip
-    chosen = [columns[place] for place in kept]
+    indices = [index for index, column in enumerate(columns)
+            if not column.is_wide or any(row[index] not in (None, "") for row in values)]  # fmt: skip
+    shown_columns = [columns[index] for index in indices]
     return Grid(
-        tuple(column.heading for column in chosen),
-        tuple(tuple(columns[place].write(row[place]) for place in kept) for row in values),
-        words=tuple(column.heading for column in chosen if column.is_text),
-        wide=tuple(column.heading for column in chosen if column.is_wide),
-        values=tuple(tuple(row[place] for place in kept) for row in values),
+        tuple(column.heading for column in shown_columns),
+        tuple(tuple(columns[index].write(row[index]) for index in indices) for row in values),
+        words=tuple(column.heading for column in shown_columns if column.is_text),
+        wide=tuple(column.heading for column in shown_columns if column.is_wide),
+        values=tuple(tuple(row[index] for index in indices) for row in values),
     )
 
 
 def find_tone(cell: str | Text) -> str:
-    """Return what the colour of a cell says: ``good``, ``warn``, ``bad`` or nothing."""
+    """Return the meaning of a cell's colour: ``good``, ``warn``, ``bad`` or ""."""
     style = str(cell.style) if isinstance(cell, Text) else ""
     return next((tone for colour, tone in TONES.items() if colour in style), "")
 

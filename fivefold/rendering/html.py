@@ -1,6 +1,6 @@
-"""Records as HTML for notebooks: a step, a search, a run, rows, a rehearsal, traces; each stands for itself.
+"""Records as HTML for notebooks: a step, a search, a run, rows, a dry run, traces.
 
-Jupyter and marimo ask a record for it (``_repr_html_``), which names its function here (``fivefold/display.py``).
+Jupyter and marimo call ``_repr_html_`` of a record, which names its function here (``fivefold/display.py``).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 
-SHOWN = 60  # rows of a table
+SHOWN = 60  # maximum rows of a table
 
 
 def step(what: Step) -> str:
-    """The page of a step."""
+    """Return the page of a step."""
     return block(*step_parts(what))
 
 
 def step_parts(what: Step) -> list[str]:
-    """Headline, memory, time, traffic and work."""
+    """Return headline, memory, time, traffic and work."""
     view = view_step(what)
     parts = [headline(what), figures(view.figures)]
     parts += expected(what)
@@ -67,24 +67,24 @@ def step_parts(what: Step) -> list[str]:
 
 
 def expected(what: Step) -> list[str]:
-    """Where comparable published runs lie."""
+    """Return paragraphs on where comparable published runs lie."""
     return [paragraph(line, kind="soft") for line in expectation(what).plain.splitlines() if line.strip()]
 
 
 def headline(what: Step) -> str:
-    """Whose step it is."""
+    """Return the kind of step, model, machine, job and layout, with remarks."""
     about = f"{what.kind} · {what.model} on {what.machine}, {count_ranks(what.world)}"
-    said = paragraph(about, kind="soft") + paragraph(describe_step(what), kind="soft")
-    return said + paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")) + remarks(what)
+    paragraphs = paragraph(about, kind="soft") + paragraph(describe_step(what), kind="soft")
+    return paragraphs + paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")) + remarks(what)
 
 
 def remarks(what: Step) -> str:
-    """What is legal, but perhaps not intended."""
+    """Return what is valid but perhaps not intended."""
     return "".join(paragraph(line, kind="bad") for line in what.remarks)
 
 
 def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> list[str]:
-    """A bar of the peak by category for each pipeline stage."""
+    """Return a bar of the peak by category for each pipeline stage."""
     stages = what.memory.stages
     if not stages:
         return []
@@ -104,68 +104,78 @@ def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> 
 
 
 def time(steps: Sequence[Step]) -> str:
-    """Seconds by cause: a bar and a column for each step."""
-    columns = [causes(each.time) for each in steps]
+    """Return seconds by cause: a bar and a column for each step."""
+    columns = [causes(step_of_column.time) for step_of_column in steps]
     names = [name for name in dict.fromkeys(name for column in columns for name in column)
              if any(column.get(name) for column in columns)]  # fmt: skip
     rows = [
-        Bar(each.kind, {name: column.get(name, 0.0) for name in names}, show_seconds(each.time.step_seconds))
-        for each, column in zip(steps, columns, strict=True)
+        Bar(
+            step_of_column.kind,
+            {name: column.get(name, 0.0) for name in names},
+            show_seconds(step_of_column.time.step_seconds),
+        )
+        for step_of_column, column in zip(steps, columns, strict=True)
     ]
     cells = [
-        (name, *(_share(column.get(name, 0.0), each) for each, column in zip(steps, columns, strict=True)))
+        (
+            name,
+            *(
+                _share(column.get(name, 0.0), step_of_column)
+                for step_of_column, column in zip(steps, columns, strict=True)
+            ),
+        )
         for name in names
     ]
-    headings = ("cause", *(each.kind for each in steps))
+    headings = ("cause", *(step_of_column.kind for step_of_column in steps))
     return bars(rows, time_colours(names)) + table(headings, cells, left=("cause",))
 
 
 def time_colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each cause: communication by axis in its own."""
+    """Return a colour for each cause; each axis of communication has its own."""
     axes = [name for name in names if name not in TIME_COLOURS]
-    own = {name: AXIS_COLOURS[place % len(AXIS_COLOURS)] for place, name in enumerate(axes)}
-    return {name: TIME_COLOURS.get(name) or own[name] for name in names}
+    axis_colours = {name: AXIS_COLOURS[index % len(AXIS_COLOURS)] for index, name in enumerate(axes)}
+    return {name: TIME_COLOURS.get(name) or axis_colours[name] for name in names}
 
 
 def _share(seconds: float, what: Step) -> str:
-    whole = what.time.step_seconds
-    return f"{show_seconds(seconds)} ({seconds / whole:.0%})" if whole else show_seconds(seconds)
+    step_seconds = what.time.step_seconds
+    return f"{show_seconds(seconds)} ({seconds / step_seconds:.0%})" if step_seconds else show_seconds(seconds)
 
 
 def search(what: SearchResult) -> str:
-    """The page of a search."""
+    """Return the page of a search."""
     return block(*search_parts(what), *front(what, within="notebook"))
 
 
 def search_parts(what: SearchResult) -> list[str]:
-    """The proposal and why; the best; why the others lost."""
+    """Return the proposal with its reasons, the best layouts, and why others were rejected."""
     fits = "" if what.best else "; none fits"
-    asked = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
-    parts = [*asked, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
+    job_parts = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
+    parts = [*job_parts, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
     parts += _proposed(what.proposal) if what.proposal else []
     parts += _robust(what.robust) if what.robust else []
     if what.best:
         parts += [heading("By time alone" if what.proposal else "The best"), grid(make_best_grid(what.best))]
     for miss in what.misses:
         line = f"{miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}: {miss.cause}"
-        mends = "".join(f"<br>would fit with {words(mend)}" for mend in miss.mends)
-        parts.append(paragraph(Raw(f"<b>{words(line)}</b>{mends}")))
+        fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.mends)
+        parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))
     if what.reasons:
         parts.append(folded("Why the others lost", grid(make_grid(REASONS, what.reasons))))
     return parts
 
 
 def _proposed(what: Proposal) -> list[str]:
-    alike = f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"
+    similar_text = f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"
     return [
-        heading("Proposal", "; ".join([alike, what.remark] if what.remark else [alike])),
+        heading("Proposal", "; ".join([similar_text, what.remark] if what.remark else [similar_text])),
         paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")), figures(list_key_figures(what.choice.step)),
         time([what.choice.step]), grid(make_grid(CHOICES, what.why)),
     ]  # fmt: skip
 
 
 def _robust(what: Robustness) -> list[str]:
-    """The layout that loses least, and what layouts lose in which scenario."""
+    """Return the layout with the smallest regret, and the regret of layouts in each scenario."""
     return [
         heading("Most robust", worded(what)), paragraph(Raw(f"<b><code>{words(what.rows[0].layout)}</code></b>")),
         grid(regrets(what)), grid(make_scenario_grid(what)),
@@ -173,21 +183,21 @@ def _robust(what: Robustness) -> list[str]:
 
 
 def walk(what: Walk) -> str:
-    """One change at a time: the page of the terminal."""
+    """Return the terminal's page of single changes."""
     from fivefold.rendering import search as page
 
     return block(terminal(page.walk(what, top=10)))
 
 
 def offers(what: Offers) -> str:
-    """One run on several machines: the page of the terminal."""
+    """Return the terminal's page of one run on several machines."""
     from fivefold.rendering import whole_run as page
 
     return block(terminal(page.offers(what)))
 
 
 def playbook(what: Playbook) -> str:
-    """The procedure step by step: the page of the terminal, then its last step and the run file."""
+    """Return the terminal's page of the procedure, then its last step and the run file."""
     from fivefold.rendering import playbook as page
 
     return block(
@@ -196,25 +206,29 @@ def playbook(what: Playbook) -> str:
 
 
 def comparison(what: Comparison) -> str:
-    """The variants, which is the best, and what differs."""
+    """Return the variants, which is the best, and what differs."""
     lines = [
-        (each.name, " ".join(each.facts) or "nothing else", each.refused or (each.step.line() if each.step else ""))
-        for each in what.variants
+        (
+            variant.name,
+            " ".join(variant.facts) or "nothing else",
+            variant.refused or (variant.step.line() if variant.step else ""),
+        )
+        for variant in what.variants
     ]
     variants = table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
-    said = map(paragraph, describe_shared(what))
-    return block(*said, variants,
+    shared_parts = map(paragraph, describe_shared(what))
+    return block(*shared_parts, variants,
                  paragraph(Raw(f"<b>{words(finding(what))}</b>")), *map(paragraph, why(what)),
                  grid(make_difference_grid(what)))  # fmt: skip
 
 
 def run(what: RunFolder) -> str:
-    """The page of a finished run."""
+    """Return the page of a finished run."""
     return block(headline(what.measured), figures(list_key_figures(what.measured)), *beside(what.predicted, what.steps))
 
 
 def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
-    """Predicted beside measured, quantity by quantity; time by cause; what makes up the error."""
+    """Return predicted next to measured, quantity by quantity; time by cause; the parts of the error."""
     measured = steps[-1]
     parts = [
         heading("Predicted beside measured", assumed(predicted)),
@@ -231,30 +245,42 @@ def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
 
 
 def section(what: Section) -> str:
-    """A section of a view: its heading, then its table or pairs."""
+    """Return a section of a view: its heading, then its table or pairs."""
     body = what.body
     if isinstance(body, Parts):
         raise TypeError(f"the parts of {what.title} are drawn as bars")
     if isinstance(body, Grid):
-        inside = grid(body) if body.rows else paragraph("none", kind="soft")
+        content = grid(body) if body.rows else paragraph("none", kind="soft")
     else:
-        inside = table(("", " "), body, left=("",))
-    return heading(what.title, what.remark) + inside
+        content = table(("", " "), body, left=("",))
+    return heading(what.title, what.remark) + content
 
 
 def rehearsal(what: Step | None, findings: Sequence[str]) -> str:
-    """The rehearsed step, and what would go wrong."""
-    wrong = [paragraph(f"would fail: {line}", kind="bad") for line in findings]
-    return block(*wrong, *(step_parts(what) if what else []))
+    """Return the dry-run step, and what would go wrong."""
+    failures = [paragraph(f"would fail: {line}", kind="bad") for line in findings]
+    return block(*failures, *(step_parts(what) if what else []))
 
 
 def traced(what: Traced) -> str:
-    """Where the time of each traced step went, and the prediction beside it."""
+    """Return where the time of each traced step went, and the prediction next to it."""
     rows = [
-        (str(each.rank), each.step, *map(show_seconds, (each.window_seconds, each.compute_seconds,
-         each.exposed_seconds, each.memcpy_alone_seconds, each.idle_seconds)))
-        for each in what.breakdown[:SHOWN]
-    ]  # fmt: skip
+        (
+            str(row.rank),
+            row.step,
+            *map(
+                show_seconds,
+                (
+                    row.window_seconds,
+                    row.compute_seconds,
+                    row.exposed_seconds,
+                    row.memcpy_alone_seconds,
+                    row.idle_seconds,
+                ),
+            ),
+        )
+        for row in what.breakdown[:SHOWN]
+    ]
     headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
     parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]
     if what.against:

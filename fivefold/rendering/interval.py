@@ -1,4 +1,4 @@
-"""Shows what to expect of a prediction: where comparable published runs lie, and what of it was never measured."""
+"""Show the uncertainty of a prediction: where comparable published runs lie, and what was never measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fivefold.units import show_bytes, show_seconds
 
 
 def expectation(step: Step) -> Text:
-    """Return lines with the intervals of time and peak, and with what lies outside; empty where nothing is known."""
+    """Return lines with the intervals of time and peak, and with what was never measured; "" if nothing is known."""
     return Text("".join(_lines(step)), style="dim", overflow="fold")
 
 
@@ -21,18 +21,22 @@ def _lines(step: Step) -> Iterator[str]:
         yield _line("step", time, show_seconds)
     if peak is not None:
         yield _line("peak", peak, lambda size: show_bytes(round(size)))
-    lacks = [interval.outside if interval else () for interval in (time, peak)]
-    both = [each for each in lacks[0] if each in lacks[1]]
-    alone = [f"{each} ({name} alone)" for name, its in zip(("step", "peak"), lacks, strict=True) for each in its
-             if each not in both]  # fmt: skip
-    if both or alone:
-        yield f"\noutside of what was ever measured: {'; '.join((*both, *alone))}"
+    outside = [interval.outside if interval else () for interval in (time, peak)]
+    both = [fact for fact in outside[0] if fact in outside[1]]
+    one = [
+        f"{fact} ({name} alone)"
+        for name, facts in zip(("step", "peak"), outside, strict=True)
+        for fact in facts
+        if fact not in both
+    ]
+    if both or one:
+        yield f"\noutside of what was ever measured: {'; '.join((*both, *one))}"
 
 
 def _line(name: str, interval: Interval, show: Callable[[float], str]) -> str:
-    half = f"{show(interval.low_50)} to {show(interval.high_50)}"
-    most = f"{show(interval.low_90)} to {show(interval.high_90)}"
-    return f"\n{name} of comparable runs: half {half}, nine in ten {most}{_basis(interval)}"
+    interval_50 = f"{show(interval.low_50)} to {show(interval.high_50)}"
+    interval_90 = f"{show(interval.low_90)} to {show(interval.high_90)}"
+    return f"\n{name} of comparable runs: half {interval_50}, nine in ten {interval_90}{_basis(interval)}"
 
 
 def _basis(interval: Interval) -> str:

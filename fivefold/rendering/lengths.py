@@ -1,4 +1,4 @@
-"""Shows memory and MFU against the length of sequences, by recomputation and cp: a page and a picture."""
+"""Show memory and MFU against the length of sequences, by recomputation and cp: a page and a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {K
 
 
 def page(found: Lengths) -> RenderableType:
-    """Return the page: the longest as it is, a row for each cp and recomputation, and what must change for more."""
+    """Return the page: the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(found, curve) for curve in found.curves)
     sizes = [_tokens(point) for point in _sizes(found)]
     return Group(
@@ -32,7 +32,7 @@ def page(found: Lengths) -> RenderableType:
 
 
 def chart(found: Lengths) -> Chart:
-    """Return the picture: memory above, MFU below, over the length; a colour per cp, a dash per recomputation."""
+    """Draw memory above and MFU below, over the length; one colour per cp, one dash pattern per recomputation."""
     alt, (unit, name) = _altair(), _unit(found)
     values = [
         {"tokens": point.tokens, "memory": point.peak_bytes / unit, "mfu": point.mfu, "cp": f"cp{curve.cp}",
@@ -67,14 +67,14 @@ def chart(found: Lengths) -> Chart:
 
 
 def _unit(found: Lengths) -> tuple[int, str]:
-    """In what the memory is read: by the largest that fits, or of all where none does."""
+    """Return the unit in which memory is shown, by the largest that fits, or by all if none does."""
     points = [point for curve in found.curves for point in curve.points]
     fitting = [point for point in points if point.fits] or points
     return byte_unit(max((point.peak_bytes for point in fitting), default=0))
 
 
 def _sizes(found: Lengths) -> list[int]:
-    """Every other length, and the longest: more columns do not fit a terminal."""
+    """Return every other length and the longest; more columns do not fit a terminal."""
     sizes = sorted({point.tokens for curve in found.curves for point in curve.points})
     return sorted({*sizes[1::2], *sizes[-1:]})
 
@@ -88,6 +88,6 @@ def _row(found: Lengths, curve: LengthCurve) -> tuple[str, ...]:
     cells = []
     for size in _sizes(found):
         point = points.get(size)
-        told = point is not None and point.fits
-        cells.append(f"{point.peak_bytes / _unit(found)[0]:.0f} {point.mfu:.0%}" if told and point is not None else "–")
+        fits = point is not None and point.fits
+        cells.append(f"{point.peak_bytes / _unit(found)[0]:.0f} {point.mfu:.0%}" if fits and point is not None else "–")
     return (str(curve.cp), curve.ac, f"{curve.longest:,}", *cells)

@@ -1,10 +1,10 @@
-"""Draws memory over time of one rank: stacked live bytes by category, the peak, and the capacity of the chip.
+"""Draw memory over time of one rank: stacked live bytes by category, the peak, and the capacity of the chip.
 
     80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
     40 GiB    ▂▅█▇▅▃  ▂▅█▇▅▃     activations
      0 GiB ██████████████████    states
 
-As text for a terminal of any width; ``drawing/memory`` draws it as SVG.
+This is text for a terminal of any width; ``drawing/memory`` draws it as SVG.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fivefold.rendering.pipeline import legend
 from fivefold.results.spans import Level
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
-# part of a level, from the bottom up → its colour, and its character for terminals without colours
+# part of a level, from the bottom up → its colour, and its character on terminals without colours
 LOOKS = {
     part: (colour(part), letter)
     for part, letter in {
@@ -42,11 +42,13 @@ def peak(levels: Sequence[Level]) -> Level:
 
 
 def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
-    """Return the title: the peak, and the share of the capacity that it leaves."""
+    """Return the title: the peak, and the share of the capacity that remains."""
     top = peak(levels)
-    room = capacity_bytes - top.live_bytes
-    left = f"leaves {room / capacity_bytes:.0%}" if room >= 0 else f"is {show_bytes(-room)} too much"
-    return f"Rank {rank} peaks at {show_bytes(top.live_bytes)}, which {left} of {show_bytes(capacity_bytes)}"
+    free_bytes = capacity_bytes - top.live_bytes
+    remainder = (
+        f"leaves {free_bytes / capacity_bytes:.0%}" if free_bytes >= 0 else f"is {show_bytes(-free_bytes)} too much"
+    )
+    return f"Rank {rank} peaks at {show_bytes(top.live_bytes)}, which {remainder} of {show_bytes(capacity_bytes)}"
 
 
 class Picture:
@@ -57,25 +59,26 @@ class Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
-        plain = console.color_system is None
+        without_colours = console.color_system is None
         top = peak(self.levels)
         size, unit = byte_unit(top.live_bytes)
         label = len(f"{top.live_bytes / size:.0f} {unit}") + 1
         width = max(1, options.max_width - label - 2)
         columns = _columns(self.levels, width)
-        each = top.live_bytes / LINES
+        bytes_per_line = top.live_bytes / LINES
         for row in reversed(range(LINES)):
-            mark = f"{(row + 1) * each / size:.0f} {unit}" if row % 3 == 2 else ""
+            mark = f"{(row + 1) * bytes_per_line / size:.0f} {unit}" if row % 3 == 2 else ""
             line = Text(f"{mark:>{label - 1}} ", no_wrap=True, overflow="crop")
             line.append("│", "dim")
             for level in columns:
-                line.append(*_cell(level, row * each, each, plain=plain))
+                line.append(*_cell(level, row * bytes_per_line, bytes_per_line, plain=without_colours))
             yield line
         end = show_seconds(self.levels[-1].seconds)
         yield Text(f"{f'0 {unit}':>{label - 1}} └{end:>{width}}", style="dim", no_wrap=True, overflow="crop")
-        lives = [any(sizes) for sizes in zip(*map(parts, self.levels), strict=True)]
+        occurs_list = [any(sizes) for sizes in zip(*map(parts, self.levels), strict=True)]
         yield legend(
-            [(part, *look) for (part, look), lived in zip(LOOKS.items(), lives, strict=True) if lived], plain=plain
+            [(part, *look) for (part, look), occurs in zip(LOOKS.items(), occurs_list, strict=True) if occurs],
+            plain=without_colours,
         )
         cause = f" in {top.cause}" if top.cause else ""
         words = finding(self.levels, rank=self.rank, capacity_bytes=self.capacity_bytes)
@@ -88,8 +91,8 @@ def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tupl
     if fill <= 0:
         return " ", ""
     middle = floor + min(each, level.live_bytes - floor) / 2
-    tops = zip(LOOKS.values(), accumulate(parts(level)), strict=True)
-    colour, letter = next(look for look, top in tops if middle <= top)
+    stack_tops = zip(LOOKS.values(), accumulate(parts(level)), strict=True)
+    colour, letter = next(look for look, top in stack_tops if middle <= top)
     if fill < 8:
         return EIGHTHS[fill], "" if plain else colour
     return (letter, "") if plain else ("█", colour)
@@ -97,17 +100,20 @@ def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tupl
 
 def _columns(levels: Sequence[Level], width: int) -> list[Level]:
     """Return the fullest level within each of ``width`` equal time intervals, interpolating at the interval's ends."""
-    each = levels[-1].seconds / width or 1.0
-    found: list[Level | None] = [None] * width
+    seconds_per_column = levels[-1].seconds / width or 1.0
+    fullest: list[Level | None] = [None] * width
     for before, after in pairwise([levels[0], *levels]):
-        first, last = (min(width - 1, int(level.seconds / each)) for level in (before, after))
-        edges = (_between(before, after, seconds=edge * each) for edge in range(first + 1, last + 1))
-        for at in (*edges, after):
-            for column in {min(width - 1, max(0, int(at.seconds / each + nudge))) for nudge in (-1e-6, 1e-6)}:
-                best = found[column]
-                if best is None or at.live_bytes > best.live_bytes:
-                    found[column] = at
-    return [level or levels[0] for level in found]
+        first, last = (min(width - 1, int(level.seconds / seconds_per_column)) for level in (before, after))
+        edges = (_between(before, after, seconds=edge * seconds_per_column) for edge in range(first + 1, last + 1))
+        for level_in_column in (*edges, after):
+            for column in {
+                min(width - 1, max(0, int(level_in_column.seconds / seconds_per_column + nudge)))
+                for nudge in (-1e-6, 1e-6)
+            }:
+                best = fullest[column]
+                if best is None or level_in_column.live_bytes > best.live_bytes:
+                    fullest[column] = level_in_column
+    return [level or levels[0] for level in fullest]
 
 
 def _between(before: Level, after: Level, *, seconds: float) -> Level:

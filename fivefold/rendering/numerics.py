@@ -1,4 +1,4 @@
-"""Shows a precision recipe's errors against fp32, as a page of text and as a heat map of tensors over layers.
+"""Show a precision recipe's errors against fp32, as a page of text and as a heat map of tensors over layers.
 
                         error  in layer  underflow  overflow
 attention.core          0.4 %         3     0.01 %         –
@@ -31,16 +31,18 @@ def page(found: Numerics) -> RenderableType:
 
 
 def headline(found: Numerics) -> str:
-    """The finding in one line."""
-    over = [row for row in found.rows if row.overflow]
-    if over:
-        return f"{found.recipe} overflows in {len(over)} of {len(found.rows)} places, first in {_place(over[0])}"
+    """Return the finding in one line."""
+    overflows = [row for row in found.rows if row.overflow]
+    if overflows:
+        return (
+            f"{found.recipe} overflows in {len(overflows)} of {len(found.rows)} places, first in {_place(overflows[0])}"
+        )
     gradients = [row for row in found.rows if row.kind == "weight"]
     worst = max(gradients, key=lambda row: row.error)
     lost = [row for row in found.rows if row.kind != "operand" and row.underflow > LOST]
-    under = f"; {len(lost)} of {len(found.rows)} places lose more than {LOST:.0%} to underflow" if lost else ""
+    note = f"; {len(lost)} of {len(found.rows)} places lose more than {LOST:.0%} to underflow" if lost else ""
     return (
-        f"{found.recipe}: gradients of weights are within {_share(worst.error)} of fp32's, worst {_place(worst)}{under}"
+        f"{found.recipe}: gradients of weights are within {_share(worst.error)} of fp32's, worst {_place(worst)}{note}"
     )
 
 
@@ -60,13 +62,13 @@ def _grid(rows: Iterable[Compared]) -> Grid:
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
     cells = []
-    for name, several in by_name.items():
-        worst = max(several, key=lambda row: row.error)
+    for name, rows_of_name in by_name.items():
+        worst = max(rows_of_name, key=lambda row: row.error)
         cells.append(
             (
                 name, _share(worst.error), "–" if worst.layer is None else str(worst.layer),
-                f"{min(row.cosine for row in several):.6f}", _share(max(row.underflow for row in several)),
-                _share(max(row.overflow for row in several)), f"{max(row.largest for row in several):.3g}",
+                f"{min(row.cosine for row in rows_of_name):.6f}", _share(max(row.underflow for row in rows_of_name)),
+                _share(max(row.overflow for row in rows_of_name)), f"{max(row.largest for row in rows_of_name):.3g}",
             )
         )  # fmt: skip
     return Grid(

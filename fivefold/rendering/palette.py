@@ -1,7 +1,8 @@
-"""The one style of all pictures: colours by what they stand for, on light and on dark pages, and the charts' settings.
+"""The style of all pictures: colours by meaning, on light and on dark pages, and the settings of charts.
 
-Blue, sky, green, orange, red, yellow and grey after Okabe and Ito (2008), moved until any two lie 14 units of CIE Lab
-apart, also as seen without one of the three kinds of cones (Machado, Oliveira and Fernandes 2009); a test measures it.
+Blue, sky, green, orange, red, yellow and grey after Okabe and Ito (2008), adjusted until any two are at least 14 units
+apart in CIE Lab, also as seen without one of the three kinds of cones (Machado, Oliveira and Fernandes 2009); a test
+measures this.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ COLOURS = {
     "orange": ("#e69f00", "#f0a830"), "red": ("#d55e00", "#e8702a"), "pink": ("#b0569a", "#e08fc6"),
     "yellow": ("#f0e442", "#f7ee8a"), "grey": ("#8d949c", "#79828d"),
 }  # fmt: skip
-"""On a light page, on a dark one."""
+"""Name → colour on a light page, colour on a dark page."""
 KINDS = {
     "parameters": "blue", "states": "blue", "F": "blue", "gradients": "sky", "optimizer": "green", "W": "green",
     "gathers": "red", "activations": "orange", "BW": "orange", "B": "orange", "messages": "red", "logits": "pink",
     "reduce": "pink", "data": "yellow", "inputs": "yellow", "temporary": "grey", "update": "grey", "host": "sky",
 }  # fmt: skip
-"""Of what is drawn in many pictures: parts of the memory, kinds of actions."""
+"""Name of the colour of each kind that many pictures show: parts of the memory, kinds of actions."""
 BLUE, SKY, GREEN, ORANGE, RED, PINK, YELLOW, GREY = (light for light, _ in COLOURS.values())
-SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PINK, GREY, YELLOW, "#6b3a1e", "#332288")  # several of one kind, in order
-IDLE = "#dcdfe3"  # where nothing is done
+SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PINK, GREY, YELLOW, "#6b3a1e", "#332288")  # colours of a series, in order
+IDLE = "#dcdfe3"  # idle time
 LIMIT = "#b3400a"  # a capacity
-INK, PALE_INK, RULE, TEXT = "#16191d", "#59626d", "#e6e9ed", "#3a4149"  # words; words that explain; rules; headings
-DARK_INK, LIGHT_INK = "#1c1400", "#ffffff"  # on a colour
+INK, PALE_INK, RULE, TEXT = "#16191d", "#59626d", "#e6e9ed", "#3a4149"  # text; explanations; rules; headings
+DARK_INK, LIGHT_INK = "#1c1400", "#ffffff"  # text on a colour
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 
 def colour(kind: str) -> str:
-    """The colour of a kind on a light page."""
+    """Return the colour of a kind on a light page."""
     return COLOURS[KINDS[kind]][0]
 
 
 def ink(on: str) -> str:
-    """Black or white, whichever can be read on a colour (relative luminance of WCAG 2)."""
-    red, green, blue = (_linear(int(on[place : place + 2], 16) / 255) for place in (1, 3, 5))
+    """Return black or white, whichever is readable on a colour (relative luminance of WCAG 2)."""
+    red, green, blue = (_linear(int(on[start : start + 2], 16) / 255) for start in (1, 3, 5))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return DARK_INK if luminance > 0.2 else LIGHT_INK
 
@@ -56,7 +57,7 @@ def break_lines(text: str, *, width: float, size: float, letter: float = 0.6) ->
 
 
 def heading(title: str | list[str], subtitle: str | list[str] = "") -> dict[str, Any]:
-    """The title of a chart, on top left; it says the finding."""
+    """Return the title of a chart, on top left; it states the finding."""
     return {
         "text": title, **({"subtitle": subtitle} if subtitle else {}), "anchor": "start", "frame": "bounds",
         "fontSize": 17, "subtitleFontSize": 12, "color": INK, "subtitleColor": PALE_INK, "offset": 14,
@@ -75,4 +76,4 @@ CONFIG: dict[str, Any] = {
     "concat": {"spacing": 18},
     "range": {"category": list(SERIES)},
 }  # fmt: skip
-"""Of every Vega-Lite chart: type, rules, series."""
+"""Configuration of every Vega-Lite chart: fonts, rules, series."""

@@ -1,10 +1,10 @@
-"""Draws the pipeline schedule: ranks as rows, time to the right, each action in colour with its micro-batch.
+"""Draw the pipeline schedule: ranks as rows, time to the right, each action in colour with its micro-batch.
 
     rank 0 │0 1 2 3     0───1───2───3───│
     rank 1 │  0 1 2 0───3 1───2───  3───│
 
-As text for a terminal of any width; ``drawing/pipeline`` draws it as SVG. A span's exposed messages are drawn at its
-end. An overlapped pair (FB) takes two halves of a row: the forward above, the backward below.
+This is text for a terminal of any width; ``drawing/pipeline`` draws it as SVG. A span's exposed messages are drawn at
+its end. An overlapped pair (FB) takes two halves of a row: the forward above, the backward below.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fivefold.units import show_seconds
 
 Rows = Sequence[Sequence[Span]]
 
-# kind of a span → its name, its colour, and its character for terminals without colours
+# kind of a span → its name, its colour, and its character on terminals without colours
 LOOKS = {
     kind: (name, colour(kind), letter)
     for kind, name, letter in (
@@ -32,7 +32,7 @@ LOOKS = {
         ("data", "data", "d"),
     )
 }  # fmt: skip
-SAME = 0.99  # share of the step's time from which a drawing is of the whole step
+SAME = 0.99  # share of the step's time above which a drawing shows the full step
 
 
 class Block(NamedTuple):
@@ -42,31 +42,31 @@ class Block(NamedTuple):
     start: float
     end: float
     text: str = ""
-    chunk: int = 0  # 0 for the rank's first
+    chunk: int = 0  # index of the stage on its rank
     top: float = -0.44
     bottom: float = 0.44
 
 
 def blocks(span: Span, *, pp: int) -> Iterator[Block]:
     """Split a span into rectangles of compute and of exposed messages."""
-    between = span.end - span.messages
+    compute_end = span.end - span.messages
     chunk = max(0, span.stage // pp)
-    if span.kind == "reduce":  # all of it are messages
+    if span.kind == "reduce":  # it consists of messages
         yield Block(span.kind, span.start, span.end)
         return
     if span.kind == "FB":
-        yield Block("F", span.start, between, str(span.micro_batch), chunk, -0.44, 0.0)
-        text, other = str(span.backward_micro_batch), span.backward_stage // pp
-        yield Block("BW", span.start, between, text, other, 0.0, 0.44)
+        yield Block("F", span.start, compute_end, str(span.micro_batch), chunk, -0.44, 0.0)
+        text, backward_chunk = str(span.backward_micro_batch), span.backward_stage // pp
+        yield Block("BW", span.start, compute_end, text, backward_chunk, 0.0, 0.44)
     else:
         text = str(span.micro_batch) if span.micro_batch >= 0 else ""
-        yield Block(span.kind, span.start, between, text, chunk)
+        yield Block(span.kind, span.start, compute_end, text, chunk)
     if span.messages:
-        yield Block("messages", between, span.end)
+        yield Block("messages", compute_end, span.end)
 
 
 def remark(shown: int, micro_batches: int) -> str:
-    """Say how many of a step's micro-batches are drawn."""
+    """Return how many of a step's micro-batches are drawn."""
     if shown == micro_batches:
         return f"{micro_batches} micro-batches" if micro_batches > 1 else "1 micro-batch"
     return f"drawn with {shown} of {micro_batches} micro-batches; those left out repeat the rounds in the middle"
@@ -75,21 +75,23 @@ def remark(shown: int, micro_batches: int) -> str:
 def finding(time: Time, rows: Rows = ()) -> str:
     """Return the title: the share of compute in the step, and what takes most of the rest.
 
-    If ``rows``, which are drawn, are of a shorter step with fewer micro-batches, it says how long that one is and how
-    much of it is idle.
+    If ``rows``, which are drawn, are of a shorter step with fewer micro-batches, the title also gives its time and the
+    share of it that is idle.
     """
     rest = {f"{axis} messages take": seconds for axis, seconds in time.exposed_seconds.items()}
     rest |= {"the bubble takes": time.bubble_seconds, "the update takes": time.optimizer_seconds}
     rest |= {"the host takes": time.host_seconds, "the data takes": time.data_seconds}
     largest = max(rest, key=lambda name: rest[name])
-    whole = time.step_seconds
-    share = f", {largest} {rest[largest] / whole:.1%}" if rest[largest] else ""
-    said = f"On the slowest rank compute fills {time.compute_seconds / whole:.0%} of the {show_seconds(whole)}{share}"
-    end = max((row[-1].end for row in rows if row), default=whole)
-    if end > SAME * whole:
-        return said
-    idle = 1 - sum(span.end - span.start for row in rows for span in row) / (end * len(rows))
-    return f"{said}.\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
+    total = time.step_seconds
+    share = f", {largest} {rest[largest] / total:.1%}" if rest[largest] else ""
+    sentence = (
+        f"On the slowest rank compute fills {time.compute_seconds / total:.0%} of the {show_seconds(total)}{share}"
+    )
+    drawn_seconds = max((row[-1].end for row in rows if row), default=total)
+    if drawn_seconds > SAME * total:
+        return sentence
+    idle = 1 - sum(span.end - span.start for row in rows for span in row) / (drawn_seconds * len(rows))
+    return f"{sentence}.\nDrawn are fewer micro-batches: {show_seconds(drawn_seconds)}, of which ranks idle {idle:.0%}"
 
 
 class Picture:
@@ -100,38 +102,40 @@ class Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
-        plain = console.color_system is None
-        last = max(row[-1].end for row in self.rows)
+        without_colours = console.color_system is None
+        end_seconds = max(row[-1].end for row in self.rows)
         label = len(f"rank {len(self.rows) - 1}") + 1
         width = max(1, options.max_width - label - 2)
         kinds: dict[str, None] = {}
         for rank, row in enumerate(self.rows):
-            drawn = [block for span in row for block in blocks(span, pp=len(self.rows))]
+            drawn_blocks = [block for span in row for block in blocks(span, pp=len(self.rows))]
             line = Text(f"{f'rank {rank}':<{label}}", no_wrap=True, overflow="crop")
             line.append("│", "dim")
-            for kind, text in _cells(drawn, width=width, scale=width / last):
+            for kind, text in _cells(drawn_blocks, width=width, scale=width / end_seconds):
                 kinds |= {kind: None} if kind else {}
-                line.append(*_cell(kind, text, plain=plain))
+                line.append(*_cell(kind, text, plain=without_colours))
             yield line.append("│", "dim")
-        yield _axis(last, label=label, width=width)
-        yield legend([look for kind, look in LOOKS.items() if kind in kinds], plain=plain)
+        yield _axis(end_seconds, label=label, width=width)
+        yield legend([look for kind, look in LOOKS.items() if kind in kinds], plain=without_colours)
         if self.drawn:
             yield Text(self.drawn, style="dim", overflow="fold")
 
 
 def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[str, str]]:
-    """Return (kind, text) for each column: the kind that fills most of it ("" if it is nearly idle), and a digit of the
-    micro-batch, or "·" if it is half idle. Of an overlapped pair the first half of the time shows the forward.
+    """Return (kind, text) for each column.
+
+    The kind is the one that fills most of it ("" if it is nearly idle); the text is a digit of the micro-batch, or "·"
+    if the column is half idle. For an overlapped pair the first half of the time shows the forward.
     """
     cover: list[dict[str, float]] = [{} for _ in range(width)]
     placed = [(block, *_in_columns(block, scale)) for block in drawn]
     for block, start, end in placed:
         for column in range(int(start), min(width, int(end) + 1)):
-            part = min(end, column + 1) - max(start, column)
-            cover[column][block.kind] = cover[column].get(block.kind, 0.0) + part
-    busy = [sum(each.values()) for each in cover]
-    cells = [(max(each, key=lambda kind: each[kind]), "" if share > 0.5 else "·") if share > 0.1 else ("", "")
-             for each, share in zip(cover, busy, strict=True)]  # fmt: skip
+            overlap = min(end, column + 1) - max(start, column)
+            cover[column][block.kind] = cover[column].get(block.kind, 0.0) + overlap
+    busy = [sum(widths.values()) for widths in cover]
+    cells = [(max(widths, key=lambda kind: widths[kind]), "" if share > 0.5 else "·") if share > 0.1 else ("", "")
+             for widths, share in zip(cover, busy, strict=True)]  # fmt: skip
     for block, start, end in placed:
         first, last = round(start), round(end)
         if last - first > len(block.text) and all(kind == block.kind for kind, _ in cells[first:last]):

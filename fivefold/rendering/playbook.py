@@ -1,4 +1,4 @@
-"""Shows a plan step by step: what was asked, what was tried with its numbers, what was taken and why."""
+"""Show a plan step by step: what was asked, what was tried with its numbers, what was chosen and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 
 
 def page(found: Playbook) -> RenderableType:
-    """Return the page: the steps, the layout they end in, the run, and what to type."""
+    """Return the page: the steps, the resulting layout, the run, and the commands to type."""
     parts: list[RenderableType] = [
         Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
         Text(describe_step(found.step, open_fields=("global_batch",)), style="dim", overflow="fold"),
@@ -39,13 +39,15 @@ def page(found: Playbook) -> RenderableType:
 
 
 def _stage(number: int, stage: Stage) -> list[RenderableType]:
-    sized = any(each.peak_bytes is not None for each in stage.tried)
+    has_sizes = any(attempt.peak_bytes is not None for attempt in stage.tried)
     rows: list[tuple[str, ...]] = []
-    for each in stage.tried:
-        peak = "–" if each.peak_bytes is None else show_bytes(each.peak_bytes)
-        seconds = "–" if each.step_seconds is None else show_seconds(each.step_seconds)
-        rows.append(("→" if each.chosen else "", each.layout, *((peak, seconds) if sized else ()), each.why))
-    headings = ("", "layout", "peak", "step", "what came of it") if sized else ("", "batch", "whose")
+    for attempt in stage.tried:
+        peak = "–" if attempt.peak_bytes is None else show_bytes(attempt.peak_bytes)
+        seconds = "–" if attempt.step_seconds is None else show_seconds(attempt.step_seconds)
+        rows.append(
+            ("→" if attempt.chosen else "", attempt.layout, *((peak, seconds) if has_sizes else ()), attempt.why)
+        )
+    headings = ("", "layout", "peak", "step", "what came of it") if has_sizes else ("", "batch", "whose")
     words = tuple(name for name in headings if name not in ("peak", "step"))
     return [
         heading(f"{number}  {stage.title}", stage.question),

@@ -16,12 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fivefold.units import show_bytes, show_count, show_seconds
 
-QUIET_SECONDS = 10.0  # before the first and between two status lines if stderr is no terminal
+QUIET_SECONDS = 10.0  # time before the first and between two status lines if stderr is not a terminal
 
 
 @contextmanager
 def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr, or a line every ``QUIET_SECONDS`` where that is no terminal.
+    """Show a progress bar on stderr, or a line every ``QUIET_SECONDS`` if stderr is not a terminal.
 
     Yields ``report(what, done, total)``.
     """
@@ -38,13 +38,13 @@ def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 class _QuietBar:
-    """Progress as lines, so that a log of a long command is not empty; none for what is done within seconds."""
+    """Progress as lines, so that a log of a long command is not empty; a command of a few seconds prints none."""
 
     def __init__(self, label: str) -> None:
         self.label, self._last = label, time.monotonic()
 
     def report(self, what: str, done: int, total: int) -> None:
-        """Print how far it is, if the last line is long enough ago."""
+        """Print the progress if the last line was printed more than ``QUIET_SECONDS`` ago."""
         if time.monotonic() - self._last >= QUIET_SECONDS:
             self._last = time.monotonic()
             print(f"{self.label} {what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
@@ -69,7 +69,7 @@ class TrainingLine:
         self._live.stop()
 
     def report(self, line: Mapping[str, Any]) -> None:
-        """Take one line of the run's log and show it."""
+        """Show one line of the run's log."""
         if "heldout_loss" in line:
             self._heldout = line["heldout_loss"]
             print(f"step {line['step']}  held-out loss {self._heldout:.4f}", file=sys.stderr)
@@ -85,11 +85,11 @@ class TrainingLine:
             print(text, file=sys.stderr)
 
     def _text(self, line: Mapping[str, Any]) -> str:
-        took = [seconds for _, seconds in self._recent]
-        seconds = sum(took) / len(took)
+        recent_seconds = [seconds for _, seconds in self._recent]
+        seconds = sum(recent_seconds) / len(recent_seconds)
         speed = line["tokens"] / line["step"] / seconds
-        if len(took) > 1:  # a batch that grows has more tokens from step to step
-            speed = (line["tokens"] - self._recent[0][0]) / sum(took[1:])
+        if len(recent_seconds) > 1:  # tokens per step may grow with the batch size
+            speed = (line["tokens"] - self._recent[0][0]) / sum(recent_seconds[1:])
         mfu = line["mfu_causal"] * line["seconds"] / seconds
         return (
             f"step {line['step']}/{self.steps}  loss {line['loss']:.4f}  norm {line['gradient_norm']:.2f}  "

@@ -1,4 +1,4 @@
-"""What was asked, in one line that every answer begins with: the job's fields, and which of them are the defaults.
+"""The line that begins every answer: the job's fields, and which of them are the defaults.
 
     llama3-8b on h100, 8 ranks · seq 8192, global batch 64, loss=chunked; defaults: bf16, AdamW, software fivefold
 
@@ -19,11 +19,11 @@ from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import FACTS
 from fivefold.step import Step
 
-NAMED = ("sequence", "global_batch", "precision", "stack")  # which the line says in words
+NAMED = ("sequence", "global_batch", "precision", "stack")  # fields that the line writes without their name
 
 
 class Setting(NamedTuple):
-    """A field of a job in words, and whether it is what a job has without being told."""
+    """A field of a job as text, and whether it has its default value."""
 
     field: str
     text: str
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
 
 def describe_question(model: Model, machine: Machine, job: Job, *, open_fields: Collection[str] = ()) -> str:
-    """Return model, machine and job in one line; ``open_fields`` of them are left out, as the answer finds them."""
+    """Return model, machine and job in one line, without ``open_fields``, which the answer chooses."""
     ranks = "" if "ranks" in open_fields else f", {count_ranks(machine.ranks)}"
     return f"{model.name} on {machine.name}{ranks} · {describe_job(job, open_fields=open_fields)}"
 
@@ -43,10 +43,14 @@ def describe_step(step: Step, *, open_fields: Collection[str] = ()) -> str:
 
 def describe_job(*jobs: Job, open_fields: Collection[str] = ()) -> str:
     """Return what several jobs share in one line: first what differs from the default, then the defaults."""
-    first, *others = [list(_settings(job)) for job in jobs]
-    shared = [each for each in first if each.field not in open_fields and all(each in other for other in others)]
-    given = ", ".join(each.text for each in shared if not each.default)
-    defaults = ", ".join(each.text for each in shared if each.default)
+    first, *other_jobs = [list(_settings(job)) for job in jobs]
+    shared = [
+        setting
+        for setting in first
+        if setting.field not in open_fields and all(setting in other_job for other_job in other_jobs)
+    ]
+    given = ", ".join(setting.text for setting in shared if not setting.default)
+    defaults = ", ".join(setting.text for setting in shared if setting.default)
     return "; ".join(filter(None, (given, defaults and f"defaults: {defaults}")))
 
 
@@ -56,37 +60,37 @@ def count_ranks(ranks: int) -> str:
 
 
 def _settings(job: Job) -> Iterator[Setting]:
-    usual, stack = Job(), job.stack
+    default_job, stack = Job(), job.stack
     optimizer = find_cost(job.optimizer.kind).title
-    precision = RECIPES[usual.precision.name].reduced(in_fp32=stack.reduce_in_fp32)
-    yield Setting("sequence", f"seq {job.sequence}", job.sequence == usual.sequence)
-    yield Setting("global_batch", f"global batch {job.global_batch}", job.global_batch == usual.global_batch)
+    precision = RECIPES[default_job.precision.name].reduced(in_fp32=stack.reduce_in_fp32)
+    yield Setting("sequence", f"seq {job.sequence}", job.sequence == default_job.sequence)
+    yield Setting("global_batch", f"global batch {job.global_batch}", job.global_batch == default_job.global_batch)
     yield Setting("precision", job.precision.name, job.precision == precision)
-    yield Setting("optimizer.kind", optimizer, job.optimizer.kind == usual.optimizer.kind)
-    yield Setting("stack", f"software {stack.name}", stack.name == usual.stack.name)
+    yield Setting("optimizer.kind", optimizer, job.optimizer.kind == default_job.optimizer.kind)
+    yield Setting("stack", f"software {stack.name}", stack.name == default_job.stack.name)
     for name, text in changed_settings(job):
         if name != "optimizer.kind" and not _follows_from_machine(job, name):
             yield Setting(name, f"{name}={text}")
 
 
 def _follows_from_machine(job: Job, name: str) -> bool:
-    """Whether a fact of the software is what the planner takes on a GPU or on a CPU, unless the job says another."""
+    """Return whether a fact of the software is what the planner assumes on a GPU or on a CPU by default."""
     if name not in FACTS:
         return False
     value = getattr(job.stack, name)
-    known = STACKS.get(job.stack.name, job.stack)
-    on_cpu = {"attention": "blocks", "overlap": ()}  # one head dim in the CPU's kernel; nothing runs beside compute
-    return value == on_cpu.get(name) or value in [getattr(known.on(gpu=gpu), name) for gpu in (True, False)]
+    known_stack = STACKS.get(job.stack.name, job.stack)
+    on_cpu = {"attention": "blocks", "overlap": ()}  # the CPU's kernel supports one head dim; nothing overlaps compute
+    return value == on_cpu.get(name) or value in [getattr(known_stack.on(gpu=gpu), name) for gpu in (True, False)]
 
 
 def changed_settings(job: Job) -> Iterator[tuple[str, str]]:
     """Yield the fields of a job and of its software that differ from the default, as ``--set`` takes them."""
-    usual, known = Job(), STACKS.get(job.stack.name, job.stack)
+    default_job, known_stack = Job(), STACKS.get(job.stack.name, job.stack)
     for name in sorted(FACTS):
-        if (value := getattr(job.stack, name)) != getattr(known, name):
+        if (value := getattr(job.stack, name)) != getattr(known_stack, name):
             yield name, spell_value(value)
     for name in (field for field in Job.model_fields if field not in NAMED):
-        value, default = getattr(job, name), getattr(usual, name)
+        value, default = getattr(job, name), getattr(default_job, name)
         if value == default:
             continue
         if isinstance(value, Record) and isinstance(default, Record):

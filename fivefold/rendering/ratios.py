@@ -1,7 +1,7 @@
-"""Shows up to which degree each mesh axis pays: machine balance (FLOPs per byte), a row per message, expert sizes.
+"""Show up to which degree each mesh axis pays: machine balance (FLOPs per byte), a row per message, expert sizes.
 
-989 TFLOP/s  ·  NVLink 4 asks for 2,198 FLOPs per byte, NIC for 19,780
-tp   output   output projection   tp4   tp8 offers 1,170, NVLink 4 asks for 2,198
+989 TFLOP/s  ·  NVLink 4 asks for 2,198 FLOPs per byte, NIC for 19,780 tp   output   output projection   tp4   tp8
+offers 1,170, NVLink 4 asks for 2,198
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def page(found: Ratios) -> RenderableType:
 
 
 def degrees(found: Ratios) -> RenderableType:
-    """Return a table per message: every degree, the FLOPs per byte that it offers and that the link asks for."""
+    """Return a table per message: for every degree, the FLOPs per byte that it offers and that the link needs."""
     parts: list[RenderableType] = []
     for axis in found.axes:
         rows = tuple(
@@ -46,10 +46,10 @@ def degrees(found: Ratios) -> RenderableType:
 
 
 def _headline(found: Ratios) -> Text:
-    asked = ", ".join(f"{link} for {balance:,.0f}" for link, balance in found.balances.items())
+    balances = ", ".join(f"{link} for {balance:,.0f}" for link, balance in found.balances.items())
     return Text.assemble(
         (f"{found.layout}, one axis varied at a time\n\n", "bold"),
-        f"{show_count(found.peak_flops)}FLOP/s; a byte over each link asks for FLOPs to hide it: {asked}\n",
+        f"{show_count(found.peak_flops)}FLOP/s; a byte over each link asks for FLOPs to hide it: {balances}\n",
         overflow="fold",
     )
 

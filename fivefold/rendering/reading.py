@@ -1,4 +1,4 @@
-"""Shows what a config of another software says: the nouns as we write them, then its keys as they were understood."""
+"""Show what a config of another software specifies: model, layout and job, then its keys as they were understood."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fivefold.units import show_count
 
 
 def page(found: Reading) -> RenderableType:
-    """Return the whole page."""
-    nouns = [(name, text) for name, text in _nouns(found) if text]
+    """Return the page of a reading."""
+    records = [(name, text) for name, text in _nouns(found) if text]
     parts: list[RenderableType] = [
         Text(f"{found.origin}: {found.software} {found.version}", style="bold", overflow="fold"),
-        *(Text(f"{name:<8}{text}", overflow="fold") for name, text in nouns),
+        *(Text(f"{name:<8}{text}", overflow="fold") for name, text in records),
     ]
     parts += [Text(f"· not said: {why}", "red", overflow="fold") for why in found.missing]
     parts += [Text(f"· refused: {why}", "red", overflow="fold") for why in found.refused]
@@ -53,7 +53,7 @@ def _nouns(found: Reading) -> list[tuple[str, str]]:
 
 
 def _keys(rows: Sequence[Said]) -> Group:
-    """One line each: the key as the config has it, and what it means or why it is not understood."""
+    """Return a line for each key: its value in the config, and its meaning or why it is not understood."""
     return Group(*(_key(row) for row in rows))
 
 

@@ -1,8 +1,8 @@
-"""Shows a rehearsed step as a page of text: findings first, then memory at the peak, time, traffic and work.
+"""Show the step of a dry run as a page of text: findings first, then memory at the peak, time, traffic and work.
 
-does not fit: rank 0 needs 95.1 GiB …                                     (red, first)
-activations  31.00 GiB  48.1 %  ██████████████
-7.00 GiB  64 × 112 MiB  activations since forward of micro-batch 1: blocks.*.mlp (trainer/model/linear.py:144 …)
+does not fit: rank 0 needs 95.1 GiB …                                     (red, first) activations  31.00 GiB  48.1 %
+██████████████ 7.00 GiB  64 × 112 MiB  activations since forward of micro-batch 1: blocks.*.mlp
+(trainer/model/linear.py:144 …)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fivefold.units import show_bytes
 class Holding(NamedTuple):
     """Tensors live at the peak that one line has allocated, in modules of one kind (``blocks.*.mlp``)."""
 
-    bytes: int  # of all together
+    bytes: int  # total
     number: int
     largest_bytes: int
     category: str
@@ -47,8 +47,10 @@ def page(
     step: Step, *, findings: Sequence[str], moment: Moment, first: StageMemory, predicted: Step | None = None,
     assumed: Sequence[str] = (),
 ) -> RenderableType:  # fmt: skip
-    """Return the whole page. ``assumed``: where the rehearsal differs from the real run. ``first``: memory of the first
-    step on ``moment.rank``, the rank that is fullest in the steady step.
+    """Return the page of a dry run.
+
+    ``assumed``: where the dry run differs from the real run. ``first``: memory of the first step on ``moment.rank``,
+    the rank that is fullest in the steady step.
     """
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
@@ -78,12 +80,12 @@ def failures(lines: Sequence[str]) -> RenderableType:
 
 def _first_and_steady(first: StageMemory, later: StageMemory) -> Grid:
     steps = {"first": first, "later": later}
-    rows = tuple((name, show_bytes(at.peak_bytes), at.peak_cause or "–") for name, at in steps.items())
+    rows = tuple((name, show_bytes(memory.peak_bytes), memory.peak_cause or "–") for name, memory in steps.items())
     return Grid(("step", "peak", "in"), rows, words=("step", "in"))
 
 
 def _largest(largest: Sequence[Holding]) -> Grid:
-    rows = tuple((show_bytes(each.bytes), _tensors(each), _what(each)) for each in largest)
+    rows = tuple((show_bytes(holding.bytes), _tensors(holding), _what(holding)) for holding in largest)
     return Grid(("bytes", "tensors", "what"), rows, words=("what",))
 
 
@@ -95,12 +97,12 @@ def _tensors(each: Holding) -> str:
 
 def _what(each: Holding) -> str:
     since = f"{each.category} since {each.since}" if each.since else each.category
-    where = " ".join(filter(None, (each.module, f"({each.line})" if each.line else "")))
-    return f"{since}: {where}" if where else since
+    location = " ".join(filter(None, (each.module, f"({each.line})" if each.line else "")))
+    return f"{since}: {location}" if location else since
 
 
 def _beside(predicted: Step, step: Step) -> list[RenderableType]:
-    """Compare with the planner's step: of the counts, which must be equal, only those that differ are listed."""
+    """Compare with the planner's step; counts, which must be equal, are listed only if they differ."""
     rows = compare(predicted, step)
     counts = [row for row in rows if row.exact]
     wrong = [row for row in counts if row.wrong]

@@ -1,6 +1,6 @@
-"""The report: one HTML file that says what was asked, what came of it, why, and how to make it again.
+"""The report: one HTML file with the question, the answer, the reasons, and the commands that reproduce it.
 
-Nothing in it is fetched or run: it can be mailed, opened without a network, and printed. ``document`` makes the file of
+The file fetches and runs nothing: it can be mailed, opened without a network, and printed. ``document`` builds it from
 the parts that ``of_step``, ``of_run``, ``of_search`` and ``of_rows`` write.
 """
 
@@ -29,7 +29,7 @@ from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.units import show_count
 
-SHOWN = 80  # settings of a sweep
+SHOWN = 80  # maximum number of settings of a sweep
 PAGE = """
 :root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem}
 body{background:var(--card);color:var(--text)}
@@ -41,7 +41,7 @@ body{background:var(--card);color:var(--text)}
 
 
 class Drawing(NamedTuple):
-    """What a step's pictures are drawn of: spans of every pipeline rank, live bytes of the fullest."""
+    """The data of a step's pictures: spans of every pipeline rank, live bytes of the fullest rank."""
 
     rows: pipeline.Rows
     names: Sequence[str]
@@ -53,20 +53,20 @@ class Drawing(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Of what a report is made, and how to make it again."""
+    """The commands that reproduce a report, and the environment in which it was made."""
 
     commands: Sequence[str]
     environment: Mapping[str, str]
 
 
 def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
-    """The whole file."""
+    """Return the text of the file."""
     commands = "\n".join(asked.commands)
-    ends = [
+    reproduction = [
         heading("To make it again", level=2), f"<pre>{words(commands)}</pre>", heading("Environment", level=2),
         table(("", " "), list(asked.environment.items()), left=("", " ")),
     ]  # fmt: skip
-    body = "".join([heading(title, level=1), *parts, *ends])
+    body = "".join([heading(title, level=1), *parts, *reproduction])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -76,26 +76,26 @@ def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
 
 
 def of_step(step: Step, drawing: Drawing | None = None) -> list[str]:
-    """What was asked, then memory, time and what else is known of one step."""
+    """Return the parts of a step: the question, then memory, time and its other figures."""
     return [*question(step), heading("The step", level=2), figures(list_key_figures(step)), *html.expected(step),
             *resources(step, drawing)]  # fmt: skip
 
 
 def resources(step: Step, drawing: Drawing | None) -> list[str]:
-    """Memory and time, each with its picture, then traffic and work."""
+    """Return memory and time, each with its picture, then traffic and work."""
     capacity = drawing.capacity_bytes if drawing else None
     parts = html.memory(step, capacity_bytes=capacity, level=2)
     if drawing and drawing.levels:
-        said = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
-        picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
-        parts += [heading("Memory over time", said), titled(picture)]
+        remark = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
+        memory_picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
+        parts += [heading("Memory over time", remark), titled(memory_picture)]
         parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
     bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
-        said = pipeline.finding(step.time, drawing.rows)
-        parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", said),
-                  *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=said)]  # fmt: skip
+        remark = pipeline.finding(step.time, drawing.rows)
+        parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", remark),
+                  *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=remark)]  # fmt: skip
         parts += [paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []
     view = view_step(step)
     parts += [html.section(view.traffic), html.section(view.work)]
@@ -103,7 +103,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
 
 
 def question(step: Step, *, found: bool = False) -> list[str]:
-    """What was asked: model, machine, layout (unless it was ``found``), and the job with all of its fields folded."""
+    """Return what was asked: model, machine, layout (unless it was ``found``), and the job with all fields folded."""
     job = step.job
     sequence, batch = int(str(job.get("sequence", 0))), int(str(job.get("global_batch", 0)))
     rows = [
@@ -120,7 +120,7 @@ def question(step: Step, *, found: bool = False) -> list[str]:
 
 
 def operations(step: Step) -> list[str]:
-    """The operations that take longest."""
+    """Return the operations that take longest."""
     longest = sorted(step.operations, key=lambda op: -op.times * (op.forward_seconds + op.backward_seconds))[:12]
     remark = "that take longest; each, on one rank and micro-batch"
     return [html.section(view_operations(longest, remark))] if longest else []
@@ -129,7 +129,7 @@ def operations(step: Step) -> list[str]:
 def of_run(
     run: RunFolder, drawing: Drawing | None = None, lanes: Mapping[str, pipeline.Rows] | None = None
 ) -> list[str]:
-    """A finished run: predicted, rehearsed and measured side by side, what makes up the error, how it learned.
+    """Return the parts of a finished run: predicted, dry run and measured side by side, the error, the losses.
 
     ``lanes``: spans of every rank by kind of step, of a traced run.
     """
@@ -138,7 +138,7 @@ def of_run(
     parts += html.beside(run.predicted, run.steps)
     if lanes:
         names = [f"{kind} {rank}" for kind, rows in lanes.items() for rank in range(len(rows))]
-        rows = [row for each in lanes.values() for row in each]
+        rows = [row for rank_rows in lanes.values() for row in rank_rows]
         picture = _timeline(rows, names, pp=min(map(len, lanes.values())), label="one step, three times")
         parts += [heading("One step", "as it was predicted, rehearsed and measured, by rank"), *picture]
     parts += losses(run.log)
@@ -151,15 +151,15 @@ def of_run(
 
 
 def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The curve of the loss, and what happened on the way."""
+    """Return the curve of the loss, and the events of the run."""
     parts = []
     if any(len(curve.points) > 1 for curve in list_loss_curves(log)):
-        drawn = draw_losses(log)
+        loss_picture = draw_losses(log)
         parts = [
             heading("Loss", level=2),
-            paragraph(drawn.title, kind="soft"),
-            titled(drawn.chart),
-            legend(drawn.looks),
+            paragraph(loss_picture.title, kind="soft"),
+            titled(loss_picture.chart),
+            legend(loss_picture.looks),
         ]
     events = [(f"{line.get('step', 0):,}", line["event"]) for line in log if "event" in line][-40:]
     return [*parts, *([heading("Events"), table(("step", "event"), events, left=("event",))] if events else [])]
@@ -171,7 +171,7 @@ def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str)
 
 
 def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
-    """What was proposed and why, the best, the front; then the proposal as a step."""
+    """Return the parts of a search: the proposal and why, the best layouts, the front; then the proposal as a step."""
     choice = found.proposal.choice if found.proposal else found.best[0] if found.best else None
     parts = question(choice.step, found=True) if choice else []
     parts += [heading("What is proposed, and why", level=2), *html.search_parts(found)]
@@ -180,18 +180,18 @@ def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
 
 
 def of_rows(rows: Sequence[Row]) -> list[str]:
-    """A sweep: how many rows came to what, the best of each setting, throughput against memory."""
+    """Return the parts of a sweep: rows by outcome, the best of each setting, throughput against memory."""
     counts = {status: sum(row.status == status for row in rows) for status in WORDS}
-    said = ", ".join(f"{counts[status]:,} {word}" for status, word in WORDS.items() if counts[status])
-    parts = [paragraph(f"{len(rows):,} rows: {said}"), paragraph(describe_rows(rows), kind="soft")]
+    outcomes = ", ".join(f"{counts[status]:,} {word}" for status, word in WORDS.items() if counts[status])
+    parts = [paragraph(f"{len(rows):,} rows: {outcomes}"), paragraph(describe_rows(rows), kind="soft")]
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if fitting:
         parts += [heading("The best layout of each setting", "by MFU, causal", level=2),
                   grid(make_best_grid(rows, most=SHOWN)), *cloud(fitting, within="report", level=2)]  # fmt: skip
-    why: dict[str, int] = {}
+    reasons: dict[str, int] = {}
     for row in rows:
         if row.status == "refused":
-            why[row.why] = why.get(row.why, 0) + 1
-    most = sorted(why.items(), key=lambda each: -each[1])[:12]
+            reasons[row.why] = reasons.get(row.why, 0) + 1
+    common_reasons = sorted(reasons.items(), key=lambda reason_count: -reason_count[1])[:12]
     return [*parts, *([heading("Refused", level=2), table(("rows", "why"), [(f"{count:,}", line) for line, count in
-            most], left=("why",))] if most else [])]  # fmt: skip
+            common_reasons], left=("why",))] if common_reasons else [])]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shows what layouts lose if the run is otherwise than predicted: regrets, and the scenarios they are judged in."""
+"""Show what layouts lose if the run differs from the prediction: regrets, and the scenarios behind them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNFIT = "does not fit"
 
 
 def robust(found: Robustness) -> RenderableType:
-    """The layout that loses least, in two lines."""
+    """Return the layout with the smallest regret, in two lines."""
     return Group(
         Text.assemble("\n", ("Most robust  ", "bold"), (found.rows[0].layout, "bold cyan"), overflow="fold"),
         Text(worded(found), overflow="fold"),
@@ -23,7 +23,7 @@ def robust(found: Robustness) -> RenderableType:
 
 
 def worded(found: Robustness) -> str:
-    """What the layout that loses least takes, and what it loses."""
+    """Return step time and memory of the layout with the smallest regret, and the regret."""
     first = found.rows[0]
     figures = f"{show_seconds(first.step_seconds)} a step, {show_bytes(first.memory_bytes)}"
     if first.worst is None:
@@ -37,27 +37,27 @@ def worded(found: Robustness) -> str:
 
 
 def regrets(found: Robustness) -> Grid:
-    """Return a table of layouts by what they lose at worst, the least first."""
+    """Return a table of layouts by their worst regret, the smallest first."""
     return make_grid(REGRETS, found.rows)
 
 
 def make_scenario_grid(found: Robustness) -> Grid:
-    """Return a table of the scenarios: the best layout of each, and what the most robust one loses to it."""
+    """Return a table of the scenarios: the best layout of each, and the regret of the most robust one."""
     return make_grid(SCENARIOS, found.scenarios)
 
 
 def scenarios(found: Robustness) -> RenderableType:
     """Return the table of the scenarios, and below it the sources, for which a terminal has no column."""
-    below = (Text(line, style="dim", overflow="fold") for line in sources(found))
-    return Group(make_scenario_grid(found), *below)
+    source_lines = (Text(line, style="dim", overflow="fold") for line in sources(found))
+    return Group(make_scenario_grid(found), *source_lines)
 
 
 def sources(found: Robustness) -> list[str]:
-    """A line for each source, with the scenarios whose range it gives."""
+    """Return a line for each source, with the scenarios whose range it gives."""
     names: dict[str, list[str]] = {}
-    for each in found.scenarios:
-        names.setdefault(each.source, []).append(each.name)
-    return [f"{', '.join(told)}: {source}" for source, told in names.items() if source]
+    for scenario in found.scenarios:
+        names.setdefault(scenario.source, []).append(scenario.name)
+    return [f"{', '.join(scenario_names)}: {source}" for source, scenario_names in names.items() if source]
 
 
 REGRETS: tuple[Column[Regret], ...] = (

@@ -15,24 +15,34 @@ from fivefold.units import show_bytes, show_count, show_seconds
 if TYPE_CHECKING:
     from fivefold.display import Rows
 
-SHOWN = 60  # rows of a table
-AXES = ("model", "machine", "ranks", "sequence", "batch", "precision", "stack", "status", "why")  # before the figures
+SHOWN = 60  # maximum rows of a table
+AXES = (
+    "model",
+    "machine",
+    "ranks",
+    "sequence",
+    "batch",
+    "precision",
+    "stack",
+    "status",
+    "why",
+)  # columns before the figures
 
 
 def rows(what: Rows[Any]) -> str:
-    """Records of one kind as a table; columns that say nothing are left out, and of a sweep those of detail."""
-    more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
-    counted = paragraph(f"{len(what):,} rows{more}", kind="soft")
-    if all(isinstance(each, SweepRow) for each in what):
-        return block(counted, *cloud(what, within="notebook"), grid(make_row_grid(what[:SHOWN], axes=AXES)))
-    values = [each.model_dump(mode="json") for each in islice(what, SHOWN)]
-    names = [name for name in dict.fromkeys(name for each in values for name in each)
-             if any(each.get(name) not in (None, "", [], {}) for each in values)]  # fmt: skip
-    numbers = {name for name in names if all(_is_number(each.get(name)) for each in values)}
-    cells = [[_cell(name, each.get(name)) for name in names] for each in values]
+    """Return records of one kind as a table; empty columns are left out, and for a sweep the columns of details."""
+    rest = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
+    count_line = paragraph(f"{len(what):,} rows{rest}", kind="soft")
+    if all(isinstance(record, SweepRow) for record in what):
+        return block(count_line, *cloud(what, within="notebook"), grid(make_row_grid(what[:SHOWN], axes=AXES)))
+    values = [record.model_dump(mode="json") for record in islice(what, SHOWN)]
+    names = [name for name in dict.fromkeys(name for record in values for name in record)
+             if any(record.get(name) not in (None, "", [], {}) for record in values)]  # fmt: skip
+    numbers = {name for name in names if all(_is_number(record.get(name)) for record in values)}
+    cells = [[_cell(name, record.get(name)) for name in names] for record in values]
     headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
-    left = [name for name, full in zip(headings, names, strict=True) if full not in numbers]
-    return block(counted, table(headings, cells, left=left))
+    left = [name for name, full_name in zip(headings, names, strict=True) if full_name not in numbers]
+    return block(count_line, table(headings, cells, left=left))
 
 
 def _is_number(value: Any) -> bool:
@@ -48,4 +58,4 @@ def _cell(name: str, value: Any) -> str:
         if name.endswith("_seconds"):
             return show_seconds(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
-    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)
+    return ", ".join(f"{key}={element}" for key, element in value.items()) if isinstance(value, Mapping) else str(value)

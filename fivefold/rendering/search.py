@@ -1,4 +1,4 @@
-"""Shows the result of a search: the best layouts, why others were rejected, and the front of time over memory."""
+"""Show the result of a search: the best layouts, why others were rejected, and the front of time over memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fivefold.results.search_result import (
 from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
-UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
+UNFIT = 3  # number of changes listed that do not fit but would help most
 
 
 def page(found: SearchResult) -> RenderableType:
@@ -56,11 +56,11 @@ def page(found: SearchResult) -> RenderableType:
     if found.tightest:
         parts.append(Text.assemble("\n", found.tightest, overflow="fold"))
     for miss in found.misses:
-        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
-        line = f"{miss.layout}  needs {need} of {have}{risk}: {miss.cause}"
+        line = f"{miss.layout}  needs {needed} of {available}{risk}: {miss.cause}"
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
-        parts += [Text(f"  would fit with {mend}", overflow="fold") for mend in miss.mends]
+        parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.mends]
     if len(found.front) > 1:
         parts += [_heading("Memory against time"), make_grid(FRONT, found.front)]
     if found.reasons:
@@ -79,12 +79,12 @@ def changes(found: Sequence[Change]) -> RenderableType:
 
 
 def walk(found: Walk, *, top: int) -> RenderableType:
-    """Return the page of one change at a time: where one is, the ``top`` changes that help most, and the best walk."""
-    now = found.start
-    fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[now.answer]
-    figures = f"{show_seconds(now.step_seconds)} a step, {show_bytes(now.memory_bytes)}, {fits}"
+    """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best path."""
+    start = found.start
+    fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
+    figures = f"{show_seconds(start.step_seconds)} a step, {show_bytes(start.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
-        Text.assemble((now.layout, "bold cyan"), overflow="fold"), Text(figures),
+        Text.assemble((start.layout, "bold cyan"), overflow="fold"), Text(figures),
         _heading("One change"), make_grid(CHANGES, choose_changes(found.changes, top)),
     ]  # fmt: skip
     if len(found.path) > 1:
@@ -93,7 +93,7 @@ def walk(found: Walk, *, top: int) -> RenderableType:
             make_grid(CHANGES, found.path),
         ]
     if found.path:
-        faster = now.step_seconds / found.path[-1].step_seconds - 1
+        faster = start.step_seconds / found.path[-1].step_seconds - 1
         parts.append(Text(f"ends at {found.path[-1].layout}, {faster:+.1%}", overflow="fold"))
     else:
         parts.append(Text("\nno single change helps"))
@@ -101,7 +101,7 @@ def walk(found: Walk, *, top: int) -> RenderableType:
 
 
 def choose_changes(found: Sequence[Change], top: int) -> list[Change]:
-    """Return the ``top`` changes, and of those that do not fit a few that would be faster."""
+    """Return the ``top`` changes, and a few of the faster changes that do not fit."""
     faster = [change for change in found[top:] if not change.fits and change.faster > 1]
     return [*found[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
@@ -112,23 +112,23 @@ def batches(found: Sequence[Batch]) -> RenderableType:
 
 
 def _proposal(found: Proposal) -> RenderableType:
-    """The proposed layout, what simpler and faster ones cost and gain, and why each choice is as it is."""
+    """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
     step = found.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"{seconds} a step, {peak}{risk}, MFU {step.mfu.causal:.1%}"
-    alike = "1 layout is" if found.alike == 1 else f"{found.alike} layouts are"
+    similar_text = "1 layout is" if found.alike == 1 else f"{found.alike} layouts are"
     lines = [
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
-        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({alike})"),
+        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({similar_text})"),
     ]
     lines += [Text(found.remark, style="yellow", overflow="fold")] if found.remark else []
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
         if other is not None:
-            less = "longer" if other.slower >= 0 else "less"
-            part = f" ({other.because})" if other.because else ""
+            comparative = "longer" if other.slower >= 0 else "less"
+            because = f" ({other.because})" if other.because else ""
             layout = _usually(other.layout, other.reduce, stack=step.stack)
-            lines.append(Text(f"{word}  {layout}: {abs(other.slower):.1%} {less}{part}", overflow="fold"))
+            lines.append(Text(f"{word}  {layout}: {abs(other.slower):.1%} {comparative}{because}", overflow="fold"))
     return Group(*lines, make_grid(CHOICES, found.why))
 
 
@@ -152,19 +152,19 @@ def _error(finalist: Finalist) -> float | None:
 
 
 def _ranked(each: Ranked) -> str:
-    """The layout, and how often it reduces gradients where its software usually does otherwise."""
+    """Return the layout, with how often it reduces gradients if its software does otherwise by default."""
     return _usually(each.step.layout, each.reduce, stack=each.step.stack)
 
 
 def _usually(layout: str, reduce: str, *, stack: str) -> str:
-    usual = STACKS[stack].reduce if stack in STACKS else "micro_batch"
-    return layout if reduce == usual else _worded(layout, reduce)
+    default_reduce = STACKS[stack].reduce if stack in STACKS else "micro_batch"
+    return layout if reduce == default_reduce else _worded(layout, reduce)
 
 
 def _worded(layout: str, reduce: str) -> str:
-    """A layout, with the field of the job that says how often it reduces gradients, where that is not the default."""
-    often = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
-    return layout if often else f"{layout} (reduce={reduce})"
+    """Return a layout, with the job's field that says how often it reduces gradients unless it has its default."""
+    is_default = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
+    return layout if is_default else f"{layout} (reduce={reduce})"
 
 
 def _heading(title: str) -> Text:

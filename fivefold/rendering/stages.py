@@ -31,7 +31,7 @@ class Stages:
     def __init__(self, stages: Sequence[StageMemory]) -> None:
         self.highest = max(stage.peak_bytes for stage in stages)
         self.size, self.unit = byte_unit(self.highest)
-        self.rows = [self._row(list(alike)) for _, alike in groupby(stages, key=self._numbers)]
+        self.rows = [self._row(list(equal_stages)) for _, equal_stages in groupby(stages, key=self._numbers)]
 
     def _numbers(self, stage: StageMemory) -> dict[str, str]:
         return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*PARTS, "peak")}
@@ -40,7 +40,7 @@ class Stages:
         first, last = alike[0].stage, alike[-1].stage
         cause = alike[0].peak_cause or "–"
         if first != last:
-            cause = re.sub(r"block \d+", "block", cause)  # each of these stages has another block
+            cause = re.sub(r"block \d+", "block", cause)  # each of these stages has a different block
         cells = {"stage": str(first) if first == last else f"{first}–{last}", **self._numbers(alike[0]), "cause": cause}
         return {**{name: Text(cell) for name, cell in cells.items()}, "": self._bar(alike[0])}
 
@@ -56,12 +56,12 @@ class Stages:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
         widths = {name: max(len(name), *(row[name].cell_len for row in self.rows)) for name in ORDER}
-        chosen: list[str] = []
+        shown: list[str] = []
         for name in NEEDED:
-            if len(chosen) >= 2 and sum(widths[each] + 2 for each in (*chosen, name)) - 2 > options.max_width:
+            if len(shown) >= 2 and sum(widths[shown_name] + 2 for shown_name in (*shown, name)) - 2 > options.max_width:
                 break
-            chosen.append(name)
-        columns = [name for name in ORDER if name in chosen]
+            shown.append(name)
+        columns = [name for name in ORDER if name in shown]
         yield self._line([Text(name, PARTS.get(name, ("",))[0]) for name in columns], columns, widths, style="bold")
         for row in self.rows:
             yield self._line([row[name] for name in columns], columns, widths)

@@ -1,7 +1,7 @@
 """The view of a step as data: key figures, parts of its memory and time, tables of traffic, work and operations.
 
-``table`` prints it on a terminal, ``html`` in notebooks and reports, the web templates on a page. A new figure of a
-step is its field in ``fivefold.step`` and one line here.
+``table`` prints it on a terminal, ``html`` in notebooks and reports, the web templates on a page. To show a new figure
+of a step, add its field to ``fivefold.step`` and one line here.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Section(NamedTuple):
 
 
 class StepView(NamedTuple):
-    """All sections of a step. ``memory`` is of the fullest rank and None if no stage is known."""
+    """All sections of a step. ``memory`` is that of the fullest rank, and None if no stage is known."""
 
     figures: Sequence[Figure]
     memory: Section | None
@@ -91,12 +91,12 @@ def view_step(step: Step) -> StepView:
     """Return the view of a step."""
     stages = step.memory.stages
     bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
-    sent = step.traffic if any(item.messages or item.bytes for item in step.traffic) else ()
+    traffic = step.traffic if any(item.messages or item.bytes for item in step.traffic) else ()
     return StepView(
         list_key_figures(step),
         _view_memory(max(stages, key=lambda stage: stage.peak_bytes), many=len(stages) > 1) if stages else None,
         Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
-        Section("Traffic", "what one rank sends per step", make_grid(TRAFFIC, sent)),
+        Section("Traffic", "what one rank sends per step", make_grid(TRAFFIC, traffic)),
         Section("Work", "of the whole step over all ranks", list_work(step)),
         view_operations(step.operations, "each, on one rank and micro-batch"),
     )
@@ -134,7 +134,7 @@ def split_bytes(sizes: Mapping[str, float]) -> list[Part]:
 
 
 def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
-    """Return the parts of a step on the slowest rank: compute, and of the others those that are not zero, or all."""
+    """Return the parts of a step on the slowest rank: compute, and the others that are not zero, or all."""
     exposed = [(f"{axis}, exposed", "messages", seconds) for axis, seconds in time.exposed_seconds.items()]
     sizes = [
         ("compute", "F", time.compute_seconds),

@@ -1,8 +1,7 @@
-"""Prints a step or a machine as text for a terminal of any width.
+"""Print a step or a machine as text for a terminal of any width.
 
-12.3 ms per step · 41.6 k tokens/s per GPU · MFU 38.1 % causal
-weights      2.00 GiB  12.5 %  ███
-activations  8.10 GiB  50.6 %  ███████████
+12.3 ms per step · 41.6 k tokens/s per GPU · MFU 38.1 % causal weights      2.00 GiB  12.5 %  ███ activations  8.10 GiB
+50.6 %  ███████████
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def show_section(section: Section) -> RenderableType:
     """Return a section of a page: its heading, then its table, bars or pairs."""
     body = section.body
     if isinstance(body, Parts):
-        drawn: RenderableType = show_bars(body)
+        content: RenderableType = show_bars(body)
     elif isinstance(body, Grid):
-        drawn = body if body.rows else Text("none")
+        content = body if body.rows else Text("none")
     else:
-        drawn = _show_pairs(body)
-    return Group(heading(section.title, section.remark), drawn)
+        content = _show_pairs(body)
+    return Group(heading(section.title, section.remark), content)
 
 
 def machine(machine: Machine) -> str:
@@ -68,12 +67,12 @@ def machine(machine: Machine) -> str:
 
 
 def remarks(lines: Iterable[str]) -> Text:
-    """Return remarks, one per line, to stand before the figures that they are of."""
+    """Return remarks, one per line, to stand above the figures that they concern."""
     return Text("".join(f"{line}\n" for line in lines), style="yellow", overflow="fold")
 
 
 def show_headline(step: Step) -> Text:
-    """Return what is asked, the remarks, and the step's time, speed, MFU, memory and verdict."""
+    """Return the question, the remarks, and the step's time, speed, MFU, memory and verdict."""
     return Text.assemble(
         (f"{step.kind}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),
         (f"{describe_step(step)}\n", "dim"),
@@ -89,7 +88,7 @@ def show_headline(step: Step) -> Text:
 
 
 def _mfu(mfu: Mfu) -> str:
-    if not mfu.hardware:  # of a chip that was not named
+    if not mfu.hardware:  # the chip was not named
         return "MFU not known"
     return f"MFU {mfu.causal:.1%} causal, {mfu.full:.1%} full, {mfu.hardware:.1%} hardware"
 
@@ -105,7 +104,7 @@ def _verdict(memory: Memory) -> Text:
 
 
 def heading(title: str, remark: str = "") -> Text:
-    """Return the heading of a section, with an optional remark beside it."""
+    """Return the heading of a section, with an optional remark next to it."""
     return Text.assemble("\n", (title, "bold"), (f"  {remark}" if remark else "", "dim"), overflow="fold")
 
 

@@ -1,10 +1,10 @@
-"""Writes the spans of a step in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Write the spans of a step in the Trace Event Format, which Perfetto and chrome://tracing open.
 
     {"name": "F0.3", "cat": "F", "ph": "X", "ts": 1500.0, "dur": 620.0, "pid": 0, "tid": 0}      microseconds
 
-One process per pipeline rank, and in ``lanes`` one per traced rank. Exposed messages of a planned span are drawn at its
-end, on a line below it; traced ones from post to end, with their waits among the operations.
-Source: the format's description, "Trace Event Format", Google, 2016.
+There is one process per pipeline rank, and in ``lanes`` one per traced rank. Exposed messages of a planned span are
+drawn at its end, on a line below it; traced ones from post to end, with their waits among the operations. Source: the
+format's description, "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
 
 def _planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
     for span in row:
-        known = {"stage": span.stage, "micro_batch": span.micro_batch} if span.stage >= 0 else {}
-        yield event(span.name, span.kind, process, 0, start=span.start, end=span.end, known=known)
+        arguments = {"stage": span.stage, "micro_batch": span.micro_batch} if span.stage >= 0 else {}
+        yield event(span.name, span.kind, process, 0, start=span.start, end=span.end, known=arguments)
         if span.messages:
             name = ", ".join(span.axes)
             yield event(name, "messages", process, 1, start=span.end - span.messages, end=span.end, known={})
@@ -37,22 +37,30 @@ def _planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
 def lanes(
     measured: Sequence[RankTrace], *, predicted: Sequence[Sequence[Span]] = (), rehearsed: Sequence[Sequence[Span]] = ()
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield the events of one picture: the planned and the rehearsed step, then what each rank did, first step at 0."""
+    """Yield the events of one picture: the planned step, the dry run, then what each rank did, first step at 0."""
     process = 0
-    for called, rows in (("predicted", predicted), ("rehearsed", rehearsed)):
+    for kind, rows in (("predicted", predicted), ("rehearsed", rehearsed)):
         for rank, row in enumerate(rows):
-            yield from names(process, f"{called}, pipeline rank {rank}", ("step", "messages that nothing hides"))
+            yield from names(process, f"{kind}, pipeline rank {rank}", ("step", "messages that nothing hides"))
             yield from _planned(row, process)
             process += 1
-    first = min((step.begin for trace in measured for step in trace.steps[:1]), default=0.0)
+    origin_seconds = min((step.begin for trace in measured for step in trace.steps[:1]), default=0.0)
     for trace in measured:
         lines = ("schedule", "operations and waits")
         yield from names(process, f"measured, rank {trace.rank} (pipeline rank {trace.stage})", lines)
         for step in trace.steps:
-            yield from _traced(step, process, since=first)
+            yield from _traced(step, process, since=origin_seconds)
         for span in trace.evaluations:
-            if span.start >= first:
-                yield event(span.name, span.kind, process, 0, start=span.start - first, end=span.end - first, known={})
+            if span.start >= origin_seconds:
+                yield event(
+                    span.name,
+                    span.kind,
+                    process,
+                    0,
+                    start=span.start - origin_seconds,
+                    end=span.end - origin_seconds,
+                    known={},
+                )
         process += 1
 
 
@@ -61,20 +69,22 @@ def _traced(step: RankStep, process: int, *, since: float) -> Iterator[dict[str,
     start = step.begin - since
     for span in step.spans:
         line = int(span.kind in ("op", "call", "post", "wait"))
-        known = {"own_us": round(span.own * 1e6, 3)} | ({"way": span.way} if span.way else {})
+        arguments = {"own_us": round(span.own * 1e6, 3)} | ({"way": span.way} if span.way else {})
         if span.stage >= 0:
-            known |= {"stage": span.stage, "micro_batch": span.micro_batch}
-        yield event(span.name, span.kind, process, line, start=start + span.start, end=start + span.end, known=known)
+            arguments |= {"stage": span.stage, "micro_batch": span.micro_batch}
+        yield event(
+            span.name, span.kind, process, line, start=start + span.start, end=start + span.end, known=arguments
+        )
     for number, message in enumerate(step.messages):
-        about = {
+        message_arguments = {
             "sent_bytes": message.bytes,
             "ranks": message.ranks[:16],
             "waited_us": _micro(message.done - message.waits),
         }
-        ends = message.waits if message.early else message.done
+        end = message.waits if message.early else message.done
         common = {"name": message.name, "cat": message.axis, "id": f"{step.step}.{number}", "pid": process, "tid": 0}
-        yield common | {"ph": "b", "ts": _micro(start + message.posted), "args": about}
-        yield common | {"ph": "e", "ts": _micro(start + ends), "args": {}}
+        yield common | {"ph": "b", "ts": _micro(start + message.posted), "args": message_arguments}
+        yield common | {"ph": "e", "ts": _micro(start + end), "args": {}}
 
 
 def _micro(seconds: float) -> float:
@@ -85,8 +95,8 @@ def names(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, A
     """Yield the metadata events that name a process and its lines (threads)."""
     yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
     yield {"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}}
-    for line, called in enumerate(lines):
-        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": line, "args": {"name": called}}
+    for line, line_name in enumerate(lines):
+        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": line, "args": {"name": line_name}}
 
 
 def event(
@@ -105,12 +115,12 @@ def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -
 
 
 def write(found: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
-    """Write events one by one, so that they are never all in memory; raises ``Fault`` if the file cannot be written."""
+    """Write events one by one, so that they are never all in memory; raise ``Fault`` if the file cannot be written."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write('{"traceEvents":[')
-            for index, each in enumerate(found):
-                file.write((",\n" if index else "\n") + json.dumps(each, separators=(",", ":")))
+            for index, trace_event in enumerate(found):
+                file.write((",\n" if index else "\n") + json.dumps(trace_event, separators=(",", ":")))
             file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(about)}}}\n')
     except OSError as error:
         raise Fault(f"{path}: the trace cannot be written: {error.strerror}") from None

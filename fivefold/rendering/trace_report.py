@@ -1,4 +1,4 @@
-"""Shows what traces of a real run say: where the time of each rank went, kernels, messages, the critical path.
+"""Show the analysis of traces of a real run: where the time of each rank went, kernels, messages, the critical path.
 
 rank  step    compute  exposed  waiting  overlapped  copies   host  queued
    0  42.1 ms   81.2%    12.0%     3.1%        64 %    0.2%   5.1%    1.5%
@@ -24,9 +24,9 @@ from fivefold.results.step_comparison import Row
 from fivefold.results.trace_report import Breakdown, Does, KernelLine, MessageLine, PathPart, TraceReport
 from fivefold.units import show_bytes, show_seconds
 
-MOST_RANKS = 64  # that are listed or drawn one by one
-SLOTS = 1280  # of the critical path's picture: two for each of its pixels
-LONGEST_NAME = 72  # characters of a kernel's name
+MOST_RANKS = 64  # maximum number of ranks listed or drawn one by one
+SLOTS = 1280  # time slots of the critical path's picture: two for each of its pixels
+LONGEST_NAME = 72  # maximum characters of a kernel's name
 PARTS = {
     "compute_seconds": ("compute", BLUE), "exposed_seconds": ("exposed communication", RED),
     "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
@@ -36,7 +36,7 @@ DOES = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANG
 
 
 class Piece(NamedTuple):
-    """A piece of the critical path, in seconds from the begin of its step."""
+    """A piece of the critical path, in seconds from the start of its step."""
 
     rank: int
     does: Does
@@ -45,12 +45,12 @@ class Piece(NamedTuple):
 
 
 def page(report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "") -> RenderableType:
-    """Return the page; ``rows``: the prediction beside it, which ``predicted`` describes."""
+    """Return the page; ``rows``: the comparison with the prediction, which ``predicted`` describes."""
     ranks = _means(report)
     parts: list[RenderableType] = [_headline(report, ranks)]
     parts += [Text(f"! {line}", style="yellow", overflow="fold") for line in report.remarks]
-    of = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
-    parts += [heading("Where the time goes", f"by rank, {of}; shares of the step"), _breakdown(ranks)]
+    averaged = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
+    parts += [heading("Where the time goes", f"by rank, {averaged}; shares of the step"), _breakdown(ranks)]
     if len(ranks) > MOST_RANKS:
         parts.append(Text(f"and {len(ranks) - MOST_RANKS} more ranks (--json has all)", style="dim"))
     parts += [heading("What runs", "by category, of a rank and step; kernels side by side count each"),
@@ -71,30 +71,33 @@ def page(report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "") 
 def _means(report: TraceReport) -> list[Breakdown]:
     """Return one breakdown per rank: the mean of its steps."""
     means = []
-    for _, found in groupby(report.breakdown, key=lambda each: each.rank):
-        steps = list(found)
+    for _, breakdowns in groupby(report.breakdown, key=lambda step: step.rank):
+        steps = list(breakdowns)
         names = [name for name in Breakdown.model_fields if name.endswith("_seconds")]
-        values = {name: [getattr(each, name) for each in steps] for name in names}
-        mean = {name: None if None in value else sum(value) / len(value) for name, value in values.items()}
+        seconds_by_name = {name: [getattr(step, name) for step in steps] for name in names}
+        mean = {
+            name: None if None in step_seconds else sum(step_seconds) / len(step_seconds)
+            for name, step_seconds in seconds_by_name.items()
+        }
         means.append(steps[0].replace(**mean))
     return means
 
 
 def finding(ranks: Sequence[Breakdown]) -> str:
     """Return the title: the share of compute, and what takes most of the rest."""
-    whole = sum(each.window_seconds for each in ranks)
-    sums = {name: sum(getattr(each, field) for each in ranks) for field, (name, _) in PARTS.items()}
+    window_seconds = sum(breakdown.window_seconds for breakdown in ranks)
+    sums = {name: sum(getattr(breakdown, field) for breakdown in ranks) for field, (name, _) in PARTS.items()}
     compute = sums.pop("compute")
-    most = max(sums, key=lambda name: sums[name])
-    share = f", {most} {sums[most] / whole:.0%}" if sums[most] else ""
-    return f"Compute fills {compute / whole:.0%} of a step{share}"
+    largest = max(sums, key=lambda name: sums[name])
+    share = f", {largest} {sums[largest] / window_seconds:.0%}" if sums[largest] else ""
+    return f"Compute fills {compute / window_seconds:.0%} of a step{share}"
 
 
 def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> Text:
-    at_hand = f"{len(report.ranks)} of {report.world} ranks" if len(report.ranks) < report.world else (
+    traced_ranks = f"{len(report.ranks)} of {report.world} ranks" if len(report.ranks) < report.world else (
         "1 rank" if report.world == 1 else f"{report.world} ranks")  # fmt: skip
     return Text.assemble(
-        (f"traced  {at_hand} on {report.device}s\n\n", "dim"),
+        (f"traced  {traced_ranks} on {report.device}s\n\n", "dim"),
         (f"{show_seconds(report.step_seconds)} per step", "bold cyan"), f"  ·  {finding(ranks)}", overflow="fold",
     )  # fmt: skip
 
@@ -102,7 +105,7 @@ def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> Text:
 def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
     headings = ("rank", "step", "compute", "of it optimizer", "exposed", "of it waiting", "overlapped", "copies",
                 "host-bound idle", "queued idle")  # fmt: skip
-    return Grid(headings, tuple(_breakdown_row(each) for each in ranks[:MOST_RANKS]), words=())
+    return Grid(headings, tuple(_breakdown_row(breakdown) for breakdown in ranks[:MOST_RANKS]), words=())
 
 
 def _breakdown_row(each: Breakdown) -> tuple[str, ...]:
@@ -118,13 +121,13 @@ def _breakdown_row(each: Breakdown) -> tuple[str, ...]:
 
 
 def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
-    whole = ("category", *(("name",) if named else ()), "calls", "seconds", "longest")
+    headings = ("category", *(("name",) if named else ()), "calls", "seconds", "longest")
     rows = tuple(
         (line.category, *((shortened(line.name),) if named else ()), f"{line.calls:,.4g}", show_seconds(line.seconds),
          show_seconds(line.longest_seconds))
         for line in lines
     )  # fmt: skip
-    return Grid(whole, rows, words=("category", "name"))
+    return Grid(headings, rows, words=("category", "name"))
 
 
 def shortened(name: str) -> str:
@@ -137,10 +140,10 @@ def shortened(name: str) -> str:
 
 
 def _messages(lines: Sequence[MessageLine]) -> Grid:
-    linked = any(line.link for line in lines)
+    has_links = any(line.link for line in lines)
     headings = ("group", "ranks", "collective", "messages", "bytes", "seconds", "waiting", "algorithm", "bus",
-                *(("of the link",) if linked else ()))  # fmt: skip
-    rows = tuple(_message_row(line, linked=linked) for line in lines)
+                *(("of the link",) if has_links else ()))  # fmt: skip
+    rows = tuple(_message_row(line, linked=has_links) for line in lines)
     return Grid(headings, rows, words=("group", "collective"))
 
 
@@ -159,17 +162,17 @@ def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
 
 
 def _path(report: TraceReport) -> RenderableType:
-    ranks: list[RenderableType] = [_path_grid(report.path[:12], report.path_seconds)]
+    tables: list[RenderableType] = [_path_grid(report.path[:12], report.path_seconds)]
     named = [part for part in report.path_names if part.name]
     if named:
-        ranks += [Text("\nits longest pieces", style="dim"), _path_grid(named, report.path_seconds)]
-    late = max(report.arrivals, key=lambda each: each.others_waited_seconds, default=None)
-    if late is not None and late.others_waited_seconds:
-        ranks.append(Text(
-            f"\nrank {late.rank} is last to arrive at {late.last:,} of its {late.matched:,} messages; "
-            f"the others wait {show_seconds(late.others_waited_seconds)} for it in all", overflow="fold",
+        tables += [Text("\nits longest pieces", style="dim"), _path_grid(named, report.path_seconds)]
+    latest = max(report.arrivals, key=lambda arrival: arrival.others_waited_seconds, default=None)
+    if latest is not None and latest.others_waited_seconds:
+        tables.append(Text(
+            f"\nrank {latest.rank} is last to arrive at {latest.last:,} of its {latest.matched:,} messages; "
+            f"the others wait {show_seconds(latest.others_waited_seconds)} for it in all", overflow="fold",
         ))  # fmt: skip
-    return Group(*ranks)
+    return Group(*tables)
 
 
 def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
@@ -187,17 +190,17 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
     alt = charts._altair()
     ranks = _means(report)[:MOST_RANKS]
     values = [
-        {"rank": f"rank {each.rank}", "part": name, "order": order, "ms": getattr(each, field) * 1e3}
-        for each in ranks
+        {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
+        for breakdown in ranks
         for order, (field, (name, _)) in enumerate(PARTS.items())
     ]
     picture = alt.Chart(alt.Data(values=values)).mark_bar().encode(
         x=alt.X("ms:Q", title="mean of a step, ms", stack="zero"),
-        y=alt.Y("rank:N", sort=[f"rank {each.rank}" for each in ranks], title=None, axis=charts._labels(alt)),
+        y=alt.Y("rank:N", sort=[f"rank {breakdown.rank}" for breakdown in ranks], title=None, axis=charts._labels(alt)),
         color=charts._colour("part", dict(PARTS.values())), order="order:Q",
     )  # fmt: skip
-    below = f"{report.world} ranks on {report.device}s, {len(report.steps)} steps"
-    return charts._finish(picture, title=finding(ranks), subtitle=below, height=max(60, 30 * len(ranks)))
+    subtitle = f"{report.world} ranks on {report.device}s, {len(report.steps)} steps"
+    return charts._finish(picture, title=finding(ranks), subtitle=subtitle, height=max(60, 30 * len(ranks)))
 
 
 def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
@@ -205,38 +208,38 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
     alt = charts._altair()
     if not path:
         raise Mistake("no step has a critical path; there is nothing to draw")
-    drawn = _coarse(path)
-    values = [{"rank": f"rank {each.rank}", "does": each.does, "start": each.start * 1e3, "end": each.end * 1e3}
-              for each in drawn]  # fmt: skip
-    order = [f"rank {rank}" for rank in sorted({each.rank for each in drawn})]
+    pieces = _coarse(path)
+    values = [{"rank": f"rank {piece.rank}", "does": piece.does, "start": piece.start * 1e3, "end": piece.end * 1e3}
+              for piece in pieces]  # fmt: skip
+    order = [f"rank {rank}" for rank in sorted({piece.rank for piece in pieces})]
     picture = alt.Chart(alt.Data(values=values)).mark_bar().encode(
         x=alt.X("start:Q", title="time, ms"), x2="end:Q",
         y=alt.Y("rank:N", sort=order, title=None, axis=charts._labels(alt)),
         color=charts._colour("does", DOES),
     )  # fmt: skip
-    lasts = path[-1].end
-    work = sum(each.end - each.start for each in path if each.does == "compute")
-    title = f"Compute is {work / lasts:.0%} of the critical path of {show_seconds(lasts)}"
-    below = f"{report.steps[-1]}; of pieces too short to be drawn, what takes most of their time"
-    return charts._finish(picture, title=title, subtitle=below, height=max(60, 30 * len(order)))
+    path_seconds = path[-1].end
+    work = sum(piece.end - piece.start for piece in path if piece.does == "compute")
+    title = f"Compute is {work / path_seconds:.0%} of the critical path of {show_seconds(path_seconds)}"
+    subtitle = f"{report.steps[-1]}; of pieces too short to be drawn, what takes most of their time"
+    return charts._finish(picture, title=title, subtitle=subtitle, height=max(60, 30 * len(order)))
 
 
 def _coarse(path: Sequence[Piece]) -> list[Piece]:
-    """Return the path in ``SLOTS`` slots, each what takes most of it; neighbours of one rank and kind are one piece."""
-    lasts = path[-1].end
+    """Return the path in ``SLOTS`` slots, each with what takes most of it; equal neighbours are one piece."""
+    path_seconds = path[-1].end
     slots: list[dict[tuple[int, Does], float]] = [{} for _ in range(SLOTS)]
-    for each in path:
-        first, last = each.start / lasts * SLOTS, each.end / lasts * SLOTS
+    for piece in path:
+        first, last = piece.start / path_seconds * SLOTS, piece.end / path_seconds * SLOTS
         for slot in range(int(first), min(SLOTS, int(last) + 1)):
-            key = (each.rank, each.does)
+            key = (piece.rank, piece.does)
             slots[slot][key] = slots[slot].get(key, 0.0) + min(last, slot + 1) - max(first, slot)
     pieces: list[Piece] = []
     for slot, sums in enumerate(slots):
         rank, does = max(sums, key=lambda key: sums[key])
         if pieces and (pieces[-1].rank, pieces[-1].does) == (rank, does):
-            pieces[-1] = pieces[-1]._replace(end=(slot + 1) / SLOTS * lasts)
+            pieces[-1] = pieces[-1]._replace(end=(slot + 1) / SLOTS * path_seconds)
         else:
-            pieces.append(Piece(rank, does, slot / SLOTS * lasts, (slot + 1) / SLOTS * lasts))
+            pieces.append(Piece(rank, does, slot / SLOTS * path_seconds, (slot + 1) / SLOTS * path_seconds))
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""Says whether a step fits in memory: the verdict, the risk of running out, and out of how much."""
+"""Describe whether a step fits in memory: the verdict, the risk of running out, and the capacity."""
 
 from __future__ import annotations
 

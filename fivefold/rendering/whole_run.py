@@ -1,4 +1,4 @@
-"""Shows a whole run: its days and what they lose, money, energy and CO2, goodput by interval of checkpoints."""
+"""Show a whole run: its duration and losses of time, money, energy and CO2, goodput by checkpoint interval."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DAY = 86400.0
 
 
 def page(found: WholeRun) -> RenderableType:
-    """Return the page: what the run takes, where its time goes, goodput by interval, what was assumed and whence."""
+    """Return the page: what the run takes, where its time goes, goodput by interval, and what is assumed."""
     peak, verdict = show_bytes(found.peak_bytes), "is tight" if found.verdict == "tight" else found.verdict
-    of = f"{peak} of {show_bytes(found.capacity_bytes)}, {show_risk(found.risk or 0)} risk of running out"
-    fits = "" if found.verdict == "fits" else f"; but it {verdict}: {of}"
+    peak_and_risk = f"{peak} of {show_bytes(found.capacity_bytes)}, {show_risk(found.risk or 0)} risk of running out"
+    fits = "" if found.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
     parts: list[RenderableType] = [
         Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
         Text(found.layout, style="bold cyan", overflow="fold"),
@@ -41,21 +41,21 @@ def page(found: WholeRun) -> RenderableType:
 
 def brief(found: WholeRun) -> RenderableType:
     """Return what a run takes in a few lines."""
-    days = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
-    saved = f"{_fails(found)}; saved every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
-    return Group(Text(days, style="bold"), Text(saved, overflow="fold"), _figures(found))
+    duration = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
+    checkpoints = f"{_fails(found)}; saved every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
+    return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(found))
 
 
 def offers(found: Offers) -> RenderableType:
-    """Return the page of one run on several machines: a row each, the best first, and why some cannot."""
-    until = "" if found.deadline_seconds is None else f", the fewest ranks that take {span(found.deadline_seconds)}"
+    """Return the page of one run on several machines: a row each, the best first, and why some cannot run it."""
+    deadline = "" if found.deadline_seconds is None else f", the fewest ranks that take {span(found.deadline_seconds)}"
     parts: list[RenderableType] = [
-        Text(f"{found.model}, {show_count(found.tokens)} tokens, by {found.by}{until}", style="dim")
+        Text(f"{found.model}, {show_count(found.tokens)} tokens, by {found.by}{deadline}", style="dim")
     ]
     best = found.offers[0].run if found.offers else None
     if best is not None:
-        days = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
-        parts.append(Text(f"{best.ranks} {best.machine}: {days}\n", style="bold"))
+        duration = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
+        parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
         parts.append(make_offer_grid(found))
     for offer in (offer for offer in found.offers if offer.run is None):
         line = f"{offer.named}  {offer.layout}  {offer.refused}"
@@ -66,7 +66,7 @@ def offers(found: Offers) -> RenderableType:
 
 
 def assumption(site: Site) -> str:
-    """In one line, what is assumed of a site."""
+    """Return what is assumed of a datacenter, in one line."""
     return (
         f"assumed: {site.failures:g} failures per 1,000 GPU-days, {site.node_power:g} times the chips' power in a node "
         f"and {site.pue:g} times that in the building, {site.carbon:g} gCO2e/kWh ({site.grid}); ask run says whence"
@@ -74,7 +74,7 @@ def assumption(site: Site) -> str:
 
 
 def chart(found: WholeRun) -> Chart:
-    """Return the chart of goodput over the interval of checkpoints, with the chosen one marked."""
+    """Draw goodput over the interval of checkpoints, with the chosen one marked."""
     alt = _altair()
     values = [{"minutes": point.interval_seconds / 60, "goodput": point.share} for point in found.curve]
     best = [{"minutes": found.interval_seconds / 60, "goodput": found.curve[len(found.curve) // 2].share}]
@@ -90,15 +90,15 @@ def chart(found: WholeRun) -> Chart:
 
 
 def span(seconds: float) -> str:
-    """A duration; in days from two of them on."""
+    """Return a duration as text, in days if it is two days or more."""
     if seconds > 1000 * 365 * DAY:
         return "for ever"
     return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
 
 
 def _figures(found: WholeRun) -> Grid:
-    money = "–" if found.dollars is None else f"${found.dollars:,.0f}"
-    rows = [("GPU-hours", show_count(found.gpu_hours)), ("dollars", money)]
+    cost = "–" if found.dollars is None else f"${found.dollars:,.0f}"
+    rows = [("GPU-hours", show_count(found.gpu_hours)), ("dollars", cost)]
     if found.kwh is not None and found.chip_kwh is not None and found.co2_kg is not None:
         rows += [
             ("energy", f"{found.kwh / 1000:,.1f} MWh, of which the chips at their limit {found.chip_kwh / 1000:,.1f}"),
@@ -109,12 +109,13 @@ def _figures(found: WholeRun) -> Grid:
 
 def _times(found: WholeRun) -> Grid:
     parts = {"training": found.training_seconds, **found.lost}
-    why = {
+    reasons = {
         "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each, waited for {show_seconds(found.blocked_seconds)}",
         "restarts": _fails(found), "repeated": "work since the last checkpoint, done again",
     }  # fmt: skip
     rows = tuple(
-        (name, span(seconds), f"{seconds / found.seconds:.2%}", why.get(name, "")) for name, seconds in parts.items()
+        (name, span(seconds), f"{seconds / found.seconds:.2%}", reasons.get(name, ""))
+        for name, seconds in parts.items()
     )
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
@@ -134,8 +135,8 @@ def _interval_words(found: WholeRun) -> str:
 
 def _intervals(found: WholeRun) -> Grid:
     points = found.curve[:: len(found.curve) // 8]
-    shown = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
-    return Grid(("saved every", "goodput"), shown, words=())
+    rows = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
+    return Grid(("saved every", "goodput"), rows, words=())
 
 
 def _assumed(found: WholeRun) -> Grid:
@@ -148,9 +149,9 @@ def _assumed(found: WholeRun) -> Grid:
         "grid": (f"{site.carbon:g} ({site.grid})", ""),
     }  # fmt: skip
     rows = []
-    for name, (value, form) in values.items():
-        known = SOURCES[name]
-        rows.append((name, value, _range(known.low, known.high, form), f"{known.words}: {known.source}"))
+    for name, (value, format_name) in values.items():
+        source = SOURCES[name]
+        rows.append((name, value, _range(source.low, source.high, format_name), f"{source.words}: {source.source}"))
     return Grid(("", "value", "published", "what and whence"), tuple(rows), words=("", "what and whence"))
 
 
@@ -166,11 +167,13 @@ def _range(low: float | None, high: float | None, form: str) -> str:
 
 def make_offer_grid(found: Offers) -> Grid:
     """Return the table of the machines that can do the run, the best first."""
-    return make_grid(OFFERS, ((place, each, each.run) for place, each in enumerate(found.offers, 1) if each.run))
+    return make_grid(
+        OFFERS, ((position, offer, offer.run) for position, offer in enumerate(found.offers, 1) if offer.run)
+    )
 
 
 def _amount(size: float) -> str:
-    """A whole number; below ten with as many digits as say something."""
+    """Return an integer, or below ten a number with two digits."""
     return f"{size:,.0f}" if size >= 10 or not size else f"{size:.2g}"
 
 

@@ -1,7 +1,7 @@
-"""A picture as a file of its own, to paste into other documents: SVG and HTML of it, PNG and PDF by vl-convert.
+"""A picture as a separate file for other documents: SVG and HTML, and by vl-convert PNG and PDF.
 
-An SVG says its colours in plain CSS, so that LaTeX, Inkscape and office programs read it; an HTML page follows light
-and dark, and says what lies under the mouse.
+The SVG sets its colours in plain CSS, so that LaTeX, Inkscape and office programs read it. The HTML page follows light
+and dark mode, and shows values under the mouse.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ body { color-scheme: light dark; font: 14px/1.5 system-ui, sans-serif; backgroun
 body { max-width: 70rem; margin: 1rem auto; padding: 0 1rem; }
 h1 { font-size: 1.2rem; } p { margin: .2rem 0; color: var(--dim); }
 """
-LETTER = 6.6  # pixels of a letter of a legend
+LETTER = 6.6  # width of a letter of a legend, in pixels
 
 
 class PictureFile(NamedTuple):
-    """A chart under its title, which says the finding. ``looks``: (class, name) of what its colours mean."""
+    """A chart under its title, which states the finding. ``looks``: (class, name) of the meaning of its colours."""
 
     title: str
     lines: Sequence[str]
     chart: Raw
     height: int
     looks: Sequence[tuple[str, str]]
-    left: int = 62  # pixels that the names of its rows need
+    left: int = 62  # pixels for the names of its rows
 
     def to_svg(self) -> str:
         """Return the picture as an SVG file."""
@@ -61,8 +61,8 @@ class PictureFile(NamedTuple):
     def _texts(self) -> Iterator[tuple[int, str, str]]:
         for size, look, text in ((17, "heading", self.title), *((12, "remark", line) for line in self.lines if line)):
             for part in text.splitlines():
-                broken = break_lines(part, width=WIDTH - 2 * MARGIN, size=size)
-                yield from ((size, look, line) for line in ([broken] if isinstance(broken, str) else broken))
+                wrapped = break_lines(part, width=WIDTH - 2 * MARGIN, size=size)
+                yield from ((size, look, line) for line in ([wrapped] if isinstance(wrapped, str) else wrapped))
 
 
 def _lay_out_legend(looks: Sequence[tuple[str, str]], *, y: float) -> Iterator[Raw]:

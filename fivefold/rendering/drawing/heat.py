@@ -1,4 +1,4 @@
-"""A table of colours: the best value of each pair of places, darker where it is better; each cell says its number."""
+"""A table of colours: the best value of each pair of settings, darker if it is better, with its number in the cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHADES = 9
 
 
 class Cell(NamedTuple):
-    """One cell: its number in words, the address behind it, and its shade, from 0 (worst) on."""
+    """One cell: its number as text, the address it links to, and its shade, from 0 (worst)."""
 
     text: str
     href: str
@@ -17,22 +17,22 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Places across and down, and the cells by rows; None where there is none."""
+    """Columns and rows of a heat map, with the cells by row; None where there is none."""
 
     across: list[Any]
     rows: list[tuple[Any, list[Cell | None]]]
 
 
 def table(cells: Mapping[tuple[Any, Any], tuple[float, str]], *, show: Callable[[float], str], less: bool) -> Table:
-    """The cells by (down, across); ``less``: the least is best."""
+    """Return the heat map of cells by (down, across); ``less``: the smallest value is best."""
     sizes = [size for size, _ in cells.values()]
-    low, span = min(sizes), max(sizes) - min(sizes) or 1.0
+    smallest, span = min(sizes), max(sizes) - min(sizes) or 1.0
 
     def cell(place: tuple[Any, Any]) -> Cell | None:
         if place not in cells:
             return None
         size, href = cells[place]
-        share = (size - low) / span
+        share = (size - smallest) / span
         return Cell(show(size), href, round((1 - share if less else share) * (SHADES - 1)))
 
     downs, acrosses = (sorted({place[side] for place in cells}, key=_order) for side in (0, 1))

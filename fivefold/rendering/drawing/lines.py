@@ -1,4 +1,4 @@
-"""Curves over the steps of a run: loss, speed, memory; what a curve says at a step is told under the mouse."""
+"""Curves over the steps of a run: loss, speed, memory, with the values of a step under the mouse."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fivefold.rendering.drawing.svg import element, joined, percent
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 230
-MOST = 400  # points of a curve that are drawn, and places at which they are told
+MOST = 400  # maximum number of points of a curve that are drawn and shown under the mouse
 
 
 class Curve(NamedTuple):
-    """One curve. ``look``: its class; ``show``: a value in words."""
+    """A curve. ``look``: its class; ``show``: writes a value as text."""
 
     name: str
     look: str
@@ -24,9 +24,9 @@ class Curve(NamedTuple):
 
 
 def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_title: str = "") -> Raw:
-    """The chart of curves that have a finite point; an empty text of none."""
-    curves = [each._replace(points=_thin([p for p in each.points if isfinite(p[1])])) for each in curves]
-    curves = [each for each in curves if each.points]
+    """Draw the curves that have a finite point; return an empty text if none has."""
+    curves = [item._replace(points=_thin([p for p in item.points if isfinite(p[1])])) for item in curves]
+    curves = [item for item in curves if item.points]
     if not curves:
         return Raw("")
     xs = [x for curve in curves for x, _ in curve.points]
@@ -46,8 +46,8 @@ def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_tit
     )  # fmt: skip
     return plot(
         joined((*paths, *_places(curves, first=first, last=last))), label=label, height=HEIGHT,
-        x=[((each - first) / (last - first), f"{each:g}") for each in ticks(last, first=first, about=6)],
-        y=[(1 - (each - low) / (high - low), f"{each:.6g}") for each in ticks(high, first=low)],
+        x=[((item - first) / (last - first), f"{item:g}") for item in ticks(last, first=first, about=6)],
+        y=[(1 - (item - low) / (high - low), f"{item:.6g}") for item in ticks(high, first=low)],
         x_title=x_title, y_title=y_title, over=joined(dots),
     )  # fmt: skip
 
@@ -58,25 +58,25 @@ def _path(points: Sequence[tuple[float, float]], look: str) -> Raw:
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most ``MOST`` points: means of neighbours, at the last of them."""
-    each = -(-len(points) // MOST) or 1
-    runs = (points[i : i + each] for i in range(0, len(points), each))
-    return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
+    """Return at most ``MOST`` points: means of neighbours, at the position of the last of them."""
+    group_size = -(-len(points) // MOST) or 1
+    groups = (points[i : i + group_size] for i in range(0, len(points), group_size))
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
 def _places(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Raw]:
-    """Invisible columns that tell the nearest value of each curve."""
+    """Yield invisible columns that show the nearest value of each curve under the mouse."""
     longest = max(curves, key=lambda curve: len(curve.points)).points
     width = SIDE / max(1, len(longest) - 1)
     cursors = [0] * len(curves)
     for x, _ in longest:
-        told = [f"step {x:g}"]
-        for place, curve in enumerate(curves):
+        tip_lines = [f"step {x:g}"]
+        for index, curve in enumerate(curves):
             points = curve.points
-            while cursors[place] + 1 < len(points) and abs(points[cursors[place] + 1][0] - x) <= abs(
-                points[cursors[place]][0] - x
+            while cursors[index] + 1 < len(points) and abs(points[cursors[index] + 1][0] - x) <= abs(
+                points[cursors[index]][0] - x
             ):
-                cursors[place] += 1
-            told.append(f"{curve.name}  {curve.show(points[cursors[place]][1])}")
+                cursors[index] += 1
+            tip_lines.append(f"{curve.name}  {curve.show(points[cursors[index]][1])}")
         left = (x - first) / (last - first) * SIDE - width / 2
-        yield element("rect", x=left, width=width, y=0, height=SIDE, class_="hit", data_tip="\n".join(told))
+        yield element("rect", x=left, width=width, y=0, height=SIDE, class_="hit", data_tip="\n".join(tip_lines))

@@ -1,4 +1,4 @@
-"""Memory over time of one rank: stacked live bytes by part, the peak, the capacity; what is under the mouse is told."""
+"""Memory over time of one rank: stacked live bytes by part, the peak, the capacity, with values under the mouse."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
 HEIGHT = 250
-TOLD = 240  # places along the time at which the mouse is told what lives
+TOLD = 240  # number of time intervals for which the mouse shows what is live
 
 
 def picture(
     levels: Sequence[Level], *, rank: int, capacity_bytes: int, told: Sequence[tuple[float, float, str]] | None = None
 ) -> Raw:  # fmt: skip
-    """The chart; ``told``: stretches of time with what is told of them, else the parts of the fullest level."""
+    """Draw the chart; ``told``: time intervals with their tips; by default, the parts of the fullest level of each."""
     top, last = peak(levels), levels[-1].seconds or 1.0
-    near = capacity_bytes <= 4 * top.live_bytes
-    ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if near else 0) or 1
+    shows_capacity = capacity_bytes <= 4 * top.live_bytes
+    ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if shows_capacity else 0) or 1
     size, unit = byte_unit(top.live_bytes)
     per_second, time_name = time_unit(last)
-    places = _stretches(levels, last=last) if told is None else told
+    intervals = _stretches(levels, last=last) if told is None else told
     return plot(
-        joined((*_areas(levels, last=last, ceiling=ceiling), *_places(places, last=last))),
+        joined((*_areas(levels, last=last, ceiling=ceiling), *_places(intervals, last=last))),
         label=finding(levels, rank=rank, capacity_bytes=capacity_bytes), height=HEIGHT,
-        x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
-        y=[(1 - at * size / ceiling, f"{at:g}") for at in ticks(ceiling / size)],
+        x=[(tick / per_second / last, f"{tick:g}") for tick in ticks(last * per_second, about=6)],
+        y=[(1 - tick * size / ceiling, f"{tick:g}") for tick in ticks(ceiling / size)],
         x_title=f"time, {time_name}", y_title=unit,
-        over=joined(_over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if near else None)),
+        over=joined(_over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)),
     )  # fmt: skip
 
 
@@ -54,51 +54,54 @@ def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes:
 
 
 def looks(levels: Sequence[Level]) -> list[str]:
-    """The parts that the picture shows, from the bottom up."""
+    """Return the parts that the picture shows, from the bottom up."""
     return [part for part in LOOKS if any(getattr(level, f"{part}_bytes") for level in levels)]
 
 
 def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[Raw]:
     xs = [level.seconds / last * SIDE for level in levels]
     stacks = [(0, *accumulate(parts(level))) for level in levels]
-    for place, part in enumerate(LOOKS):
-        if not any(stack[place + 1] > stack[place] for stack in stacks):
+    for index, part in enumerate(LOOKS):
+        if not any(stack[index + 1] > stack[index] for stack in stacks):
             continue
-        upper, lower = ([SIDE * (1 - stack[edge] / ceiling) for stack in stacks] for edge in (place + 1, place))
+        upper, lower = ([SIDE * (1 - stack[edge] / ceiling) for stack in stacks] for edge in (index + 1, index))
         points = [*zip(xs, upper, strict=True), *reversed(list(zip(xs, lower, strict=True)))]
         yield element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z", class_=f"k-{part}")
 
 
 def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Raw]:
-    """Invisible columns that tell what lives."""
+    """Yield invisible columns with tips of what is live."""
     for start, end, tip in told:
         yield element("rect", x=start / last * SIDE, width=(end - start) / last * SIDE, y=0, height=SIDE, class_="hit",
                       data_tip=tip)  # fmt: skip
 
 
 def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float, float, str]]:
-    """Stretches of the time, and the parts of the highest level of each."""
-    each = -(-len(levels) // TOLD)
-    groups = [levels[i : i + each] for i in range(0, len(levels), each)]
+    """Yield intervals of the time, with the parts of the highest level of each."""
+    group_size = -(-len(levels) // TOLD)
+    groups = [levels[i : i + group_size] for i in range(0, len(levels), group_size)]
     ends = [group[0].seconds for group in groups[1:]] + [last]
     for group, (start, end) in zip(groups, pairwise([groups[0][0].seconds, *ends]), strict=True):
         level = peak(group)
         if end <= start:
             continue
-        told = [f"{part}  {show_bytes(size)}" for part, size in zip(LOOKS, parts(level), strict=True) if size]
-        head = f"{show_bytes(level.live_bytes)} at {show_seconds(level.seconds)}"
-        yield start, end, "\n".join([head, *([level.cause] if level.cause else []), *reversed(told)])
+        part_lines = [f"{part}  {show_bytes(size)}" for part, size in zip(LOOKS, parts(level), strict=True) if size]
+        total_line = f"{show_bytes(level.live_bytes)} at {show_seconds(level.seconds)}"
+        yield start, end, "\n".join([total_line, *([level.cause] if level.cause else []), *reversed(part_lines)])
 
 
 def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
     if capacity_bytes is not None:
-        at = percent(1 - capacity_bytes / ceiling)
-        yield from (element("line", x1=0, x2="100%", y1=at, y2=at, class_=look) for look in ("limit-ground", "limit"))
-        yield element("text", f"chip {show_bytes(capacity_bytes)}", x="100%", y=at, dy=-5, text_anchor="end",
+        y_capacity = percent(1 - capacity_bytes / ceiling)
+        yield from (
+            element("line", x1=0, x2="100%", y1=y_capacity, y2=y_capacity, class_=look)
+            for look in ("limit-ground", "limit")
+        )
+        yield element("text", f"chip {show_bytes(capacity_bytes)}", x="100%", y=y_capacity, dy=-5, text_anchor="end",
                       class_="limit-text")  # fmt: skip
     x, y = percent(top.seconds / last), percent(1 - top.live_bytes / ceiling)
-    left = top.seconds < last / 2
-    cause = element("tspan", f"\u00a0in {top.cause}", class_="wide") if top.cause else ""  # where there is room for it
+    is_left = top.seconds < last / 2
+    cause = element("tspan", f"\u00a0in {top.cause}", class_="wide") if top.cause else ""  # hidden in narrow windows
     yield element("circle", cx=x, cy=y, r=4, class_="peak")
-    yield element("text", show_bytes(top.live_bytes), cause, x=x, y=y, dx=8 if left else -8, dy=-7,
-                  text_anchor="start" if left else "end", class_="peak-text")  # fmt: skip
+    yield element("text", show_bytes(top.live_bytes), cause, x=x, y=y, dx=8 if is_left else -8, dy=-7,
+                  text_anchor="start" if is_left else "end", class_="peak-text")  # fmt: skip

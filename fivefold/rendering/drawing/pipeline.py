@@ -16,13 +16,13 @@ from fivefold.results.spans import Span
 from fivefold.step import Step
 from fivefold.units import show_seconds
 
-WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
+WIDE = 1000  # assumed width of the marks on a screen in pixels: text is written where it fits
 HIGHEST = 520
-TOLD = 1000  # spans up to which each is told under the mouse; of more, those of a kind and rank are one line
+TOLD = 1000  # up to this number of spans each has a tip; above it, those of a kind and rank are one line
 
 
 class _Place(NamedTuple):
-    """Where a block is drawn, in shares of the picture."""
+    """The position of a block, as shares of the picture."""
 
     x: float
     width: float
@@ -31,45 +31,45 @@ class _Place(NamedTuple):
 
 
 def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Raw:
-    """The chart; ``names`` of the rows, else ranks; ``pp``: pipeline ranks, else as many as rows."""
-    last = max(row[-1].end for row in rows)
-    per_second, unit = time_unit(last)
-    high = find_row_height(rows)
-    every = 1 if high >= 13 else 4
-    beside = names or [f"rank {rank}" for rank in range(len(rows))]
-    few = sum(map(len, rows)) <= TOLD
-    drawn = list(_blocks(rows, last=last, pp=pp or len(rows))) if few else []
+    """Draw the chart; ``names``: of the rows, by default the ranks; ``pp``: pipeline ranks, by default the rows."""
+    end = max(row[-1].end for row in rows)
+    per_second, unit = time_unit(end)
+    row_height = find_row_height(rows)
+    label_interval = 1 if row_height >= 13 else 4
+    row_names = names or [f"rank {rank}" for rank in range(len(rows))]
+    has_tips = sum(map(len, rows)) <= TOLD
+    placed = list(_blocks(rows, last=end, pp=pp or len(rows))) if has_tips else []
     idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
                     class_="idle") for row in range(len(rows)))  # fmt: skip
     return plot(
-        joined((*idle, *(_rectangles(drawn) if few else _lines(rows, last=last, pp=pp or len(rows))))),
-        label=label, height=high * len(rows), grid=False, kind=f"pipeline {room(beside)}",
-        x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
-        y=[((row + 0.5) / len(rows), name) for row, name in enumerate(beside) if row % every == 0],
+        joined((*idle, *(_rectangles(placed) if has_tips else _lines(rows, last=end, pp=pp or len(rows))))),
+        label=label, height=row_height * len(rows), grid=False, kind=f"pipeline {room(row_names)}",
+        x=[(tick / per_second / end, f"{tick:g}") for tick in ticks(end * per_second, about=6)],
+        y=[((row + 0.5) / len(rows), name) for row, name in enumerate(row_names) if row % label_interval == 0],
         x_title=f"time, {unit}",
-        over=joined(_digits(drawn)) if high >= 13 else "",
+        over=joined(_digits(placed)) if row_height >= 13 else "",
     )  # fmt: skip
 
 
 def find_row_height(rows: Rows) -> int:
-    """Return the pixels of a row."""
+    """Return the height of a row in pixels."""
     return max(9, min(30, HIGHEST // len(rows)))
 
 
 def draw_file(
     rows: Rows, *, step: Step, drawn: str = "", names: Sequence[str] = (), pp: int | None = None
 ) -> PictureFile:
-    """Return the chart of a step as a file; ``drawn``: which part of the step it shows, as ``pipeline.remark`` says."""
+    """Return the chart of a step as a file; ``drawn``: which part of the step it shows (``pipeline.remark``)."""
     if not rows or not all(rows):
         raise Mistake("no rank does anything; there is nothing to draw")
     stages = pp or len(rows)
-    paler = any(block.chunk for row in rows for span in row for block in blocks(span, pp=stages))
+    has_paler = any(block.chunk for row in rows for span in row for block in blocks(span, pp=stages))
     title = finding(step.time, rows)
     return PictureFile(
         title=title,
         lines=(
             f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}",
-            " · ".join(filter(None, (drawn, "paler: a rank's later stages" if paler else ""))),
+            " · ".join(filter(None, (drawn, "paler: a rank's later stages" if has_paler else ""))),
         ),
         chart=picture(rows, label=title, names=names, pp=pp),
         height=find_row_height(rows) * len(rows),
@@ -80,13 +80,13 @@ def draw_file(
 
 def draw_lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> PictureFile:
     """Return several timelines of a step as a file, one above the other, each named by its kind."""
-    rows = [row for each in kinds.values() for row in each]
-    names = [f"{kind} {rank}" for kind, each in kinds.items() for rank in range(len(each))]
-    return draw_file(rows, step=step, drawn=drawn, names=names, pp=min(len(each) for each in kinds.values()))
+    rows = [row for kind_rows in kinds.values() for row in kind_rows]
+    names = [f"{kind} {rank}" for kind, kind_rows in kinds.items() for rank in range(len(kind_rows))]
+    return draw_file(rows, step=step, drawn=drawn, names=names, pp=min(len(kind_rows) for kind_rows in kinds.values()))
 
 
 def looks(rows: Rows) -> list[tuple[str, str]]:
-    """Class and name of the kinds that the picture shows."""
+    """Return class and name of the kinds that the picture shows."""
     kinds: set[str] = {span.kind for row in rows for span in row}
     kinds |= {"F", "BW"} if "FB" in kinds else set()
     kinds |= {"messages"} if any(span.messages for row in rows for span in row if span.kind != "reduce") else set()
@@ -104,18 +104,18 @@ def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block
 
 
 def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
-    """A rectangle for each block, that tells its span."""
+    """Yield a rectangle for each block, with the text of its span under the mouse."""
     for place, block, span in drawn:
         x, width, y, height = (SIDE * share for share in place)
-        yield Raw(  # as ``element`` writes it, of which there may be many: every value is a number or ours
+        yield Raw(  # faster than ``element``, as there may be many; nothing needs escaping
             f'<rect x="{x:.2f}" width="{width:.2f}" y="{y:.1f}" height="{height:.1f}" class="{_look(block)}" '
             f'data-tip="{_told(span)}"/>'
         )
 
 
 def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
-    """Lines as thick as a row: one for all blocks of a kind in a row, of which there are many."""
-    scale, high = SIDE / last, SIDE / len(rows)
+    """Yield lines as thick as a row, one for all blocks of a kind in a row, of which there are many."""
+    scale, row_height = SIDE / last, SIDE / len(rows)
     for rank, row in enumerate(rows):
         lines: dict[tuple[str, int, float, float], list[str]] = {}
         for span in row:
@@ -123,11 +123,11 @@ def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
                 if end > start:
                     line = f"{start * scale:.1f}|{(end - start) * scale:.2f}"
                     lines.setdefault((kind, chunk > 0, top, bottom), []).append(line)
-        for (kind, paler, top, bottom), found in lines.items():
-            y = f" {(rank + 0.5 + (top + bottom) / 2) * high:.1f}h"
-            look = f"line s-{kind}" + (" paler" if paler else "")
-            d = "".join(f"M{line}" for line in found).replace("|", y)
-            yield element("path", d=d, class_=look, stroke_width=(bottom - top) * high)
+        for (kind, paler, top, bottom), segments in lines.items():
+            y = f" {(rank + 0.5 + (top + bottom) / 2) * row_height:.1f}h"
+            class_name = f"line s-{kind}" + (" paler" if paler else "")
+            d = "".join(f"M{line}" for line in segments).replace("|", y)
+            yield element("path", d=d, class_=class_name, stroke_width=(bottom - top) * row_height)
 
 
 def _look(block: Block) -> str:

@@ -1,6 +1,6 @@
-"""A plot: marks in a square of 1000 by 1000 that is stretched to the window, axes and text that are not.
+"""A plot: marks in a square of 1000 by 1000 that is stretched to the window; axes and text are not stretched.
 
-Ticks and titles hang over the picture's edge, into the margin that the style sheet leaves.
+Ticks and titles extend over the picture's edge, into the margin of the style sheet.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from fivefold.rendering.drawing.svg import element, joined, percent
 from fivefold.rendering.elements import Raw
 
 SIDE = 1000.0
-MARGINS = {7: "", 12: "named", 29: "long"}  # letters of the longest name of a row → class of the margin
+MARGINS = {7: "", 12: "named", 29: "long"}  # maximum letters of a row's name → class of the margin
 
 
 def ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
-    """Round numbers from ``first`` to ``last``."""
+    """Return round numbers from ``first`` to ``last``."""
     span = last - first
     if span <= 0:
         return [first]
     power = 10.0 ** floor(log10(span / about))
-    step = next(power * each for each in (1, 2, 5, 10) if power * each * about >= span * 0.999)
-    return [each * step for each in range(ceil(first / step - 1e-9), floor(last / step + 1e-9) + 1)]
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * about >= span * 0.999)
+    return [factor * step for factor in range(ceil(first / step - 1e-9), floor(last / step + 1e-9) + 1)]
 
 
 def room(names: Iterable[str]) -> str:
-    """The class of a picture whose rows have these names: how wide its margin is."""
+    """Return the class of a picture whose rows have these names, which sets the width of its margin."""
     longest = max(map(len, names), default=0)
     return next((look for most, look in MARGINS.items() if longest <= most), "long")
 
 
 def time_unit(largest: float) -> tuple[float, str]:
-    """Units per second in which durations up to ``largest`` are read, and their name."""
+    """Return units per second for durations up to ``largest``, and the name of the unit."""
     return (1.0, "s") if largest >= 2 else (1e3, "ms")
 
 
@@ -41,7 +41,10 @@ def plot(
     x_title: str = "", y_title: str = "", over: str = "", grid: bool = True, kind: str = "",
     role: str = "img",
 ) -> Raw:  # fmt: skip
-    """The picture. ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: unstretched marks."""
+    """Draw the picture.
+
+    ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: marks that are not stretched.
+    """
     square = element(
         "svg", marks, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%", class_="marks"
     )
@@ -56,8 +59,8 @@ def _grid(y: Sequence[tuple[float, str]]) -> Raw:
 
 def _labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Raw:
     below = (element("text", text, x=percent(at), y="100%", dy=18, text_anchor="middle") for at, text in x)
-    beside = (element("text", text, x=-8, y=percent(at), dy="0.35em", text_anchor="end") for at, text in y)
-    return joined((*below, *beside))
+    left = (element("text", text, x=-8, y=percent(at), dy="0.35em", text_anchor="end") for at, text in y)
+    return joined((*below, *left))
 
 
 def _titles(x_title: str, y_title: str) -> Iterable[Raw]:

@@ -1,4 +1,4 @@
-"""Points in a plane, each a link to what it stands for: a front of memory against time, the rows of a sweep."""
+"""Points in a plane, each a link to what it represents: a front of memory against time, the rows of a sweep."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fivefold.rendering.drawing.svg import element, joined, percent
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 280
-MARGIN = 0.07  # of the span, left free around the points
+MARGIN = 0.07  # share of the span that is left free around the points
 
 
 class Point(NamedTuple):
-    """One point. ``tip``: what is told of it; ``look``: its class; ``text``: written next to it."""
+    """A point. ``tip``: the text under the mouse; ``look``: its class; ``text``: written next to it."""
 
     x: float
     y: float
@@ -27,32 +27,32 @@ class Point(NamedTuple):
 def picture(
     points: Sequence[Point], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
 ) -> Raw:
-    """The chart; ``stairs``: points of the usual look are joined as a front is; ``zero``: both axes begin at 0."""
+    """Draw the chart; ``stairs``: points of the default look are joined as a front; ``zero``: both axes begin at 0."""
     first_x, last_x = _range([point.x for point in points], zero=zero)
     first_y, last_y = _range([point.y for point in points], zero=zero)
 
     def at(point: Point) -> tuple[float, float]:
         return (point.x - first_x) / (last_x - first_x), 1 - (point.y - first_y) / (last_y - first_y)
 
-    places = [(point, *at(point)) for point in points]
+    placed = [(point, *at(point)) for point in points]
     path = Raw("")
     if stairs and len(points) > 1:
-        corners = sorted((x, y) for point, x, y in places if point.look == "dot")
+        corners = sorted((x, y) for point, x, y in placed if point.look == "dot")
         steps = "".join(f"H{x * SIDE:.1f}V{y * SIDE:.1f}" for x, y in corners[1:])
         path = element("path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs")
     return plot(
         path, label=label, role="group", height=HEIGHT, x_title=x_title, y_title=y_title,
-        x=[((each - first_x) / (last_x - first_x), f"{each:g}") for each in ticks(last_x, first=first_x, about=6)],
-        y=[(1 - (each - first_y) / (last_y - first_y), f"{each:g}") for each in ticks(last_y, first=first_y)],
-        over=joined(_dot(point, x, y) for point, x, y in places),
+        x=[((tick - first_x) / (last_x - first_x), f"{tick:g}") for tick in ticks(last_x, first=first_x, about=6)],
+        y=[(1 - (tick - first_y) / (last_y - first_y), f"{tick:g}") for tick in ticks(last_y, first=first_y)],
+        over=joined(_dot(point, x, y) for point, x, y in placed),
     )  # fmt: skip
 
 
 def _dot(point: Point, x: float, y: float) -> Raw:
     dot = element("circle", cx=percent(x), cy=percent(y), r=5, class_=point.look, data_tip=point.tip)
     if point.text:
-        left = {"dx": 9} if x < 0.6 else {"dx": -9, "text_anchor": "end"}
-        dot = joined((dot, element("text", point.text, x=percent(x), y=percent(y), dy=-9, **left)))
+        offset = {"dx": 9} if x < 0.6 else {"dx": -9, "text_anchor": "end"}
+        dot = joined((dot, element("text", point.text, x=percent(x), y=percent(y), dy=-9, **offset)))
     return element("a", dot, href=point.href, aria_label=point.tip) if point.href else dot
 
 

@@ -1,4 +1,4 @@
-"""What one rank does at once: its compute, by module, and its messages, a line per communicator."""
+"""The streams of one rank: its compute, by module, and its messages, a line per communicator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fivefold.rendering.drawing.svg import element, joined
 from fivefold.rendering.elements import Raw
 from fivefold.units import show_seconds
 
-HIGH = 26  # pixels of a line
-FINEST = 1 / 900  # of the picture: what is shorter, and begins where another ends, is drawn as one
+HIGH = 26  # height of a line, in pixels
+FINEST = 1 / 900  # share of the picture: shorter pieces are merged with their neighbours
 
 
 class Piece(NamedTuple):
-    """Something that lasts. ``look``: its class; ``tip``: what is told of it."""
+    """An interval of time. ``look``: its class; ``tip``: the text under the mouse."""
 
     start: float
     end: float
@@ -24,14 +24,14 @@ class Piece(NamedTuple):
 
 
 def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label: str) -> Raw:
-    """The chart of lines by name, ``last`` seconds long."""
+    """Draw the chart of lines by name, ``last`` seconds long."""
     per_second, unit = time_unit(last)
-    marks = (mark for at, (_, pieces) in enumerate(lines) for mark in _marks(pieces, at, len(lines), last=last))
+    marks = (mark for line, (_, pieces) in enumerate(lines) for mark in _marks(pieces, line, len(lines), last=last))
     return plot(
         joined(marks), label=label, height=HIGH * len(lines), grid=False,
         kind=f"streams {room(name for name, _ in lines)}",
-        x=[(each / per_second / last, f"{each:g}") for each in ticks(last * per_second, about=6)],
-        y=[((at + 0.5) / len(lines), name) for at, (name, _) in enumerate(lines)], x_title=f"time, {unit}",
+        x=[(tick / per_second / last, f"{tick:g}") for tick in ticks(last * per_second, about=6)],
+        y=[((line + 0.5) / len(lines), name) for line, (name, _) in enumerate(lines)], x_title=f"time, {unit}",
     )  # fmt: skip
 
 
@@ -45,18 +45,18 @@ def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iter
 
 
 def merged(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
-    """The pieces; neighbours that are too short to be seen apart become one, told as the longest of them."""
-    held: list[Piece] = []
+    """Yield the pieces; neighbours that are too short to be told apart become one, with the tip of the longest."""
+    group: list[Piece] = []
     for piece in pieces:
-        if held and piece.end - held[0].start > finest:
-            yield _one(held)
-            held = []
-        held.append(piece)
-    if held:
-        yield _one(held)
+        if group and piece.end - group[0].start > finest:
+            yield _one(group)
+            group = []
+        group.append(piece)
+    if group:
+        yield _one(group)
 
 
 def _one(held: Sequence[Piece]) -> Piece:
     longest = max(held, key=lambda piece: piece.end - piece.start)
-    more = f"\nand {len(held) - 1} shorter" if len(held) > 1 else ""
-    return longest._replace(start=held[0].start, end=held[-1].end, tip=longest.tip + more)
+    count_text = f"\nand {len(held) - 1} shorter" if len(held) > 1 else ""
+    return longest._replace(start=held[0].start, end=held[-1].end, tip=longest.tip + count_text)

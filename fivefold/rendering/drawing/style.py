@@ -1,4 +1,4 @@
-"""The style sheet of the pictures, made of ``rendering/palette.py``: the page serves it, a report carries it along."""
+"""The style sheet of the pictures, built from ``rendering/palette.py``; the page serves it, a report includes it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ circle.dot[class*="s-"] { stroke: none; }
 
 
 def css() -> str:
-    """Return the style sheet of pages, which follows light and dark."""
+    """Return the style sheet of pages, which follows light and dark mode."""
     colours = "".join(f" --{name}: light-dark({light}, {dark});" for name, (light, dark) in (INKS | COLOURS).items())
     return f":root {{{colours} }}\n{PAGE_RULES.strip()}\n{_mark_rules()}"
 

@@ -14,23 +14,23 @@ _TIP = re.compile(r'<(\w+)( [^<>]*?) data-tip="([^"]*)"/>')
 
 
 def element(tag: str, *inside: str, **attributes: object) -> Raw:
-    """An element; attributes that are None are left out, ``class_`` is class, and ``_`` within a name is ``-``."""
-    said = "".join(
+    """Return an element; attributes that are None are left out, ``class_`` is class, and ``_`` in a name is ``-``."""
+    attribute_text = "".join(
         f' {name.rstrip("_").replace("_", "-") if name != "viewBox" else name}="{_number(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
     content = "".join(map(words, inside))
-    return Raw(f"<{tag}{said}>{content}</{tag}>" if content else f"<{tag}{said}/>")
+    return Raw(f"<{tag}{attribute_text}>{content}</{tag}>" if content else f"<{tag}{attribute_text}/>")
 
 
 def joined(parts: Iterable[Raw]) -> Raw:
-    """Elements one after another."""
+    """Join elements."""
     return Raw("".join(parts))
 
 
 def legend(items: Iterable[tuple[str, str]]) -> Raw:
-    """What the colours mean: (class, name) of each."""
+    """Return the legend of colours: (class, name) of each."""
     keys = (
         element("li", element("svg", element("rect", width=12, height=12, rx=3, class_=f"k-{look}"), class_="swatch",
                               width=12, height=12, aria_hidden="true"), name)
@@ -40,29 +40,29 @@ def legend(items: Iterable[tuple[str, str]]) -> Raw:
 
 
 def titled(picture: Raw) -> Raw:
-    """The picture with its tips as titles, which a browser shows by itself: for files in which no script runs."""
+    """Return the picture with its tips as titles, which a browser shows itself: for files in which no script runs."""
     return Raw(_TIP.sub(r"<\1\2><title>\3</title></\1>", picture))
 
 
 def image(picture: Raw, *, height: int, label: str) -> Raw:
-    """The picture as a file within the page, for pages that take away elements of SVG.
+    """Return the picture as an image of the page, for pages that remove elements of SVG.
 
-    It has its own ground, and is dark where its page says so (``color-scheme``).
+    It has its own background, and is dark if its page is (``color-scheme``).
     """
     from fivefold.rendering.drawing.style import css
 
-    ground = element("rect", width="100%", height="100%", class_="ground")
+    background = element("rect", width="100%", height="100%", class_="ground")
     inside = element("svg", picture, x=62, y=14, width=IMAGE_WIDTH - 76, height=height, overflow="visible")
-    own = ":root { color-scheme: light dark; font-family: sans-serif; } .ground { fill: var(--card); }"
-    style = Raw(f"<style>{own}\n{css()}</style>")
-    whole = element("svg", style, ground, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH,
+    rules = ":root { color-scheme: light dark; font-family: sans-serif; } .ground { fill: var(--card); }"
+    style = Raw(f"<style>{rules}\n{css()}</style>")
+    svg_file = element("svg", style, background, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH,
                     height=height + 60)  # fmt: skip
-    data = b64encode(whole.encode()).decode()
+    data = b64encode(svg_file.encode()).decode()
     return element("img", src=f"data:image/svg+xml;base64,{data}", width=IMAGE_WIDTH, alt=label)
 
 
 def percent(share: float) -> str:
-    """A share as a length: ``0.25`` → ``"25%"``."""
+    """Return a share as a length: ``0.25`` → ``"25%"``."""
     return f"{100 * share:.5g}%"
 
 

@@ -1,6 +1,6 @@
-"""Pictures that explain rather than report: what a machine, a format or a collective is, and where operations stand.
+"""Pictures that explain: machines, number formats, collectives, masks, and operations under the roofline.
 
-roofline                      a step's operations under the roofs of a chip
-machine                       the topology of a machine; what its links give a collective of any size
-formats · collectives · masks bits, range and spacing of numbers; who holds what; which rank computes which scores
+roofline                      a step's operations under the roofs of a chip machine                       the topology
+of a machine; the bandwidth of a collective over it, by size formats · collectives · masks bits, range and spacing of
+numbers; buffers of ranks; which rank computes which scores
 """

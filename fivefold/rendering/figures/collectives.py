@@ -15,59 +15,59 @@ from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, ink
 from fivefold.rendering.sweep.panels import Panel, beside, stacked
 from fivefold.step import sent_bytes
 
-Buffers = list[list[str]]  # of each rank: its chunks; "" where it holds none
+Buffers = list[list[str]]  # for each rank its chunks; "" where it holds none
 NAMES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-MOST = 8  # ranks that can be read
+MOST = 8  # maximum number of ranks that remain readable
 
 
 def before(name: str, ranks: int) -> Buffers:
-    """What each rank holds at first."""
-    whole = [[f"{ascii_uppercase[rank]}{chunk}" for chunk in range(ranks)] for rank in range(ranks)]
+    """Return the chunks that each rank holds before a collective."""
+    full_buffers = [[f"{ascii_uppercase[rank]}{chunk}" for chunk in range(ranks)] for rank in range(ranks)]
     if name == "broadcast":
-        return [whole[0], *([""] * ranks for _ in range(ranks - 1))]
+        return [full_buffers[0], *([""] * ranks for _ in range(ranks - 1))]
     if name == "all_gather":
         return [[f"{ascii_uppercase[rank]}{rank}" if chunk == rank else "" for chunk in range(ranks)]
                 for rank in range(ranks)]  # fmt: skip
-    return whole
+    return full_buffers
 
 
 def after(name: str, ranks: int) -> Buffers:
-    """What each rank holds at the end."""
-    first, summed = before(name, ranks), [f"Σ{chunk}" for chunk in range(ranks)]
+    """Return the chunks that each rank holds after a collective."""
+    initial, sums = before(name, ranks), [f"Σ{chunk}" for chunk in range(ranks)]
     if name == "broadcast":
-        return [first[0]] * ranks
+        return [initial[0]] * ranks
     if name == "reduce":
-        return [summed, *([""] * ranks for _ in range(ranks - 1))]
+        return [sums, *([""] * ranks for _ in range(ranks - 1))]
     if name == "all_gather":
-        return [[first[chunk][chunk] for chunk in range(ranks)]] * ranks
+        return [[initial[chunk][chunk] for chunk in range(ranks)]] * ranks
     if name == "reduce_scatter":
-        return [[summed[rank] if chunk == rank else "" for chunk in range(ranks)] for rank in range(ranks)]
+        return [[sums[rank] if chunk == rank else "" for chunk in range(ranks)] for rank in range(ranks)]
     if name == "all_reduce":
-        return [summed] * ranks
-    return [[first[other][rank] for other in range(ranks)] for rank in range(ranks)]
+        return [sums] * ranks
+    return [[initial[other][rank] for other in range(ranks)] for rank in range(ranks)]
 
 
 def chart(ranks: int = 4) -> Chart:
-    """Each collective in a panel of its own: ranks as columns, before on the left, after on the right."""
+    """Draw each collective in a panel: ranks as columns, before on the left, after on the right."""
     if not 2 <= ranks <= MOST:
         raise Mistake(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MOST}")
     panels = [
         Panel(f"{name}: each rank sends {_share(name, ranks)}",
               beside_each_other(before(name, ranks), after(name, ranks))) for name in NAMES
     ]  # fmt: skip
-    rows = [Panel("", join(panels[place : place + 2])) for place in range(0, len(panels), 2)]
+    rows = [Panel("", join(panels[start : start + 2])) for start in range(0, len(panels), 2)]
     title = f"An all_reduce is a reduce_scatter and an all_gather: {_share('all_reduce', ranks)} over {ranks} ranks"
     return stacked(rows, title=title, subtitle="columns are ranks, rows are chunks; Σ is the sum over all ranks")
 
 
 def _share(name: str, ranks: int) -> str:
-    """What one rank sends on a ring, of a full buffer."""
+    """Return the share of a full buffer that one rank sends on a ring."""
     share = sent_bytes(name, payload=10**6, ranks=ranks) / 1e6
     return "a whole buffer" if share == 1 else f"{share:.2f} buffers"
 
 
 def join(panels: Sequence[Panel]) -> Chart:
-    """Panels side by side, without a style of their own."""
+    """Join panels side by side, without style and title."""
     joined = beside(panels, title="", subtitle="").to_dict()
     alt = _altair()
     for name in ("config", "padding", "background", "title", "$schema"):
@@ -76,7 +76,7 @@ def join(panels: Sequence[Panel]) -> Chart:
 
 
 def beside_each_other(first: Buffers, last: Buffers) -> Chart:
-    """Two sets of buffers with an arrow between them."""
+    """Draw two sets of buffers with an arrow between them."""
     alt = _altair()
     ranks = len(first)
     cells = [*_cells(first, shift=0.0), *_cells(last, shift=ranks + 1.0)]
@@ -107,5 +107,5 @@ def _cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
 
 
 def _fill(text: str) -> str:
-    """Nothing is pale, a sum dark, a chunk in the colour of its rank."""
+    """Return the colour of a chunk: pale if empty, dark for a sum, else the colour of its rank."""
     return RULE if not text else TEXT if text[0] == "Σ" else SERIES[ascii_uppercase.index(text[0])]

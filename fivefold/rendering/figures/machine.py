@@ -1,4 +1,4 @@
-"""A machine as pictures: its nodes, chips and links; and what a collective reaches over them, by size and ranks."""
+"""A machine as pictures: its nodes, chips and links, and the bandwidth of a collective over them by size and ranks."""
 
 from __future__ import annotations
 
@@ -10,67 +10,73 @@ from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, heading
 from fivefold.units import show_bytes, show_count
 
-NODES = 4  # that are drawn
+NODES = 4  # maximum number of nodes drawn
 
 
 def topology(machine: Machine) -> Chart:
-    """Nodes as frames, chips in them, the network below; at each tier its bytes per second."""
+    """Draw nodes as frames, chips in them, the network below; with the bandwidth of each tier."""
     alt = _altair()
     per_node, nodes = min(machine.ranks, machine.ranks_per_node), machine.nodes
-    shown = min(nodes, NODES)
+    drawn_nodes = min(nodes, NODES)
     columns = ceil(sqrt(per_node * 1.6))
     rows = ceil(per_node / columns)
     frames, chips = [], []
-    for node in range(shown):
+    for node in range(drawn_nodes):
         left = node * (columns + 1.0)
         frames.append({"x": left - 0.35, "x2": left + columns + 0.15, "y": -0.75, "y2": rows + 0.15,
                        "mx": left + columns / 2 - 0.1, "my": -0.45, "text": f"node {node}"})  # fmt: skip
         chips += [
-            {"x": left + place % columns, "x2": left + place % columns + 0.8, "y": place // columns,
-             "y2": place // columns + 0.7, "mx": left + place % columns + 0.4, "my": place // columns + 0.38,
-             "text": str(node * per_node + place)}
-            for place in range(per_node)
+            {"x": left + index % columns, "x2": left + index % columns + 0.8, "y": index // columns,
+             "y2": index // columns + 0.7, "mx": left + index % columns + 0.4, "my": index // columns + 0.38,
+             "text": str(node * per_node + index)}
+            for index in range(per_node)
         ]  # fmt: skip
-    wide = shown * (columns + 1.0)
+    total_columns = drawn_nodes * (columns + 1.0)
     lines = [{"x": frame["mx"], "y": rows + 0.15, "y2": rows + 0.75} for frame in frames] if nodes > 1 else []
-    across, down = alt.Scale(domain=[-0.5, wide], nice=False), alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
+    across, down = alt.Scale(domain=[-0.5, total_columns], nice=False), alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
     box = {"x": alt.X("x:Q", axis=None, scale=across), "y": alt.Y("y:Q", axis=None, scale=down)}
     box |= {"x2": "x2:Q", "y2": "y2:Q"}
     frame = alt.Chart(alt.Data(values=frames))
     chip = alt.Chart(alt.Data(values=chips))
-    at = {"x": alt.X("mx:Q", axis=None), "y": alt.Y("my:Q", axis=None), "text": "text:N"}
-    picture = frame.mark_rect(fill=RULE, stroke=PALE_INK).encode(**box) + frame.mark_text(color=PALE_INK).encode(**at)
+    text_encoding = {"x": alt.X("mx:Q", axis=None), "y": alt.Y("my:Q", axis=None), "text": "text:N"}
+    picture = frame.mark_rect(fill=RULE, stroke=PALE_INK).encode(**box) + frame.mark_text(color=PALE_INK).encode(
+        **text_encoding
+    )
     picture += chip.mark_rect(fill=BLUE, cornerRadius=3).encode(**box)
-    picture += chip.mark_text(color=LIGHT_INK, fontSize=10).encode(**at)
+    picture += chip.mark_text(color=LIGHT_INK, fontSize=10).encode(**text_encoding)
     if lines:
         wire = alt.Chart(alt.Data(values=lines)).mark_rule(strokeWidth=2, color=ORANGE)
-        network = alt.Chart(alt.Data(values=[{"x": -0.35, "x2": wide - 0.85, "y": rows + 0.75, "y2": rows + 1.2}]))
+        network = alt.Chart(
+            alt.Data(values=[{"x": -0.35, "x2": total_columns - 0.85, "y": rows + 0.75, "y2": rows + 1.2}])
+        )
         picture += wire.encode(x=alt.X("x:Q", axis=None), y=alt.Y("y:Q", axis=None), y2="y2:Q") + network.mark_rect(
             fill=ORANGE, cornerRadius=3
         ).encode(**box)
-    said = (
-        [{"mx": -0.35, "my": rows + 1.62, "text": f"{nodes - shown} more nodes are not drawn"}] if nodes > shown else []
+    notes = (
+        [{"mx": -0.35, "my": rows + 1.62, "text": f"{nodes - drawn_nodes} more nodes are not drawn"}]
+        if nodes > drawn_nodes
+        else []
     )
-    if said:
-        more = alt.Chart(alt.Data(values=said)).mark_text(align="left", color=PALE_INK, fontSize=11)
-        picture += more.encode(**at)
+    if notes:
+        note_chart = alt.Chart(alt.Data(values=notes)).mark_text(align="left", color=PALE_INK, fontSize=11)
+        picture += note_chart.encode(**text_encoding)
     finished = _finish(picture, title=_spread(machine), subtitle="", height=round((rows + 2.8) * 34))
     return finished.properties(
-        title=heading(_spread(machine)) | {"subtitle": tiers(machine)}, width=max(420, round(wide * 34))
+        title=heading(_spread(machine)) | {"subtitle": tiers(machine)}, width=max(420, round(total_columns * 34))
     )
 
 
 def tiers(machine: Machine) -> list[str]:
-    """A line for each tier, nearest first."""
+    """Return a line for each tier, nearest first."""
     chip = machine.chip
-    found = [f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_count(chip.memory_bandwidth)}B/s, "
+    lines = [f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_count(chip.memory_bandwidth)}B/s, "
              f"{show_count(max(chip.peak_flops.values()))}FLOP/s at most"]  # fmt: skip
     for link in machine.links:
         reduced = ", sums in the switch" if link.reduction_bandwidth else ""
-        found.append(
+        lines.append(
             f"{link.name}: up to {link.span:,} ranks, {show_count(link.bandwidth)}B/s each way a rank{reduced}"
         )
-    return found
+    return lines
 
 
 def _spread(machine: Machine) -> str:
@@ -83,7 +89,7 @@ def _spread(machine: Machine) -> str:
 
 
 def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
-    """Bytes sent per second by one rank over the size of the buffer; ``curves``: by the number of ranks."""
+    """Draw bytes sent per second by one rank over the size of the buffer; ``curves``: by number of ranks."""
     alt = _altair()
     values = [{"ranks": f"{ranks:,} ranks", "size": size, "rate": rate / 1e9}
               for ranks, curve in curves.items() for size, rate in curve]  # fmt: skip
@@ -111,6 +117,6 @@ def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -
 
 
 def series(machine: Machine) -> list[int]:
-    """Numbers of ranks that are drawn: powers of two, and all."""
+    """Return the numbers of ranks that are drawn: powers of two, and all."""
     return sorted({*(2**power for power in range(1, machine.ranks.bit_length()) if 2**power <= machine.ranks),
                    *([machine.ranks] if machine.ranks > 1 else [])})[-9:]  # fmt: skip

@@ -1,6 +1,7 @@
-"""Which rank of a ring computes which scores of a causal mask: tokens cut in order, or in zig-zag.
+"""Show which rank of a ring computes which scores of a causal mask, with tokens divided in order or in zig-zag.
 
-In zig-zag a rank of n holds the i-th chunk from the front and the i-th from the end of 2n, so that all work alike.
+In zig-zag a rank of n holds the i-th chunk from the front and the i-th from the end of 2n, so that all ranks have equal
+work.
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.palette import RULE, SERIES, ink
 from fivefold.rendering.sweep.panels import Panel, beside
 
-MOST = 10  # ranks that colours tell apart
+MOST = 10  # maximum number of ranks with distinct colours
 
 
 def owner(chunk: int, *, ranks: int, zigzag: bool) -> int:
-    """The rank that holds a chunk of the 2n of a sequence."""
+    """Return the rank that holds a chunk of the 2n of a sequence."""
     return min(chunk, 2 * ranks - 1 - chunk) if zigzag else chunk // 2
 
 
 def work(*, ranks: int, zigzag: bool) -> list[float]:
-    """The share of all visible scores that each rank computes, of a long sequence."""
-    found = [0.0] * ranks
+    """Return the share of all visible scores that each rank computes for a long sequence."""
+    scores = [0.0] * ranks
     for query in range(2 * ranks):
-        found[owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # whole chunks before it, half of its own
-    return [each / sum(found) for each in found]
+        scores[owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # whole chunks before it, half of its own
+    return [score / sum(scores) for score in scores]
 
 
 def chart(ranks: int = 4) -> Chart:
-    """Queries down, keys across; the colour is the rank of the query."""
+    """Draw queries down and keys across, in the colour of the query's rank."""
     if not 2 <= ranks <= MOST:
         raise Mistake(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MOST}")
-    plain, zigzag = (work(ranks=ranks, zigzag=each) for each in (False, True))
-    panels = [Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, kind))
-              for name, kind, shares in (("in order", False, plain), ("zig-zag", True, zigzag))]  # fmt: skip
+    plain, zigzag = (work(ranks=ranks, zigzag=is_zigzag) for is_zigzag in (False, True))
+    panels = [Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, in_zigzag))
+              for name, in_zigzag, shares in (("in order", False, plain), ("zig-zag", True, zigzag))]  # fmt: skip
     title = f"Cut in order, one rank of {ranks} computes {max(plain):.0%} of the scores; in zig-zag {max(zigzag):.0%}"
     return beside(panels, title=title, subtitle="a causal mask over cp ranks: queries down, keys across")
 

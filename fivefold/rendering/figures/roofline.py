@@ -16,23 +16,23 @@ from fivefold.rendering.palette import BLUE, LIMIT, ORANGE, TEXT
 from fivefold.step import Operation, Step
 from fivefold.units import Dtype, show_count, show_seconds
 
-# Two dots whose names would overlap, in natural logarithms: names run to the right, so they need more room there.
+# Distance in natural logarithms below which names of two dots overlap; names extend to the right.
 NEAR = {"intensity": 0.9, "rate": 0.15}
-MOST_NAMES = 3  # of one label
+MOST_NAMES = 3  # maximum number of names in one label
 
 
 def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
-    """Forward passes of a predicted step; of operations without FLOPs the title says what they take."""
+    """Draw the forward passes of a predicted step; the title gives the time of operations without FLOPs."""
     alt = _altair()
     peak, bandwidth = chip.peak(dtype), chip.memory_bandwidth
     ridge = peak / bandwidth
     values = _named(_value(op, ridge=ridge) for op in _distinct(step) if op.causal_flops and op.moved_bytes)
     if not values:
         raise Mistake(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
-    low = min([ridge / 12, *(v["intensity"] / 1.5 for v in values)])
-    high = max([ridge * 4, *(v["intensity"] * 3.4 for v in values)])
-    floor = min(min(v["rate"] for v in values) / 2, low * bandwidth)
-    roof = [{"intensity": at, "rate": min(peak, at * bandwidth)} for at in (low, ridge, high)]
+    low = min([ridge / 12, *(dot["intensity"] / 1.5 for dot in values)])
+    high = max([ridge * 4, *(dot["intensity"] * 3.4 for dot in values)])
+    floor = min(min(dot["rate"] for dot in values) / 2, low * bandwidth)
+    roof = [{"intensity": intensity, "rate": min(peak, intensity * bandwidth)} for intensity in (low, ridge, high)]
     x = alt.X("intensity:Q", title="FLOPs per byte of memory moved", axis=alt.Axis(tickCount=6, format="~s"),
               scale=alt.Scale(type="log", domain=[low, high], nice=False))  # fmt: skip
     y = alt.Y("rate:Q", title="FLOP/s of a GPU, forward", axis=alt.Axis(tickCount=6, format="~s"),
@@ -44,30 +44,32 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     colours = {name: ink for name, ink in {"matmul-bound": BLUE, "memory-bound": ORANGE}.items() if name in bounds}
     dots = base.mark_point(filled=True, opacity=0.85).encode(color=_colour("bound", colours), size=size,
                                                              tooltip=["name:N", "text:N"])  # fmt: skip
-    one, two = (base.transform_filter(f"{no}(indexof(datum.label, '\\n') >= 0)") for no in ("!", ""))
-    names = one.mark_text(align="left", dx=9, dy=4, fontSize=11).encode(text="label:N")
-    names += two.mark_text(align="left", dx=9, dy=-23, fontSize=11, lineBreak="\n").encode(text="label:N")
+    one_line, two_lines = (
+        base.transform_filter(f"{negation}(indexof(datum.label, '\\n') >= 0)") for negation in ("!", "")
+    )
+    names = one_line.mark_text(align="left", dx=9, dy=4, fontSize=11).encode(text="label:N")
+    names += two_lines.mark_text(align="left", dx=9, dy=-23, fontSize=11, lineBreak="\n").encode(text="label:N")
     notes = [
         {"intensity": ridge * 1.1, "rate": peak * 1.18, "text": f"{chip.name}: {show_count(peak)}FLOP/s {dtype}"},
         {"intensity": ridge / 2.5, "rate": ridge / 3 * bandwidth, "text": f"{show_count(bandwidth)}B/s of memory"},
     ]
-    said = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=LIMIT)
-    said = said.encode(x=x, y=y, text="text:N")
-    about = f"{step.model} on {step.machine}, {step.layout}; a dot is as large as its time in the step"
-    return _finish(line + dots + names + said, title=_finding(step, values, peak), subtitle=about, height=420)
+    note_chart = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=LIMIT)
+    note_chart = note_chart.encode(x=x, y=y, text="text:N")
+    subtitle = f"{step.model} on {step.machine}, {step.layout}; a dot is as large as its time in the step"
+    return _finish(line + dots + names + note_chart, title=_finding(step, values, peak), subtitle=subtitle, height=420)
 
 
 def _distinct(step: Step) -> list[Operation]:
-    """Operations that differ in more than how often they occur, with their times added up."""
-    found: dict[tuple[object, ...], Operation] = {}
+    """Return operations that differ in more than their number, with their counts added up."""
+    operations: dict[tuple[object, ...], Operation] = {}
     for op in step.operations:
         key = (op.name, op.flops, op.moved_bytes, op.forward_seconds)
-        found[key] = op.replace(times=op.times + found[key].times) if key in found else op
-    return list(found.values())
+        operations[key] = op.replace(times=op.times + operations[key].times) if key in operations else op
+    return list(operations.values())
 
 
 def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
-    flops = op.causal_flops  # what a kernel of causal attention computes
+    flops = op.causal_flops  # the FLOPs that a kernel for causal attention computes
     intensity, rate = flops / op.moved_bytes, flops / op.forward_seconds
     seconds = op.times * op.forward_seconds
     text = f"{show_count(rate)}FLOP/s, {intensity:.0f} FLOPs per byte, {show_seconds(seconds)} a micro-batch"
@@ -76,25 +78,25 @@ def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
 
 
 def _named(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The values, largest first; one label for those that lie together."""
-    found: list[dict[str, Any]] = []
-    for value in sorted(values, key=lambda each: -each["seconds"]):
-        near = [each for each in found if each["label"] and _near(each, value)]
+    """Return the values, largest first, with one label for those that lie together."""
+    labelled: list[dict[str, Any]] = []
+    for value in sorted(values, key=lambda value: -value["seconds"]):
+        near = [earlier for earlier in labelled if earlier["label"] and _near(earlier, value)]
         if near:
             near[0]["others"].append(value["name"])
             value["label"] = ""
-        found.append(value | {"others": []})
-    return [each | {"label": _label(each)} for each in found]
+        labelled.append(value | {"others": []})
+    return [value | {"label": _label(value)} for value in labelled]
 
 
 def _label(value: dict[str, Any]) -> str:
-    """The largest operations of those that lie together, and how many more there are."""
+    """Return the names of the largest operations that lie together, and the number of the others."""
     if not value["label"]:
         return ""
     names = [value["label"], *value["others"]]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    lines = [", ".join(names[:MOST_NAMES][at : at + 2]) for at in range(0, min(MOST_NAMES, len(names)), 2)]
-    return ",\n".join(lines) + more
+    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    lines = [", ".join(names[:MOST_NAMES][start : start + 2]) for start in range(0, min(MOST_NAMES, len(names)), 2)]
+    return ",\n".join(lines) + rest
 
 
 def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -102,8 +104,8 @@ def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _finding(step: Step, values: list[dict[str, Any]], peak: float) -> str:
-    """What matmuls reach of the peak, and what the operations without FLOPs take."""
+    """Return the share of the peak that matmuls reach, and the share of operations without FLOPs."""
     seconds = sum(value["seconds"] for value in values)
     reached = sum(value["rate"] * value["seconds"] for value in values) / seconds / peak
-    whole = sum(op.times * op.forward_seconds for op in step.operations)
-    return f"Matmuls reach {reached:.0%} of the peak; moving bytes takes {1 - seconds / whole:.0%} of the forward"
+    forward = sum(op.times * op.forward_seconds for op in step.operations)
+    return f"Matmuls reach {reached:.0%} of the peak; moving bytes takes {1 - seconds / forward:.0%} of the forward"

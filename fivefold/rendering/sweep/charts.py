@@ -1,10 +1,12 @@
-"""Pictures of any sweep, titled with their finding. One whose axes the sweep does not vary is not drawn: each function
-then returns why, as the end of a sentence.
+"""Pictures of any sweep, titled with their finding.
 
-mfu         heat map of the best MFU by ranks and model, its layout in the cell      (Ultra-Scale Playbook, benchmarks)
-throughput  tokens per second and GPU against memory, every row that fits
-scaling     the best throughput per GPU by ranks
-memory · sequence · measured   in rooms of their own
+A picture whose axes the sweep does not vary is not drawn: its function then returns the reason, as the end of a
+sentence.
+
+  mfu         heat map of the best MFU by ranks and model, its layout in the cell   (Ultra-Scale Playbook, benchmarks)
+  throughput  tokens per second and GPU against memory, every row that fits
+  scaling     the best throughput per GPU by ranks
+  memory · sequence · measured   in modules of their own
 """
 
 from __future__ import annotations
@@ -26,44 +28,49 @@ MOST_POINTS = 2000
 MOST_PANELS = 4
 MOST_CURVES = 10
 CELL_WIDTH, CELL_HEIGHT = 104, 62
-CONTRAST = 0.7  # of the least MFU has the palest colour
+CONTRAST = 0.7  # share of the smallest MFU that has the palest colour
 DEGREES = ("tp", "cp", "pp", "ep")
 
 
 def heat_map(rows: Sequence[Row]) -> Chart | str:
-    """Best MFU (causal) by number of ranks and model, a panel for each setting of all else; its layout in the cell."""
+    """Draw the best MFU (causal) by ranks and model, with its layout; a panel for each setting of the other axes."""
     axes = varied(rows)
     if not {"ranks", "model"} <= set(axes):
         return "needs several models and several numbers of ranks"
-    others = [axis for axis in axes if axis not in ("ranks", "model")]
-    found = best(rows, lambda row: (setting(row, others), row.model, row.ranks))
-    if not found:
+    other_axes = [axis for axis in axes if axis not in ("ranks", "model")]
+    best_rows = best(rows, lambda row: (setting(row, other_axes), row.model, row.ranks))
+    if not best_rows:
         return "needs rows that fit"
-    names = list(dict.fromkeys(setting(row, others) for row in rows))
+    names = list(dict.fromkeys(setting(row, other_axes) for row in rows))
     models, ranks = values(rows, "model"), values(rows, "ranks")
-    label = {row.model: sized(row) for row in found.values()}
-    most, least = max(found.values(), key=mfu), min(found.values(), key=mfu)
-    top, bottom = mfu(most), CONTRAST * mfu(least)
+    labels = {row.model: sized(row) for row in best_rows.values()}
+    highest, lowest = max(best_rows.values(), key=mfu), min(best_rows.values(), key=mfu)
+    high, low = mfu(highest), CONTRAST * mfu(lowest)
     panels = []
     for name in names[:MOST_PANELS]:
         cells = [
-            _cell(found.get((name, model, count)), label=label.get(model, model), ranks=count, bottom=bottom, top=top)
-            for model in reversed(models) for count in ranks
-        ]  # fmt: skip
+            _cell(
+                best_rows.get((name, model, count)), label=labels.get(model, model), ranks=count, bottom=low, top=high
+            )
+            for model in reversed(models)
+            for count in ranks
+        ]
         panels.append(
-            Panel(name, _heat(cells, limits=[bottom, top], models=[label.get(m, m) for m in reversed(models)]))
+            Panel(name, _heat(cells, limits=[low, high], models=[labels.get(m, m) for m in reversed(models)]))
         )
-    title = f"The best layouts reach {mfu(least):.0%} to {mfu(most):.0%} MFU, most on {word('ranks', most.ranks)}"
+    title = (
+        f"The best layouts reach {mfu(lowest):.0%} to {mfu(highest):.0%} MFU, most on {word('ranks', highest.ranks)}"
+    )
     return stacked(panels, title=title, subtitle=_said(rows, "MFU with causal attention", len(names)))
 
 
 def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
-    words = row.layout.split() if row else []
-    degrees = [each for each in words if each.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
-    rest = [each for each in words if each not in degrees and each != DEFAULT_SCHEDULE]
+    keywords = row.layout.split() if row else []
+    degrees = [keyword for keyword in keywords if keyword.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
+    others = [keyword for keyword in keywords if keyword not in degrees and keyword != DEFAULT_SCHEDULE]
     return {
         "model": label, "ranks": f"{ranks:,}", "mfu": mfu(row) if row else 0.0, "fits": int(row is not None),
-        "text": f"{mfu(row):.1%}" if row else "none fits", "degrees": " ".join(degrees), "rest": " ".join(rest),
+        "text": f"{mfu(row):.1%}" if row else "none fits", "degrees": " ".join(degrees), "rest": " ".join(others),
         "memory": show_bytes(row.measured_peak_bytes or row.peak_bytes or 0) if row else "",
         "ink": "white" if row and mfu(row) > bottom + 0.5 * (top - bottom) else INK,
     }  # fmt: skip
@@ -96,16 +103,16 @@ def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]
 
 
 def throughput(rows: Sequence[Row]) -> Chart | str:
-    """Tokens per second and GPU over memory of the fullest rank: every row that fits, the front by a line."""
+    """Draw tokens per second and GPU over memory of the fullest rank: every row that fits, and the front."""
     fitting = [row for row in rows if row.status == "fits"]
     if len({row.layout for row in fitting}) < 2:
         return "needs several layouts that fit"
-    by = _series(fitting, besides=())
-    groups = list(dict.fromkeys(map(by, fitting)))
+    label_series = _series(fitting, besides=())
+    groups = list(dict.fromkeys(map(label_series, fitting)))
     size, unit = memory_unit(fitting)
-    points = [_point(row, by(row), size) for row in _thin(fitting)]
-    fronts = {name: _front(row for row in fitting if by(row) == name) for name in groups}
-    front = [_point(row, name, size) for name, mine in fronts.items() for row in mine]
+    points = [_point(row, label_series(row), size) for row in _thin(fitting)]
+    fronts = {name: _front(row for row in fitting if label_series(row) == name) for name in groups}
+    front = [_point(row, name, size) for name, rows_of_series in fronts.items() for row in rows_of_series]
     alt = _altair()
     x = alt.X(
         "memory:Q", title=f"memory of the fullest rank, {unit}", scale=alt.Scale(zero=False, nice=False, padding=16)
@@ -116,10 +123,10 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
     colour = _coloured(alt, groups)
     dots = alt.Chart(data(points)).mark_point(filled=True, size=18, opacity=0.45).encode(x=x, y=y, color=colour)
     line = alt.Chart(data(front)).mark_line(interpolate="step-after", strokeWidth=1.8).encode(x=x, y=y, color=colour)
-    ends = list({point["series"]: point for point in front}.values())  # the fastest of each
+    ends = list({point["series"]: point for point in front}.values())  # the fastest row of each series
     names = alt.Chart(data(ends)).mark_text(align="right", dx=-6, dy=-9, fontSize=10)
     picture = alt.layer(dots, line, names.encode(x=x, y=y, text="layout:N", color=colour))
-    fastest = max((mine[-1] for mine in fronts.values()), key=_tokens)
+    fastest = max((rows_of_series[-1] for rows_of_series in fronts.values()), key=_tokens)
     title = f"{len(fitting):,} layouts fit: the fastest takes {show_bytes(fastest.peak_bytes or 0)}"
     if len(groups) == 1 and (smallest := front[0]) != (best_of_all := front[-1]):
         less, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
@@ -128,41 +135,52 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
 
 
 def scaling(rows: Sequence[Row]) -> Chart | str:
-    """The best throughput per GPU by number of ranks: of one model in tokens, of several as a share of the first."""
+    """Draw the best throughput per GPU by number of ranks.
+
+    It is in tokens for one model, and for several a share of that on the fewest ranks.
+    """
     if "ranks" not in varied(rows):
         return "needs several numbers of ranks"
-    by = _curves(rows)
-    found = best(rows, lambda row: (by(row), row.ranks))
-    names = [name for name in dict.fromkeys(map(by, rows)) if sum(series == name for series, _ in found) > 1]
+    label_series = _curves(rows)
+    best_rows = best(rows, lambda row: (label_series(row), row.ranks))
+    names = [
+        name for name in dict.fromkeys(map(label_series, rows)) if sum(series == name for series, _ in best_rows) > 1
+    ]
     if not names:
         return "needs rows that fit on several numbers of ranks"
-    several = len(values(rows, "model")) > 1
+    relative = len(values(rows, "model")) > 1
     points = []
     for name in names:
-        mine = [_point(found[name, ranks], name) for ranks in values(rows, "ranks") if (name, ranks) in found]
+        series_points = [
+            _point(best_rows[name, ranks], name) for ranks in values(rows, "ranks") if (name, ranks) in best_rows
+        ]
         points += [
-            point | {"first": 1.0 if several else mine[0]["tokens"],
-                     "speed": point["tokens"] / (mine[0]["tokens"] if several else 1.0)} for point in mine
-        ]  # fmt: skip
+            point
+            | {
+                "first": 1.0 if relative else series_points[0]["tokens"],
+                "speed": point["tokens"] / (series_points[0]["tokens"] if relative else 1.0),
+            }
+            for point in series_points
+        ]
     alt = _altair()
     x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, nice=False, padding=16))
     x.axis = alt.Axis(values=values(rows, "ranks"), grid=False, format=",d")
-    words = "throughput per GPU, of that on the fewest ranks" if several else "tokens/s per GPU"
-    y = alt.Y("speed:Q", title=words, scale=alt.Scale(zero=True), axis=alt.Axis(format=".0%" if several else "~s"))
+    y_title = "throughput per GPU, of that on the fewest ranks" if relative else "tokens/s per GPU"
+    y = alt.Y("speed:Q", title=y_title, scale=alt.Scale(zero=True), axis=alt.Axis(format=".0%" if relative else "~s"))
     base = alt.Chart(data(points)).encode(x=x, color=_coloured(alt, names))
-    dashes = base.mark_line(strokeDash=[3, 4], strokeWidth=1, opacity=0.7).encode(y=alt.Y("first:Q", title=words))
+    dashes = base.mark_line(strokeDash=[3, 4], strokeWidth=1, opacity=0.7).encode(y=alt.Y("first:Q", title=y_title))
     picture = alt.layer(dashes, base.mark_line(point=True, strokeWidth=2).encode(y=y))
-    kept = {name: [p["tokens"] for p in points if p["series"] == name] for name in names}
-    worst = min(names, key=lambda name: kept[name][-1] / kept[name][0])
+    tokens = {name: [p["tokens"] for p in points if p["series"] == name] for name in names}
+    worst = min(names, key=lambda name: tokens[name][-1] / tokens[name][0])
     last = max(point["ranks"] for point in points if point["series"] == worst)
-    title = f"{worst} keeps {kept[worst][-1] / kept[worst][0]:.0%} of its throughput per GPU to {last:,} ranks"
+    title = f"{worst} keeps {tokens[worst][-1] / tokens[worst][0]:.0%} of its throughput per GPU to {last:,} ranks"
     return styled(
         picture.properties(width=640, height=360), title=title, subtitle=_said(rows, "dashed: perfect scaling")
     )
 
 
 def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """What tells curves over ranks apart: all other axes that vary, if there are not too many of them."""
+    """Return the label of a row's curve over ranks: all other axes that vary, unless there are too many curves."""
     axes = [axis for axis in varied(rows) if axis != "ranks"]
     if axes and len({setting(row, axes) for row in rows}) <= MOST_CURVES:
         return lambda row: setting(row, axes)
@@ -170,7 +188,7 @@ def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def _series(rows: Sequence[Row], *, besides: Sequence[str]) -> Callable[[Row], str]:
-    """What tells curves apart: models, else all other axes that vary, else the axes that layouts use."""
+    """Return the label of a row's curve: the model, else all other axes that vary, else the axes of its layout."""
     axes = [axis for axis in varied(rows) if axis not in besides]
     if "model" in axes:
         return lambda row: row.model
@@ -191,12 +209,12 @@ def _point(row: Row, series: str, size: int = 1) -> dict[str, Any]:
 
 
 def _front(rows: Iterable[Row]) -> list[Row]:
-    """Rows that no other surpasses in both, from the smallest to the fastest."""
-    found: list[Row] = []
+    """Return the rows that no other row surpasses in both memory and throughput, from the smallest to the fastest."""
+    front_rows: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.peak_bytes or 0, -_tokens(row))):
-        if not found or _tokens(row) > _tokens(found[-1]):
-            found.append(row)
-    return found
+        if not front_rows or _tokens(row) > _tokens(front_rows[-1]):
+            front_rows.append(row)
+    return front_rows
 
 
 def _thin(rows: Sequence[Row]) -> Sequence[Row]:

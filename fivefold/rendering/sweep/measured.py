@@ -1,4 +1,4 @@
-"""Predicted step times of a sweep against measured ones, both axes alike; on the line they are equal."""
+"""Predicted step times of a sweep against measured ones, on equal axes; on the line they are equal."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MARGIN = 1.25
 
 
 def measured(rows: Sequence[Row]) -> Chart | str:
-    """A point per measured row: seconds as measured over seconds as predicted."""
+    """Draw a point per measured row: measured seconds over predicted seconds."""
     pairs = [(row, row.step_seconds, row.measured_step_seconds) for row in rows]
-    found = [(row, ours, theirs) for row, ours, theirs in pairs if ours and theirs]
-    if not found:
+    measured_rows = [(row, predicted, actual) for row, predicted, actual in pairs if predicted and actual]
+    if not measured_rows:
         return "needs measured rows (--measure)"
-    axes = varied([row for row, _, _ in found])
-    unit, scale = ("s", 1.0) if max(theirs for _, _, theirs in found) >= 2 else ("ms", 1e3)
+    axes = varied([row for row, _, _ in measured_rows])
+    unit, scale = ("s", 1.0) if max(actual for _, _, actual in measured_rows) >= 2 else ("ms", 1e3)
     points = [
-        {"predicted": ours * scale, "measured": theirs * scale, "series": setting(row, axes[:2]) or row.model,
-         "text": row.layout if len(found) <= MOST_NAMED else ""}
-        for row, ours, theirs in found
+        {"predicted": predicted * scale, "measured": actual * scale, "series": setting(row, axes[:2]) or row.model,
+         "text": row.layout if len(measured_rows) <= MOST_NAMED else ""}
+        for row, predicted, actual in measured_rows
     ]  # fmt: skip
     alt = _altair()
-    both = [seconds * scale for _, ours, theirs in found for seconds in (ours, theirs)]
-    ends = [min(both) / MARGIN, max(both) * MARGIN]
+    all_seconds = [seconds * scale for _, predicted, actual in measured_rows for seconds in (predicted, actual)]
+    ends = [min(all_seconds) / MARGIN, max(all_seconds) * MARGIN]
     limits = alt.Scale(type="log", domain=ends, nice=False)
     x = alt.X("predicted:Q", title=f"predicted step, {unit}", scale=limits, axis=alt.Axis(format="~s", tickCount=6))
     y = alt.Y("measured:Q", title=f"measured step, {unit}", scale=limits, axis=alt.Axis(format="~s", tickCount=6))
@@ -46,8 +46,8 @@ def measured(rows: Sequence[Row]) -> Chart | str:
     base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)
     texts = base.mark_text(align="left", dx=7, fontSize=10).encode(text="text:N")
     picture = alt.layer(band, equal, base.mark_point(filled=True, size=60, opacity=0.9), texts)
-    errors = [abs(ours / theirs - 1) for _, ours, theirs in found]
+    errors = [abs(predicted / actual - 1) for _, predicted, actual in measured_rows]
     median, worst = statistics.median(errors), max(errors)
-    title = f"{len(found)} steps: predicted within {median:.1%} of measured (median), {worst:.0%} at worst"
-    subtitle = " · ".join(filter(None, (fixed([row for row, _, _ in found]), f"band: within {BAND:.0%}")))
+    title = f"{len(measured_rows)} steps: predicted within {median:.1%} of measured (median), {worst:.0%} at worst"
+    subtitle = " · ".join(filter(None, (fixed([row for row, _, _ in measured_rows]), f"band: within {BAND:.0%}")))
     return styled(picture.properties(width=460, height=460), title=title, subtitle=subtitle)

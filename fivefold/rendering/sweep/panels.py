@@ -17,12 +17,12 @@ class Panel(NamedTuple):
 
 
 def stacked(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
-    """Panels below one another."""
+    """Stack panels below one another."""
     return _joined(panels, title=title, subtitle=subtitle, side_by_side=False)
 
 
 def beside(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
-    """Panels side by side."""
+    """Put panels side by side."""
     return _joined(panels, title=title, subtitle=subtitle, side_by_side=True)
 
 

@@ -1,6 +1,7 @@
 """Memory and MFU of a sweep against sequence length, by recomputation.
 
-Memory is of one layout per model, which fits most often; MFU of the fastest that fits, or the smallest where none does.
+Memory is that of one layout per model, the one that fits most often. MFU is that of the fastest row that fits, or of
+the smallest if none fits.
 """
 
 from __future__ import annotations
@@ -20,64 +21,65 @@ LACKS = "needs several sequence lengths"
 
 
 def memory(rows: Sequence[Row]) -> Chart | str:
-    """What memory is of, a bar per sequence length, a column per recomputation, a panel per model."""
+    """Draw memory by category: a bar per sequence length, a column per recomputation, a panel per model."""
     if "sequence" not in varied(rows):
         return LACKS
-    usual = {model: _usual(rows, model) for model in values([row for row in rows if row.peak_bytes], "model")}
-    chosen = _chosen(row for row in rows if row.peak_bytes and _layout(row) == usual[row.model])
+    layout_by_model = {model: _usual(rows, model) for model in values([row for row in rows if row.peak_bytes], "model")}
+    chosen = _chosen(row for row in rows if row.peak_bytes and _layout(row) == layout_by_model[row.model])
     if not chosen:
         return "needs rows with a prediction"
     panels = [
-        Panel(f"{sized(mine[0])}, {' '.join(_layout(mine[0])[-1])}", _bars(mine)) for mine in _by_model(rows, chosen)
+        Panel(f"{sized(model_rows[0])}, {' '.join(_layout(model_rows[0])[-1])}", _bars(model_rows))
+        for model_rows in _by_model(rows, chosen)
     ]
     fullest = max(chosen, key=lambda row: row.peak_bytes or 0)
-    large = max(MEMORY_PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
-    share = (getattr(fullest, f"{large}_bytes") or 0) / (fullest.peak_bytes or 1)
-    title = f"{fullest.model}: {large} take {share:.0%} at {fullest.sequence:,} tokens and ac={fullest.recomputation}"
+    largest = max(MEMORY_PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
+    share = (getattr(fullest, f"{largest}_bytes") or 0) / (fullest.peak_bytes or 1)
+    title = f"{fullest.model}: {largest} take {share:.0%} at {fullest.sequence:,} tokens and ac={fullest.recomputation}"
     return stacked(panels, title=title, subtitle=_said(rows, "line: what a GPU has for tensors"))
 
 
 def sequence(rows: Sequence[Row]) -> Chart | str:
-    """The best MFU over sequence length, a curve per recomputation, a panel per model; hollow where nothing fits."""
+    """Draw the best MFU over sequence length; a curve per recomputation, a panel per model; hollow if nothing fits."""
     if "sequence" not in varied(rows):
         return LACKS
     chosen = _chosen(rows)
     if not chosen:
         return "needs rows with a prediction"
     kinds = values(rows, "recomputation")
-    panels = [Panel(sized(mine[0]), _curves(mine, kinds)) for mine in _by_model(rows, chosen)]
+    panels = [Panel(sized(model_rows[0]), _curves(model_rows, kinds)) for model_rows in _by_model(rows, chosen)]
     fitting = [row for row in chosen if row.status == "fits"]
     title = "No row fits"
     if fitting:
-        most = max(fitting, key=lambda row: (row.sequence, mfu(row)))
-        title = f"{most.model} at {most.sequence:,} tokens: ac={most.recomputation} is best, {mfu(most):.0%} MFU"
+        top = max(fitting, key=lambda row: (row.sequence, mfu(row)))
+        title = f"{top.model} at {top.sequence:,} tokens: ac={top.recomputation} is best, {mfu(top):.0%} MFU"
     return stacked(panels, title=title, subtitle=_said(rows, "MFU with causal attention; hollow: does not fit"))
 
 
 def _layout(row: Row) -> tuple[Any, ...]:
-    """Everything that is the same at all sequence lengths and recomputations."""
+    """Return the settings that are the same at all sequence lengths and recomputations."""
     words = tuple(word for word in row.layout.split() if not word.startswith("ac="))
     return (row.machine, row.ranks, row.precision, row.stack, words)
 
 
 def _usual(rows: Sequence[Row], model: str) -> tuple[Any, ...]:
-    """The layout that fits in most of a model's rows; of several the fastest."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    """Return the layout that fits in most of a model's rows; of several, the fastest."""
+    mfus_by_layout: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         if row.model == model and row.peak_bytes:
-            found.setdefault(_layout(row), []).append(mfu(row) if row.status == "fits" else 0.0)
-    return max(found, key=lambda name: (sum(map(bool, found[name])), sum(found[name])))
+            mfus_by_layout.setdefault(_layout(row), []).append(mfu(row) if row.status == "fits" else 0.0)
+    return max(mfus_by_layout, key=lambda name: (sum(map(bool, mfus_by_layout[name])), sum(mfus_by_layout[name])))
 
 
 def _chosen(rows: Iterable[Row]) -> list[Row]:
-    found: dict[tuple[str, int, str], Row] = {}
+    best_rows: dict[tuple[str, int, str], Row] = {}
     for row in rows:
         if row.peak_bytes is None:
             continue
         key = row.model, row.sequence, row.recomputation
-        if key not in found or _rank(row) > _rank(found[key]):
-            found[key] = row
-    return list(found.values())
+        if key not in best_rows or _rank(row) > _rank(best_rows[key]):
+            best_rows[key] = row
+    return list(best_rows.values())
 
 
 def _rank(row: Row) -> tuple[bool, float]:
@@ -114,10 +116,10 @@ def _bars(rows: list[Row]) -> Chart:
     width = max(120, 30 * len(names))
     panels: list[Chart] = []
     for kind in kinds:
-        mine = bars.transform_filter(alt.datum.recomputation == kind)
+        bars_of_kind = bars.transform_filter(alt.datum.recomputation == kind)
         if panels:
-            mine.encoding.y.title = None
-        panels.append((mine + line).properties(width=width, height=200, title={"text": kind, "fontSize": 12}))
+            bars_of_kind.encoding.y.title = None
+        panels.append((bars_of_kind + line).properties(width=width, height=200, title={"text": kind, "fontSize": 12}))
     return alt.hconcat(*panels).resolve_scale(y="shared")
 
 

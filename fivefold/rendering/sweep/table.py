@@ -1,4 +1,4 @@
-"""The page of a sweep: how many rows came to what, and the best layout of each setting, or every measured row."""
+"""The page of a sweep: the number of rows by outcome, and the best layout of each setting, or every measured row."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ from fivefold.rendering.table import heading
 from fivefold.results.sweep_row import Row, Status
 from fivefold.units import show_bytes, show_count, show_seconds
 
-SHOWN = 60  # rows; the others are in the file
-WHY = 5  # reasons that are said, commonest first
+SHOWN = 60  # maximum rows; the others are in the file
+WHY = 5  # maximum number of reasons listed, most common first
 WORDS: dict[Status, str] = {"fits": "fit", "memory": "do not fit in memory", "refused": "cannot be"}
 
 
 def page(rows: Sequence[Row]) -> RenderableType:
-    """The whole page."""
-    counted = Counter(row.status for row in rows)
-    said = ", ".join(f"{counted[status]:,} {words}" for status, words in WORDS.items() if counted[status])
-    parts: list[RenderableType] = [heading(f"{len(rows):,} rows: {said}" if rows else "No rows", describe_rows(rows))]
+    """Return the page of a sweep."""
+    count_by_status = Counter(row.status for row in rows)
+    outcomes = ", ".join(
+        f"{count_by_status[status]:,} {words}" for status, words in WORDS.items() if count_by_status[status]
+    )
+    parts: list[RenderableType] = [
+        heading(f"{len(rows):,} rows: {outcomes}" if rows else "No rows", describe_rows(rows))
+    ]
     trials = [row for row in rows if row.measured and row.status == "fits"]
     if trials:
         parts += [
             heading("Predicted and measured", _outcomes(trials)),
             _shorten(_make_measured_grid(trials, axes=varied(rows))),
         ]
-    elif counted["fits"]:
+    elif count_by_status["fits"]:
         parts += [heading("The best layout of each setting", "by MFU, causal"), _shorten(make_best_grid(rows))]
     reasons = Counter(row.why for row in rows if row.status == "refused")
-    for why, times in reasons.most_common(WHY):
-        parts.append(Text(f"{times:,} refused: {why}", style="dim"))
+    for reason, times in reasons.most_common(WHY):
+        parts.append(Text(f"{times:,} refused: {reason}", style="dim"))
     return Group(*parts)
 
 
@@ -57,9 +61,9 @@ def _make_axis_columns(axes: Sequence[str]) -> list[Column[Row]]:
 
 
 def _shorten(grid: Grid) -> RenderableType:
-    """Return the first ``SHOWN`` rows of a table, and how many there are more."""
-    more = [Text(f"{len(grid.rows) - SHOWN:,} more are in the file", style="dim")] if len(grid.rows) > SHOWN else []
-    return Group(replace(grid, rows=grid.rows[:SHOWN], values=grid.values[:SHOWN]), *more)
+    """Return the first ``SHOWN`` rows of a table, and the number of the others."""
+    rest = [Text(f"{len(grid.rows) - SHOWN:,} more are in the file", style="dim")] if len(grid.rows) > SHOWN else []
+    return Group(replace(grid, rows=grid.rows[:SHOWN], values=grid.values[:SHOWN]), *rest)
 
 
 def _make_measured_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:
@@ -68,8 +72,8 @@ def _make_measured_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
-    counted = Counter(row.measured for row in rows)
-    return ", ".join(f"{number} {outcome}" for outcome, number in counted.items())
+    count_by_outcome = Counter(row.measured for row in rows)
+    return ", ".join(f"{number} {outcome}" for outcome, number in count_by_outcome.items())
 
 
 def _error(row: Row) -> float | None:
