@@ -1,7 +1,7 @@
-"""Caches of everything counted for one model and job, by part and layout: operations, live bytes, states, stages.
+"""Caches of everything counted for one model and job: operations, live bytes, states and stages of each layout.
 
-Layers of one kind share their operations, profile and states. A stage is a sequence of runs of layers equal in memory
-(``stage_runs``), or a number of layers of each kind of work (``stage_work``).
+Layers of one kind share their operations, profile and states. A stage is a sequence of groups of consecutive layers
+that are equal in memory (``stage_runs``), or a number of layers of each kind of work (``stage_work``).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ Name = Kind | str  # a kind of block, or "embed" or "head"
 
 
 class Run(NamedTuple):
-    """``times`` equal units in a row, the first at layer ``first``; ``recomputed``: whether they are recomputed;
-    ``further``: of a head, whether blocks of experts predict further tokens in it.
+    """Consecutive equal units of a stage, counted once and multiplied: ``times`` of them, the first at layer ``first``.
+
+    ``recomputed`` says that they are recomputed; ``further`` that a head holds MTP modules with experts.
     """
 
     name: Name
@@ -54,19 +55,19 @@ class Run(NamedTuple):
 
     @property
     def routes(self) -> bool:
-        """Whether the unit holds experts."""
+        """Return True if the unit holds routed experts."""
         return self.name.moe if isinstance(self.name, Kind) else self.further
 
     def called(self, index: int) -> str:
-        """Name for reports of the unit at ``index`` in the run: ``embed``, ``head``, or ``block N``."""
+        """Return the name for reports of the unit at ``index`` in the group: ``embed``, ``head``, or ``block N``."""
         return self.name if isinstance(self.name, str) else f"block {self.first + index}"
 
 
-PROFILES = 50_000  # live bytes of units that are remembered: small records, for which a unit's backward is played
+PROFILES = 50_000  # cached profiles of live bytes: small records, but each takes a simulated backward
 
 
 class Counts:
-    """Caches for one model and job; what they return is shared and must not be changed."""
+    """The counts of one model and job, cached; the returned values are shared and must not be changed."""
 
     def __init__(self, model: Model, job: Job) -> None:
         self.model, self.job = model, job
@@ -80,44 +81,48 @@ class Counts:
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self.caches = Caches()  # of modules that count from what is counted here
+        self.caches = Caches()  # of the modules that count from these counts
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         self.kinds = tuple(kinds)
         self.alike = {kind.alike: kind for kind in reversed(kinds)}
-        self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # its first layer
+        self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
         self._built = Built(model, job, self.example)
 
     def local(self, part: Part) -> Local:
-        """The model's local sizes on one rank."""
+        """Return the model's local sizes on one rank."""
         return self._built.local(part)
 
     def unit(self, part: Part, name: Name) -> Unit:
-        """The operations of a unit."""
+        """Return the operations of a unit."""
         return self._built.unit(part, name)
 
     def in_order(self, part: Part, name: Name) -> tuple[Op, ...]:
-        """As ``unit``, without the tensors' names: equal operations of two units may be the same."""
+        """Return the operations of a unit without its own tensor names: equal operations of two units may be one
+        object.
+        """
         return self._built.in_order(part, name)
 
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
-        """Live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
+        """Return the live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
         key = part, name, sums
-        found = self._profiles.get(key)
-        if found is None:
-            found = self._profiles[key] = play(self._entered_unit(part, name), sums=sums)
-        return found
+        profile = self._profiles.get(key)
+        if profile is None:
+            profile = self._profiles[key] = play(self._entered_unit(part, name), sums=sums)
+        return profile
 
     def split(self, part: Part, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
-        """Live bytes of a unit whose weight gradients (W) are deferred; ``waits`` as in ``liveness.play_split``."""
+        """Return the live bytes of a unit whose weight gradients (W) are deferred; ``waits`` as in
+        ``liveness.play_split``.
+        """
         key = part, name, sums, waits
-        found = self._splits.get(key)
-        if found is None:
+        split_profile = self._splits.get(key)
+        if split_profile is None:
             unit = self._entered_unit(part, name)
             graph = self.job.stack.deferred == "graph"
-            found = play_graph(unit, sums=sums) if graph else play_split(unit, sums=sums, waits=waits)
-            self._splits[key] = found
-        return found
+            split_profile = play_graph(unit, sums=sums) if graph else play_split(unit, sums=sums, waits=waits)
+            self._splits[key] = split_profile
+        return split_profile
 
     def _entered_unit(self, part: Part, name: Name) -> EnteredUnit:
         """Return the operations of a unit as one pass runs them, with what enters it."""
@@ -128,7 +133,7 @@ class Counts:
         return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
-        """(out, in) shapes of a block's weights whose matmul accumulates the gradient itself (fused wgrad)."""
+        """Return the (out, in) shapes of a block's weights whose matmul accumulates the gradient itself (fused wgrad)."""
         key = part, name
         if key not in self._shapes:
             ops = () if isinstance(name, str) else self.unit(part, name).ops
@@ -136,7 +141,7 @@ class Counts:
         return self._shapes[key]
 
     def largest(self, part: Part, name: Name) -> list[int]:
-        """Bytes of the two largest tensors that one unit makes: activations, weight gradients, scratch."""
+        """Return the bytes of the two largest tensors that one unit makes: activations, weight gradients, scratch."""
         key = part, name
         if key not in self._largest:
             width = self.job.precision.gradients_bytes
@@ -149,7 +154,7 @@ class Counts:
         return self._largest[key]
 
     def logits(self, part: Part) -> int:
-        """Bytes of the logits tensor; 0 where the loss is chunked."""
+        """Return the bytes of the logits tensor; 0 if the loss is chunked."""
         if part not in self._logits:
             self._logits[part] = sum(
                 size
@@ -160,11 +165,11 @@ class Counts:
         return self._logits[part]
 
     def states(self, layout: Layout, name: Name) -> UnitStates:
-        """Bytes of a unit's states (weights, gradients, optimizer) on one rank."""
+        """Return the bytes of a unit's states (weights, gradients, optimizer) on one rank."""
         return self._states_of(layout, name)[0]
 
     def parts(self, layout: Layout, name: Name) -> tuple[UnitStates, ...]:
-        """``states`` split as it is gathered and reduced: dense weights, experts."""
+        """Return ``states`` split as it is gathered and reduced: dense weights, experts."""
         return self._states_of(layout, name)[1]
 
     def _states_of(self, layout: Layout, name: Name) -> tuple[UnitStates, tuple[UnitStates, ...]]:
@@ -177,7 +182,7 @@ class Counts:
         return self._states[key]
 
     def local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
-        """Dense and expert weights of a unit on one rank, each with its number of shards and of replicas of them."""
+        """Return a unit's dense and expert weights on one rank, each with its number of shards and of replicas of them."""
         key = name, self.model.shares_table and apart(layout), layout.tp, layout.tp_inner, layout.ep, layout.etp
         if key not in self._local:
             weights = self.weights(layout, name)
@@ -185,38 +190,43 @@ class Counts:
         return tuple(sharded(unit, layout) for unit in self._local[key])
 
     def _part_states(self, layout: Layout, unit: Sharded, weights: list[Weight], *, shards: int) -> UnitStates:
-        """Those of dense weights once for all ways to cut experts, and of experts for all ways to cut dense weights."""
+        """Return the states of dense weights or of experts.
+
+        Dense weights are counted once for all expert degrees, and experts once for all degrees of the dense weights.
+        """
         key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1, layout.offload
-        found = self._parts.get(key)
-        if found is None:
-            found = part_states(unit, uncut=weights, shards=shards, layout=layout, job=self.job)
-            self._parts[key] = found
-        return found
+        part_states_bytes = self._parts.get(key)
+        if part_states_bytes is None:
+            part_states_bytes = part_states(unit, uncut=weights, shards=shards, layout=layout, job=self.job)
+            self._parts[key] = part_states_bytes
+        return part_states_bytes
 
     def adds(self, layout: Layout) -> bool:
-        """Whether the head adds its gradient of a shared table directly to the embedding's sums, on the same rank."""
+        """Return True if the head adds its gradient of a tied table directly to the embedding's, on the same rank."""
         return self.model.shares_table and not apart(layout) and self.job.stack.kernel_facts.adds_to_table
 
     def reduces_each(self, layout: Layout, name: Name = "") -> bool:
-        """Whether gradients (of the unit ``name``) are reduced after every backward. A tied table between whose two
-        gradients other passes lie, as its ends are two stages of one rank, waits for the last.
+        """Return True if the gradients of the unit ``name`` are reduced after every backward.
+
+        A tied table whose ends are two stages of one rank has other passes between its two gradients, and is reduced
+        after the last.
         """
         waits = name == "embed" and layout.pp > 1 and self.model.shares_table and not apart(layout)
         return reduces_each(layout, self.job) and not waits
 
     def states_key(self, layout: Layout) -> tuple[object, ...]:
-        """The values of a layout on which states depend."""
+        """Return the values of a layout that states depend on."""
         return (layout.tp, layout.tp_inner, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
                 layout.dp * layout.cp, self.model.shares_table and apart(layout),
                 self.job.stack.shards == "beside" and layout.pp == 1, layout.offload)  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
-        """The values of a layout on which the units of its stages depend."""
-        again = bool(layout.recomputed) if layout.recompute_ranks == layout.pp else recomputed_stages(layout)
-        return layout.pp * layout.v, layout.stages, layout.recompute_every, again
+        """Return the values of a layout that the units of its stages depend on."""
+        recomputed = bool(layout.recomputed) if layout.recompute_ranks == layout.pp else recomputed_stages(layout)
+        return layout.pp * layout.v, layout.stages, layout.recompute_every, recomputed
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
-        """The unsharded weights of a unit; if embedding and head are on two ranks, a shared table is in both."""
+        """Return a unit's unsharded weights; a tied table is in both ends if embedding and head are on two ranks."""
         if name == "embed":
             return list(embedding_weights(self.model))
         if name == "head":
@@ -226,33 +236,42 @@ class Counts:
         return list(block_weights(self.model, self.example[name]))
 
     def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
-        """Units of each of the pp·v stages, in model order, as runs of units equal in memory."""
+        """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""
         key = self.stage_key(layout)
         if key not in self._runs:
-            stages, again = stage_layers(self.model.layers, layout), recomputed_layers(self.model.layers, layout)
+            stages, recomputed_flags = (
+                stage_layers(self.model.layers, layout),
+                recomputed_layers(self.model.layers, layout),
+            )
             self._runs[key] = tuple(
-                self._stage(layers, layout, again, first=index == 0, last=index == len(stages) - 1)
+                self._stage(layers, layout, recomputed_flags, first=index == 0, last=index == len(stages) - 1)
                 for index, layers in enumerate(stages)
             )
         return self._runs[key]
 
     def stage_work(self, layout: Layout) -> tuple[tuple[tuple[Run, int], ...], ...]:
-        """Distinct units of each stage and their number; layers with and without a window are distinct here."""
+        """Return the distinct units of each stage and their number; layers with and without a window are distinct."""
         key = self.stage_key(layout)
         if key not in self._work:
-            stages, again = stage_layers(self.model.layers, layout), recomputed_layers(self.model.layers, layout)
-            found = []
+            stages, recomputed_flags = (
+                stage_layers(self.model.layers, layout),
+                recomputed_layers(self.model.layers, layout),
+            )
+            stage_units = []
             for index, layers in enumerate(stages):
-                tally = Counter((self.kinds[layer], again[layer]) for layer in layers)
-                work = [(Run(kind, self.example[kind], 1, each), times) for (kind, each), times in tally.items()]
+                tally = Counter((self.kinds[layer], recomputed_flags[layer]) for layer in layers)
+                work = [
+                    (Run(kind, self.example[kind], 1, is_recomputed), times)
+                    for (kind, is_recomputed), times in tally.items()
+                ]
                 ends = [(Run("embed", 0, 1), 1)] if index == 0 else []
                 work = [*ends, *work, *([(self.head(layout), 1)] if index == len(stages) - 1 else [])]
-                found.append(tuple(work))
-            self._work[key] = tuple(found)
+                stage_units.append(tuple(work))
+            self._work[key] = tuple(stage_units)
         return self._work[key]
 
     def alike_work(self, layout: Layout) -> tuple[int, ...]:
-        """Of each of the pp·v stages the first one with an equal ``stage_work``."""
+        """Return, for each of the pp·v stages, the first stage with an equal ``stage_work``."""
         key = self.stage_key(layout)
         if key not in self._alike:
             first: dict[object, int] = {}
@@ -274,30 +293,32 @@ class Counts:
         return (*runs, self.head(layout)._replace(first=self.model.layers)) if last else tuple(runs)
 
     def head(self, layout: Layout) -> Run:
-        """The run of the head; its blocks of multi-token prediction are recomputed if its stage is."""
-        again = recomputed_stages(layout)[-1] and self.model.mtp is not None
-        return Run("head", 0, 1, again, self.routed("head") > 0)
+        """Return the head as a group of one unit; its multi-token prediction blocks are recomputed if its stage is."""
+        is_recomputed = recomputed_stages(layout)[-1] and self.model.mtp is not None
+        return Run("head", 0, 1, is_recomputed, self.routed("head") > 0)
 
     def routed(self, name: Name) -> int:
-        """Number of mixtures of experts in a unit."""
+        """Return the number of mixture-of-experts layers in a unit."""
         if name == "head":
-            first = self.model.layers  # a pattern may make some modules of multi-token prediction dense
+            first = self.model.layers  # a pattern may make some multi-token prediction modules dense
             return sum(map(self.model.is_moe, range(first, first + self.model.predicted)))
         return int(isinstance(name, Kind) and name.moe)
 
 
 def apart(layout: Layout) -> bool:
-    """Whether embedding and head are on two different ranks."""
+    """Return True if embedding and head are on two different ranks."""
     return layout.pp > 1 and not layout.pipeline.joins_ends
 
 
 def run_part(part: Part, run: Run) -> Part:
-    """What of ``part`` matters to a run: recomputation if it is recomputed, degrees of experts if it holds any, a
-    pipeline if it is the head.
+    """Return the degrees that matter to a group of units.
+
+    Recomputation counts only if the group is recomputed, expert degrees only if it holds experts, a pipeline only for
+    the head.
     """
     ep, etp = (part.ep, part.etp) if run.routes else (1, 1)
-    recomputed: frozenset[str] = part.recomputed if run.recomputed else frozenset()
+    recomputed_groups: frozenset[str] = part.recomputed if run.recomputed else frozenset()
     return Part(
-        part.sequences, part.cp, part.ulysses, part.tp, part.tp_inner, part.sp, ep, etp, recomputed,
+        part.sequences, part.cp, part.ulysses, part.tp, part.tp_inner, part.sp, ep, etp, recomputed_groups,
         part.piped and run.name == "head",
     )  # fmt: skip

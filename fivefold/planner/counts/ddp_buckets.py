@@ -1,4 +1,4 @@
-"""Messages of data parallelism that join the gradients, or the weights, of several units.
+"""Data-parallel messages that join the gradients, or the weights, of several units.
 
     DistributedDataParallel   all_reduce of buckets of 25 MiB, the first of 1; full with the weight that fills it
     DeepSpeed, ZeRO-1 and -2  all_reduce of buckets of ``reduce_bucket`` elements; one all_gather of all weights
@@ -22,11 +22,11 @@ from fivefold.units import ceil_div
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel
 UNSHARDED = 500_000_000  # elements of DeepSpeed's buckets under ZeRO-0 (engine.py, MEMORY_OPT_ALLREDUCE_SIZE)
-ALIGNED = 2  # elements to which DeepSpeed pads each rank's part of all weights
+ALIGNED = 2  # elements; DeepSpeed pads each rank's part of all weights to a multiple
 
 
 class Gradient(NamedTuple):
-    """The gradient of a weight: elements that are sent, with the number of shards and of replicas of the shards."""
+    """The gradient of a weight: elements that are sent, the number of shards, and of replicas of the shards."""
 
     numel: int
     shards: int
@@ -34,19 +34,19 @@ class Gradient(NamedTuple):
 
 
 def joins_reductions(counts: Counts) -> bool:
-    """Whether gradients are reduced in buckets, not unit by unit."""
+    """Return True if gradients are reduced in buckets, not unit by unit."""
     return counts.job.stack.weight_gradients == "bucketed" or counts.job.stack.reduce_bucket > 0
 
 
 def joins_gathers(counts: Counts, layout: Layout) -> bool:
-    """Whether weights are gathered all at once, or weight by weight, not unit by unit."""
+    """Return True if weights are gathered all at once or weight by weight, not unit by unit."""
     if policy(layout, counts.job).weights_stay:
         return counts.job.stack.reduce_bucket > 0
     return counts.job.stack.fetch == "weights"
 
 
 def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """The messages of a rank that holds the stages ``chunks``, in place of those of its units."""
+    """Yield the joined messages of a rank that holds the stages ``chunks``; they replace those of its units."""
     if joins_reductions(counts):
         yield from _reductions(counts, layout, chunks=chunks)
     if joins_gathers(counts, layout):
@@ -55,13 +55,13 @@ def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
         elif layout.shards > 1:
             recipe = counts.job.precision
             parts = list(_parts(counts, layout, chunks))
-            whole = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit, *_ in parts)
-            pad = ALIGNED * layout.shards * recipe.wide_bytes
-            yield Message("dp", "all_gather", 1, ceil_div(whole, pad) * pad, layout.shards)
+            weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit, *_ in parts)
+            alignment = ALIGNED * layout.shards * recipe.wide_bytes
+            yield Message("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
 
 
 def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[Unit, int, int]]:
-    """The units of the stages, in model order, each with its number of shards and of replicas."""
+    """Yield the weights of the stages in model order, each unit with its number of shards and of replicas."""
     for chunk in chunks:
         for run in counts.stage_runs(layout)[chunk]:
             for _ in range(run.times):
@@ -69,7 +69,7 @@ def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tu
 
 
 def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gradient]:
-    """The gradients of the stages in the order of their weights."""
+    """Return the gradients of the stages in the order of their weights."""
     return [
         Gradient(shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas)
         for unit, shards, replicas in _parts(counts, layout, chunks)
@@ -78,46 +78,47 @@ def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gra
 
 
 def buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
-    """Elements of DeepSpeed's buckets: one is reduced before a gradient that would not fit into it comes."""
-    full = 0
+    """Yield the elements of DeepSpeed's buckets: a bucket is reduced before a gradient that would not fit into it."""
+    bucket = 0
     for size in sizes:
-        if full and full + size > most:
-            yield full
-            full = 0
-        full += size
-    if full:
-        yield full
+        if bucket and bucket + size > most:
+            yield bucket
+            bucket = 0
+        bucket += size
+    if bucket:
+        yield bucket
 
 
 def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """Reductions in buckets, of the last weight's gradient first, except under ZeRO-0 and -1 of DeepSpeed, which
-    reduces them when all have come.
+    """Yield the bucketed reductions, starting with the gradient of the last weight.
+
+    DeepSpeed under ZeRO-0 and -1 starts with the first, because it reduces only after all gradients exist.
     """
-    job, found = counts.job, gradients(counts, layout, chunks)
+    job, reduced = counts.job, gradients(counts, layout, chunks)
     width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
-    found = [each for each in found if each.shards * each.replicas > 1]
+    reduced = [each for each in reduced if each.shards * each.replicas > 1]
     if job.stack.weight_gradients == "bucketed":
-        yield from _filled(reversed(found), width=width)
+        yield from _filled(reversed(reduced), width=width)
         return
-    most = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED
+    bucket_elements = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED
     if layout.zero <= 1:
-        sizes: Iterable[int] = [each.numel for each in found]
+        sizes: Iterable[int] = [each.numel for each in reduced]
     else:
-        sizes = [each.numel for each in reversed(found)]
+        sizes = [each.numel for each in reversed(reduced)]
     times = layout.micro_batches(job) if counts.reduces_each(layout) else 1
     collective = "reduce_scatter" if layout.zero == 3 else "all_reduce"
     group = "replica" if layout.shards == 1 else "shard"
-    for full in buckets(sizes, most=most):
-        yield Message("dp", collective, times, full * width, ranks, group)
+    for elements in buckets(sizes, most=bucket_elements):
+        yield Message("dp", collective, times, elements * width, ranks, group)
 
 
 def _filled(found: Iterable[Gradient], *, width: int) -> Iterator[Message]:
-    """All-reduces of DistributedDataParallel's buckets."""
-    full, capacity = 0, FIRST_BUCKET_BYTES
-    for each in found:
-        full += each.numel * width
-        if full >= capacity:
-            yield Message("dp", "all_reduce", 1, full, each.replicas, "replica")
-            full, capacity = 0, BUCKET_BYTES
-    if full:
-        yield Message("dp", "all_reduce", 1, full, each.replicas, "replica")
+    """Yield the all-reduces of DistributedDataParallel's buckets."""
+    bucket_bytes, capacity = 0, FIRST_BUCKET_BYTES
+    for gradient in found:
+        bucket_bytes += gradient.numel * width
+        if bucket_bytes >= capacity:
+            yield Message("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")
+            bucket_bytes, capacity = 0, BUCKET_BYTES
+    if bucket_bytes:
+        yield Message("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")

@@ -1,8 +1,8 @@
-"""FLOPs of one optimizer step over all ranks, and the parameters they act on.
+"""FLOPs of one optimizer step over all ranks, and the parameters that they act on.
 
-model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the whole square
-hardware FLOPs = what all ranks execute: the full square (of a window only what it shows), recomputed forwards,
-replicated key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
+model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the full square hardware FLOPs
+= all FLOPs that the ranks execute: the full square (of a window only its visible part), recomputed forwards, replicated
+key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fivefold.step import Work
 
 
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
-    """Parameters, model FLOPs and hardware FLOPs of the whole step."""
+    """Count parameters, model FLOPs and hardware FLOPs of one step over all ranks."""
     full, causal = _per_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
     return Work(
         parameters=model.parameters,
@@ -33,19 +33,19 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
 
 
 def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
-    """Hardware FLOPs of all ranks: those of one, without imbalance of experts (which adds none in total), times all."""
+    """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
-    each = sum(
+    rank_flops = sum(
         times * (4 if op.recomputed else 3) * _executed(op, part)
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
     )
-    return each * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
+    return rank_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 
 
 def _executed(op: Op, part: Part) -> int:
-    """Forward FLOPs that the ranks of cp execute; a ring computes (cp + 1) / 2cp of the full square."""
+    """Return the forward FLOPs that the ranks of cp execute; a ring computes (cp + 1) / 2cp of the full square."""
     if op.windowed_flops:
         return op.windowed_flops
     if op.kind == "attention" and not part.ulysses and part.cp > 1:
@@ -55,12 +55,12 @@ def _executed(op: Op, part: Part) -> int:
 
 @lru_cache(maxsize=256)
 def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
-    """Forward FLOPs of one sequence: attention as the full square, and causal."""
+    """Return the forward FLOPs of one sequence: attention as the full square, and causal."""
     counts, part = Counts(model, job), Part(sequences=1)
     names: tuple[Name, ...] = ("embed", *counts.example, "head")
-    lists = {name: counts.unit(part, name).ops for name in names}
+    ops_by_unit = {name: counts.unit(part, name).ops for name in names}
     tally = Counter[Name](("embed", *counts.kinds, "head"))
     return (
-        sum(times * sum(op.flops for op in lists[name]) for name, times in tally.items()),
-        sum(times * sum(op.causal_flops for op in lists[name]) for name, times in tally.items()),
+        sum(times * sum(op.flops for op in ops_by_unit[name]) for name, times in tally.items()),
+        sum(times * sum(op.causal_flops for op in ops_by_unit[name]) for name, times in tally.items()),
     )

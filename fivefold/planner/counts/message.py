@@ -1,4 +1,4 @@
-"""One kind of message of a step, and how often a rank takes part in it."""
+"""A kind of message of a step, and how often a rank takes part in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """``times`` equal messages per step among the ``ranks`` of ``group``; ``payload`` is the full tensor in bytes."""
+    """Equal messages of a step: ``times`` of them among the ``ranks`` of ``group``; ``payload``: the full tensor in
+    bytes.
+    """
 
     axis: str
     collective: str

@@ -2,9 +2,9 @@
 
 zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
 stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.gathers_again``); of several units: ``ddp_buckets.py`` ·
-tp, cp, ep as in the operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes
-(norm, loss, stop), and 4 per further predicted token
+(``sharding.gathers_again``); of several units: ``ddp_buckets.py`` · tp, cp, ep as in the operation lists · pp the
+stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per further predicted
+token
 """
 
 from __future__ import annotations
@@ -36,51 +36,54 @@ from fivefold.step import Traffic, sent_bytes
 
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
-    """Every message in a step of a rank that holds the stages ``chunks``, in no particular order."""
+    """Return every message of a step of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
-    found = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
-    found += joined_messages(counts, layout, chunks=chunks)
+    rank_messages = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
+    rank_messages += joined_messages(counts, layout, chunks=chunks)
     joined = {"all_gather"} if joins_gathers(counts, layout) else set()
     joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
     for chunk in chunks:
         for run, times in stages[chunk]:
-            once = [each for each in _own_messages(counts, layout, run.name) if each.collective not in joined]
-            once += copy_messages(counts, layout, run.name)
-            found += [message._replace(times=message.times * times) for message in once]
+            unit_messages_once = [
+                each for each in _own_messages(counts, layout, run.name) if each.collective not in joined
+            ]
+            unit_messages_once += copy_messages(counts, layout, run.name)
+            rank_messages += [message._replace(times=message.times * times) for message in unit_messages_once]
             ops = counts.unit(run_part(part_of(layout), run), run.name).ops
             for op in ops:
                 if op.message is not None:
-                    found += _op_messages(op, op.message, layout, times=times * micro_batches)
+                    rank_messages += _op_messages(op, op.message, layout, times=times * micro_batches)
             if routed := counts.routed(run.name):
-                found += routing_messages(counts, layout, run, times=times * micro_batches * routed)
-        found += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
-    return found
+                rank_messages += routing_messages(counts, layout, run, times=times * micro_batches * routed)
+        rank_messages += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
+    return rank_messages
 
 
 def passes(layout: Layout, job: Job) -> int:
-    """Micro-batches that a rank sends through each of its stages."""
-    micro_batches = layout.micro_batches(job)  # under dualpipe half of them go through the other rank with these stages
+    """Return the number of micro-batches that a rank sends through each of its stages."""
+    micro_batches = layout.micro_batches(job)  # DualPipe: half go through the rank's replica
     return micro_batches // 2 if layout.pipeline.enters_both_ends else micro_batches
 
 
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
-    """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas; of
-    messages that join several units (``ddp_buckets.py``) its part, whose price it bears.
+    """Yield a unit's data-parallel messages of a step: gathers, reduce-scatters, all-reduces over replicas.
+
+    Where a message joins several units (``ddp_buckets.py``), this is the unit's share, which it is charged for.
     """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
-    each = counts.reduces_each(layout, name)
+    reduces_every_backward = counts.reduces_each(layout, name)
     for unit, shards, replicas in counts.local_parts(layout, name):
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
-            twice = gathers_again(name, layout, counts.job)
-            gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if twice else 1)
+            regathers = gathers_again(name, layout, counts.job)
+            gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if regathers else 1)
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
             yield Message("dp", "all_gather", gathers, payload, shards, group)
-            reduces = micro_batches if each else 1
-            whole = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
-            yield Message("dp", "all_reduce" if whole else "reduce_scatter", reduces, padded * recipe.summed_bytes,
+            reduces = micro_batches if reduces_every_backward else 1
+            all_reduces = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
+            yield Message("dp", "all_reduce" if all_reduces else "reduce_scatter", reduces, padded * recipe.summed_bytes,
                           shards, group)  # fmt: skip
         if replicas > 1:
             payload = padded // shards * recipe.summed_bytes
@@ -88,79 +91,89 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
 
 
 def _own_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
-    """``unit_messages`` as they are sent: those of an embedding that is one unit with the head in the head's."""
-    found = list(unit_messages(counts, layout, name))
+    """Return ``unit_messages`` as they are sent: if embedding and head are one unit, the head sends for both."""
+    messages_of_unit = list(unit_messages(counts, layout, name))
     if name not in ("embed", "head") or not joins_ends(layout, counts.job):
-        return found
+        return messages_of_unit
     if name == "embed":
         return []
     sizes = {(each.collective, each.group): each.payload for each in unit_messages(counts, layout, "embed")}
-    return [each._replace(payload=each.payload + sizes.get((each.collective, each.group), 0)) for each in found]
+    return [
+        each._replace(payload=each.payload + sizes.get((each.collective, each.group), 0)) for each in messages_of_unit
+    ]
 
 
 def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
-    """All-reduces of gradients after data parallelism's: of weights replicated over tp
-    (``sharding.extra_reduce_axis``), and under DualPipe of all weights with the other rank that holds the same stages.
+    """Yield the gradient all-reduces that follow those of data parallelism.
+
+    They are over tp for weights replicated over tp (``sharding.extra_reduce_axis``), and under DualPipe of all weights
+    with the other rank that holds the same stages.
     """
     width, model = counts.job.precision.summed_bytes, counts.model
     outer = layout.tp // layout.tp_inner
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
     for unit, shards, _ in counts.local_parts(layout, name):
-        sizes: dict[str, list[int]] = {among: [] for among in groups}
-        apart = counts.job.stack.copies == "weight"  # as they are made, before ZeRO cuts them
-        times = passes(layout, counts.job) if apart and counts.reduces_each(layout) else 1
+        sizes: dict[str, list[int]] = {replica_group: [] for replica_group in groups}
+        per_weight = counts.job.stack.copies == "weight"  # reduced as they are made, before ZeRO shards them
+        times = passes(layout, counts.job) if per_weight and counts.reduces_each(layout) else 1
         for weight in unit.weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
-                sizes[kind].append(weight.numel if apart else shard_numel(weight, shards=shards))
-        for among, ranks in groups.items():
-            place = "tp" if among == "kv" else among
-            each = sizes[among] if apart else [sum(sizes[among])]
-            yield from (Message("tp", "all_reduce", times, numel * width, ranks, place) for numel in each if numel)
+                sizes[kind].append(weight.numel if per_weight else shard_numel(weight, shards=shards))
+        for replica_group, ranks in groups.items():
+            mesh_group = "tp" if replica_group == "kv" else replica_group
+            numels = sizes[replica_group] if per_weight else [sum(sizes[replica_group])]
+            yield from (
+                Message("tp", "all_reduce", times, numel * width, ranks, mesh_group) for numel in numels if numel
+            )
         if layout.pipeline.enters_both_ends:
             yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
 
 def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) -> Iterator[Message]:
-    """Messages of an MoE layer beside its tokens, ``times`` per step: token counts, routing weights and fp8 scales of
-    the dispatch; for the balance loss and capacity, counts per expert and sequence, if sequences span several ranks.
+    """Yield an MoE layer's messages other than its tokens, ``times`` per step.
+
+    They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts
+    per expert and sequence, if sequences span several ranks.
     """
     part, moe = run_part(part_of(layout), run), counts.model.moe
     assert moe is not None
     local = counts.local(part)
-    anew = times * (
+    plan_times = times * (
         2 if "layer" in part.recomputed else 1
-    )  # the dispatch is planned again only if the whole layer is recomputed
-    sent_again = any(
+    )  # the dispatch is planned again only under full recomputation
+    resends = any(
         op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
     )
     copies = local.stream_rows * moe.topk
-    forward, weights = times * (2 if sent_again else 1), 4 * copies
+    forward_times, weights = times * (2 if resends else 1), 4 * copies
     if layout.ep > 1:
-        yield Message("ep", "all_to_all", anew, 8 * moe.experts, layout.ep, "ep")
-        yield Message("ep", "all_to_all", forward + times, weights, layout.ep, "ep")
+        yield Message("ep", "all_to_all", plan_times, 8 * moe.experts, layout.ep, "ep")
+        yield Message("ep", "all_to_all", forward_times + times, weights, layout.ep, "ep")
     if layout.etp > 1:
-        yield Message("etp", "all_gather", anew, 8 * moe.experts * layout.etp, layout.etp, "etp")
-        for collective, each in (("all_gather", forward), ("reduce_scatter", times)):
+        yield Message("etp", "all_gather", plan_times, 8 * moe.experts * layout.etp, layout.etp, "etp")
+        for collective, each in (("all_gather", forward_times), ("reduce_scatter", times)):
             yield Message("etp", collective, each, weights * layout.etp, layout.etp, "etp")
-    if scales := local.row_scales_bytes * copies:  # of fp8 rows forward, and of their gradients
+    if scales := local.row_scales_bytes * copies:  # of fp8 rows in the forward, and of their gradients
         if layout.ep > 1:
-            yield Message("ep", "all_to_all", forward + times, scales, layout.ep, "ep")
+            yield Message("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
         if layout.etp > 1:
-            yield Message("etp", "all_gather", forward + times, scales * layout.etp, layout.etp, "etp")
-    cut = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
-    counted = 8 * layout.mbs * moe.experts
-    if cut and moe.balance == "aux" and moe.aux_coefficient:
-        for axis in cut:
-            yield Message(axis, "all_reduce", times, counted, group(layout, axis).ranks, axis)
-    if cut and moe.capacity is not None:  # counts of each part of a sequence
+            yield Message("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
+    split_axes = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
+    counts_bytes = 8 * layout.mbs * moe.experts
+    if split_axes and moe.balance == "aux" and moe.aux_coefficient:
+        for axis in split_axes:
+            yield Message(axis, "all_reduce", times, counts_bytes, group(layout, axis).ranks, axis)
+    if split_axes and moe.capacity is not None:  # counts of each part of a sequence
         parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
-        for axis in cut:
-            yield Message(axis, "all_reduce", anew, counted * parts, group(layout, axis).ranks, axis)
+        for axis in split_axes:
+            yield Message(axis, "all_reduce", plan_times, counts_bytes * parts, group(layout, axis).ranks, axis)
 
 
 def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """Messages sent once a step: norm and loss, a shared table's gradient between the pipeline's two ends (none if one
-    rank holds both), scales, and counts per expert for loss-free balancing.
+    """Yield the messages sent once a step.
+
+    They are the norm and loss, the tied table's gradient between the two ends of the pipeline (none if one rank holds
+    both), scales, and counts per expert for loss-free balancing.
     """
     stages = counts.stage_work(layout)
     ends = {0, len(stages) - 1} & set(chunks)
@@ -183,7 +196,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
 
 
 def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """After the update, an all-reduce of max |w| per scale, for weights that are gathered in fp8."""
+    """Yield the all-reduces of max |w| per scale after the update, for weights that are gathered in fp8."""
     sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
     if recipe.gathers == "fp8":
         for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
@@ -191,13 +204,13 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
                 group = "expert_shard" if unit.name == "experts" else "shard"
                 scales = sum(count_scales(weight, recipe) for weight in unit.weights if multiplies(weight))
                 sizes[group, shards] = sizes.get((group, shards), 0) + times * scales
-    for (group, shards), many in sizes.items():
-        if shards > 1 and many:
-            yield Message("dp", "all_reduce", 1, 4 * many, shards, group)
+    for (group, shards), scales_count in sizes.items():
+        if shards > 1 and scales_count:
+            yield Message("dp", "all_reduce", 1, 4 * scales_count, shards, group)
 
 
 def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
-    """Messages of one operation: forward, backward, and repeated ones (gathered again for dW, or recomputed)."""
+    """Yield the messages of one operation: forward, backward, and repeated ones (regathered for dW, or recomputed)."""
     ranks, axis = group(layout, message.axis).ranks, message.axis.partition("_")[0]  # both of 2D tp count as tp
     times *= message.times
     if op.recomputed:
@@ -215,12 +228,12 @@ def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> It
 
 
 def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:
-    """P2P of a stage: its output to the next and its input's gradient to the previous, unless on the same rank."""
+    """Yield a stage's sends: its output to the next stage and its input's gradient back, unless on the same rank."""
     if layout.pp == 1:
         return
     last = layout.pp * layout.v - 1
-    turn = layout.pp - 1 if layout.pipeline.places_v else -1  # this stage and the next are on one rank
-    sends = micro_batches * ((chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn))
+    turn_stage = layout.pp - 1 if layout.pipeline.places_v else -1  # this stage and the next are on one rank
+    sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
     if not sends:
         return
     size, tp = counts.local(part_of(layout)).entry_bytes, layout.tp
@@ -232,18 +245,18 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
 
 
 def first_rank(layout: Layout) -> tuple[int, ...]:
-    """The stages of the first pipeline rank."""
+    """Return the stages of the first pipeline rank."""
     return layout.pipeline.stages_of_rank(0, pp=layout.pp, v=layout.v)
 
 
 def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
-    """Messages of the first pipeline rank, with bytes that one rank sends, by axis and collective."""
+    """Return the messages of the first pipeline rank, and the bytes that one rank sends, by axis and collective."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for message in messages(counts, layout, chunks=first_rank(layout)):
         key = message.axis, message.collective
         count, sent = totals.get(key, (0, 0))
-        each = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
-        totals[key] = count + message.times, sent + message.times * each
+        bytes_each = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
+        totals[key] = count + message.times, sent + message.times * bytes_each
     return tuple(
         Traffic(axis=axis, collective=collective, messages=count, bytes=sent)
         for (axis, collective), (count, sent) in sorted(totals.items())
@@ -251,5 +264,5 @@ def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
 
 
 def per_step(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
-    """``traffic`` for a model, layout and job."""
+    """Return ``traffic`` of a model, layout and job."""
     return traffic(Counts(model, job), layout)

@@ -1,6 +1,6 @@
-"""Messages, FLOPs and temporary bytes of the optimizer's update on a stage's first rank.
+"""Messages, FLOPs and temporary bytes of the optimizer's update on the first rank of a stage.
 
-Costs of each optimizer are in ``optimizers/costs/``, implementations in ``trainer/optimizers/``, reasons in
+The costs of each optimizer are in ``optimizers/costs/``, implementations in ``trainer/optimizers/``, reasons in
 docs/explanation/decisions/017 and 020.
 """
 
@@ -35,16 +35,20 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
         return
-    for family in split_families(sharded_weights(counts, layout, chunks=chunks)):
-        payloads = cost.payloads(family)
-        (shard, axis, pieces), shards, parts = family[0].group, family[0].shards, family[0].pieces
-        if shards > 1:
+    for weights in split_families(sharded_weights(counts, layout, chunks=chunks)):
+        payloads = cost.payloads(weights)
+        (shard_group, axis, pieces_group), n_shards, n_pieces = weights[0].group, weights[0].shards, weights[0].pieces
+        if n_shards > 1:
             yield from (
-                Message("dp", payloads.collective, 1, size, shards, shard) for size in payloads.over_shards if size
+                Message("dp", payloads.collective, 1, size, n_shards, shard_group)
+                for size in payloads.over_shards
+                if size
             )
-        if parts > 1:
+        if n_pieces > 1:
             yield from (
-                Message(axis, payloads.collective, 1, size, parts, pieces) for size in payloads.over_pieces if size
+                Message(axis, payloads.collective, 1, size, n_pieces, pieces_group)
+                for size in payloads.over_pieces
+                if size
             )
 
 
@@ -53,33 +57,34 @@ def update_products(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
         return []
-    families = split_families(sharded_weights(counts, layout, chunks=chunks))
-    return [product for family in families for product in cost.products(family)]
+    weight_families = split_families(sharded_weights(counts, layout, chunks=chunks))
+    return [product for family in weight_families for product in cost.products(family)]
 
 
 def update_flops(counts: Counts, layout: Layout) -> int:
-    """Return the update's FLOPs over all ranks: each matrix once per group of shards and pieces, repeated by every
-    replica.
+    """Return the FLOPs of the update over all ranks.
+
+    Each matrix counts once per group of shards and pieces, repeated by every replica.
     """
     cost, ranks, total = find_cost(counts.job.optimizer.kind), layout.dp * layout.cp * layout.tp, 0
     if cost.elementwise:
         return 0
     for held in stages_held(layout):
-        for cut in sharded_weights(counts, layout, chunks=held):
-            flops = sum(product.flops for product in cost.weight_products(cut))
-            total += ranks // (cut.shards * cut.pieces) * flops
+        for sharded_weight in sharded_weights(counts, layout, chunks=held):
+            flops = sum(product.flops for product in cost.weight_products(sharded_weight))
+            total += ranks // (sharded_weight.shards * sharded_weight.pieces) * flops
     return total
 
 
 def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Stages of each pipeline rank; they do not depend on the number of micro-batches."""
+    """Return the stages of each pipeline rank, which do not depend on the number of micro-batches."""
     if layout.pp == 1:
         return ((0,),)
-    few = layout.pp * max(2, layout.pipeline.min_rounds)
-    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=few).rank_stages
+    micro_batches = layout.pp * max(2, layout.pipeline.min_rounds)
+    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches).rank_stages
 
 
 def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> int:
-    """Return the peak bytes that the update holds next to states and gradients."""
+    """Return the peak bytes that the update holds in addition to states and gradients."""
     cost = find_cost(counts.job.optimizer.kind)
     return cost.scratch_bytes(sharded_weights(counts, layout, chunks=chunks), counts.job)

@@ -1,12 +1,12 @@
-"""The constants of the time model that are neither data sheets nor a chip's own figures: one record, which is passed.
+"""The constants of the time model that are neither from a data sheet nor specific to a chip, as one record.
 
     Constants()                                     the published values, which every prediction uses
     Constants().replace(tile_fill_seconds=2e-6)     another record, as a fit or a sensitivity builds it
     about("tile_fill_seconds")                      its unit, meaning, source, range, and the sources it was fitted to
 
-Figures that the catalog gives to a chip or a link are varied on the machine's record instead. What the score of the
-published runs owes to each constant: docs/explanation/how-a-step-costs/constants.md, whose table a test holds to this
-record.
+Values that the catalog gives for a chip or a link are varied on the machine's record instead. How much the score of the
+published runs depends on each constant: docs/explanation/how-a-step-costs/constants.md; a test checks that its table
+agrees with this record.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Annotated, NamedTuple
 
 from fivefold.record import Record
 
-ALL = ("*",)  # an estimate, made with the score of every source in sight
+ALL = ("*",)  # an estimate, chosen with the scores of all sources known
 
 
 class About(NamedTuple):
-    """What is known of a constant.
+    """The unit, meaning, source and range of a constant.
 
-    ``between``: the range in which it could lie by what is known without the sources that it was fitted to, in its
-    unit; of a table, as factors. ``fitted_to``: the sources of published runs or kernels by which the value was chosen;
-    ``ALL``: an estimate; (): a data sheet, a paper, or kernels of somebody whose runs are not scored.
+    ``between``: the range that the constant could have, judged without the sources that it was fitted to, in its unit;
+    of a table, as factors. ``fitted_to``: the sources of published runs or kernels that the value was chosen by;
+    ``ALL``: an estimate; (): a data sheet, a paper, or kernels of others whose runs are not scored.
     """
 
     unit: str
@@ -42,7 +42,7 @@ _TREE_SHARES = (
 
 
 class Constants(Record):
-    """Constants of kernels, of the host, of messages, and of offloading; ``about`` tells of each what it is."""
+    """Constants of kernels, of the host, of messages, and of offloading; ``about`` describes each."""
 
     # The host
     compiled_launch_share: Annotated[
@@ -80,9 +80,9 @@ class Constants(Record):
         ),
     ] = 3e-6
     tile_fill_seconds: Annotated[float, About("s", "a tile's start and end", "the same tables", (0.5e-6, 2e-6))] = 1e-6
-    # Tensor memory and asynchronous copies want rows of 16 bytes. For others cuBLAS has kernels with Ampere's
-    # instruction alone, which reach on a newer chip what FlashAttention-2 does there (``Chip.flash2_share``), and less,
-    # as they copy words of 2 or 4 bytes. By the elements of 16 bits at whose multiples rows start.
+    # Tensor memory and asynchronous copies need rows of 16 bytes. For others cuBLAS only has kernels with Ampere's
+    # instruction, which on a newer chip reach the rate of FlashAttention-2 there (``Chip.flash2_share``), and less,
+    # because they copy words of 2 or 4 bytes. Keys: alignment of the rows in elements of 16 bits.
     unaligned_shares: Annotated[
         dict[int, float],
         About(
@@ -148,7 +148,7 @@ class Constants(Record):
     plain_bytes: Annotated[
         dict[str, float], About("times the fused", "what they move", "counted likewise", (0.75, 1.25))
     ] = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
-    # On B200 a matmul that adds to the sums of gradients is longer by 0.37 to 0.68 of reading and writing them (fp32
+    # On B200 a matmul that adds to the gradient sums takes longer by 0.37 to 0.68 of reading and writing them (fp32
     # and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
     hidden_sums_share: Annotated[
         float,
@@ -174,7 +174,7 @@ class Constants(Record):
         ),
     ] = 2.4e12 / 148
     # Scores, top-k, counts per expert and auxiliary loss; indices and rows of a permutation; splits of a message. With
-    # it layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
+    # these kernels, layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
     moe_kernels: Annotated[
         dict[str, tuple[float, float]],
         About(
@@ -262,7 +262,7 @@ class Constants(Record):
         ),
     ] = _TREE_SHARES
     # Reduce-scatter on H100: bus bandwidth 360, 345, 320, 300, 280, 260 GB/s on 4, 8, … 128 nodes (NVIDIA/nccl issue
-    # 1229). Taken as 8 GiB, a ring's steps explain most of it at 128 nodes, this the rest.
+    # 1229). For 8 GiB, the steps of a ring explain most of the loss at 128 nodes, this constant the rest.
     crowding: Annotated[
         float,
         About(
@@ -310,5 +310,5 @@ PUBLISHED = Constants()
 
 @cache
 def about(name: str) -> About:
-    """Return what is known of the constant ``name``."""
-    return next(each for each in Constants.model_fields[name].metadata if isinstance(each, About))
+    """Return the unit, meaning, source and range of the constant ``name``."""
+    return next(annotation for annotation in Constants.model_fields[name].metadata if isinstance(annotation, About))

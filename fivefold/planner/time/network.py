@@ -1,11 +1,11 @@
-"""Seconds of one collective, by how its ranks lie on the machine's links.
+"""Seconds of one collective, by the placement of its ranks on the machine's links.
 
     a group of n ranks = l ranks per node (joined by the near link) x N nodes (joined by a NIC per rank)
     seconds = launch + min over algorithms and protocols of (latency + payload · seconds per byte)
 
-NCCL: ring, double binary tree, reduction in the switch (NVLink SHARP); small messages (LL) with short steps at half the
-rate, bulk (Simple) with long steps at the full rate (NVIDIA/nccl:src/graph/tuning.cc). Gloo between hosts: ``_gloo``.
-A calibrated machine uses its own measured curve instead, straight between two sizes.
+NCCL: ring, double binary tree, reduction in the switch (NVLink SHARP); protocol LL (small messages) with short steps at
+half the rate, Simple (large messages) with long steps at the full rate (NVIDIA/nccl:src/graph/tuning.cc). Gloo between
+hosts: ``_gloo``. A calibrated machine uses its own measured curve instead, interpolated linearly between two sizes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fivefold.record import nearest
 
 
 class Line(NamedTuple):
-    """Cost of an algorithm under a protocol: ``latency + per_byte · payload / filled`` seconds.
+    """The cost of an algorithm under a protocol: ``latency + per_byte · payload / filled`` seconds.
 
-    ``filled``: the share of the rate by powers of two from 64 bytes on; empty: all of it.
+    ``filled``: the share of the rate by powers of two from 64 bytes on; empty: the full rate.
     """
 
     latency: float
@@ -31,7 +31,7 @@ class Line(NamedTuple):
     filled: tuple[float, ...] = ()
 
     def seconds(self, payload: int) -> float:
-        """Seconds of a payload of so many bytes."""
+        """Return the seconds of a message of ``payload`` bytes."""
         octave = payload.bit_length() - 7
         if not 0 <= octave < len(self.filled) - 1:
             return self.latency + self.per_byte * payload
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """A link: sustained bytes/s, seconds per step of the quick and bulk protocols, bytes/s of in-switch reduction."""
+    """A link: sustained bytes/s, seconds per step of the LL and Simple protocols, bytes/s of in-switch reduction."""
 
     rate: float
     quick: float
@@ -49,7 +49,9 @@ class Tier(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a group lies: ``ranks`` in ``nodes`` nodes of ``local`` each (the last maybe fewer), and its two links."""
+    """The placement of a group: ``ranks`` in ``nodes`` nodes of ``local`` each (the last maybe fewer), and its two
+    links.
+    """
 
     ranks: int
     local: int
@@ -59,20 +61,22 @@ class Place(NamedTuple):
 
     @property
     def ring_per_byte(self) -> float:
-        """Seconds per byte of the slowest hop, with rings that leave a node by all NICs of the group at once."""
+        """Return the seconds per byte of the slowest hop, with rings that leave a node by all NICs of the group at
+        once.
+        """
         near = 1 / self.near.rate if self.local > 1 else 0.0
         return max(near, 1 / (self.local * self.far.rate)) if self.nodes > 1 else near
 
 
 class MessageTime(NamedTuple):
-    """Seconds of messages, and of them those in which they keep a core busy, so that compute beside them waits."""
+    """Seconds of messages, and the part in which they keep a core busy, so that concurrent compute waits."""
 
     seconds: float
     busy: float
 
     @property
     def travelling(self) -> float:
-        """Seconds that compute can hide."""
+        """Return the seconds that compute can overlap."""
         return self.seconds - self.busy
 
 
@@ -86,12 +90,14 @@ class MeasuredMessage(NamedTuple):
 
 @final
 class Network:
-    """Collectives of one machine. Lines are cached by collective and group, as the search asks millions of times."""
+    """The collectives of one machine; costs are cached by collective and group, as the search needs millions of them."""
 
     def __init__(self, machine: Machine, constants: Constants = PUBLISHED) -> None:
         self._machine, self._constants = machine, constants
         self._nccl = nccl = machine.backend == "nccl"
-        self._launch = constants.collective_launch_seconds if nccl else 0.0  # a gloo link is measured with its start
+        self._launch = (
+            constants.collective_launch_seconds if nccl else 0.0
+        )  # the measured latency of a gloo link includes it
         self._tiers = [
             Tier(
                 rate=link.bandwidth * link.sustained,
@@ -105,14 +111,15 @@ class Network:
         self._curves: dict[tuple[str, int, int], list[MeasuredMessage]] = {}
         for point in sorted(measured, key=lambda point: point.bytes):
             busy = point.seconds if point.busy_seconds is None else min(point.busy_seconds, point.seconds)
-            found = MeasuredMessage(point.bytes, point.seconds, busy)
-            self._curves.setdefault((point.collective, point.ranks, point.nodes), []).append(found)
+            measured_message = MeasuredMessage(point.bytes, point.seconds, busy)
+            self._curves.setdefault((point.collective, point.ranks, point.nodes), []).append(measured_message)
         self._lines: dict[tuple[str, Group, int], list[Line]] = {}
 
     def seconds(self, collective: str, payload: int, group: Group, *, copies: int = 1) -> float:
-        """Seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5); 0 for one rank.
+        """Return the seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5); 0 for one
+        rank.
 
-        ``copies``: how often an all_to_all's payload holds each token (top-k), where a rank needs it only once.
+        ``copies``: the number of copies of each token in an all_to_all's payload (top-k) of which a rank needs one.
         """
         if group.ranks == 1:
             return 0.0
@@ -124,25 +131,26 @@ class Network:
         return self._launch + min([line.seconds(payload) for line in lines])
 
     def busy(self, collective: str, payload: int, group: Group) -> float:
-        """Of ``seconds`` those in which sockets and copies keep a core busy, so that compute waits; 0 with NCCL.
+        """Return the part of ``seconds`` in which sockets and copies keep a core busy, so that compute waits; 0 with
+        NCCL.
 
-        Between hosts that were not measured together: what the message would take within one of them.
+        Between hosts that were not measured together: the seconds of the message within one of them.
         """
         if self._nccl or group.ranks == 1:
             return 0.0
         if curve := self._curves.get((collective, group.ranks, self.nodes(group))):
             return _along([(point.bytes, point.busy) for point in curve], payload)
-        within = self._near(group.ranks)
-        lines = self._lay(collective, Place(group.ranks, group.ranks, 1, within, within))
+        near_link = self._near(group.ranks)
+        lines = self._lay(collective, Place(group.ranks, group.ranks, 1, near_link, near_link))
         return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
 
     def nodes(self, group: Group) -> int:
-        """On how many nodes the ranks of a group lie."""
+        """Return the number of nodes that the ranks of a group are on."""
         reach, span = (group.ranks - 1) * group.stride + 1, self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
 
     def _lay(self, collective: str, place: Place, copies: int = 1) -> list[Line]:
-        """One line per algorithm and protocol; an unknown collective raises."""
+        """Return one cost per algorithm and protocol; raise for an unknown collective."""
         constants = self._constants
         if not self._nccl and (line := _gloo(collective, place, constants)):
             return [line]
@@ -162,26 +170,26 @@ class Network:
         raise nearest(collective, list(get_args(Collective)), kind="collective")
 
     def _place(self, group: Group) -> Place:
-        """Ranks per node and nodes of a group, and the smallest far link that spans it."""
+        """Return the placement of a group: ranks per node, nodes, and the smallest far link that spans it."""
         links = self._machine.links
         local = min(group.ranks, max(1, links[0].span // group.stride))
         nodes = -(-group.ranks // local)
         reach = (group.ranks - 1) * group.stride + 1
         outer = next((i for i, link in enumerate(links) if i and link.span >= reach), len(links) - 1)
         far = self._tiers[outer]
-        if self._nccl:  # as measured with it
+        if self._nccl:  # the slowdown was measured with NCCL
             far = far._replace(rate=far.rate / (1 + self._constants.crowding * math.log2(nodes)))
         return Place(group.ranks, local, nodes, self._near(local), far)
 
     def _near(self, ranks: int) -> Tier:
-        """The near link for ``ranks`` of a node: where ranks are wired in pairs, only the wires among them count."""
+        """Return the near link for ``ranks`` of a node; if ranks are wired in pairs, only the wires among them count."""
         link, tier = self._machine.links[0], self._tiers[0]
         share = (ranks - 1) / (link.span - 1) if link.direct and 1 < ranks < link.span else 1.0
         return tier._replace(rate=share * tier.rate)
 
 
 def _protocols(place: Place, constants: Constants, *, near: float, far: float, per_byte: float) -> list[Line]:
-    """The quick and the bulk protocol, for ``near`` and ``far`` steps on the two links."""
+    """Return the costs under LL and Simple, for ``near`` and ``far`` steps on the two links."""
     return [
         Line(near * place.near.quick + far * place.far.quick, per_byte / constants.low_latency_share),
         Line(near * place.near.bulk + far * place.far.bulk, per_byte),
@@ -189,7 +197,7 @@ def _protocols(place: Place, constants: Constants, *, near: float, far: float, p
 
 
 def _ring(place: Place, constants: Constants, *, turns: int) -> list[Line]:
-    """A ring: every rank passes on n - 1 shards per turn; an all-reduce takes two turns."""
+    """Return the costs of a ring: every rank passes on n - 1 shards per turn; an all-reduce takes two turns."""
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
     return _protocols(
@@ -198,10 +206,10 @@ def _ring(place: Place, constants: Constants, *, turns: int) -> list[Line]:
 
 
 def _gloo(collective: str, place: Place, constants: Constants) -> Line | None:
-    """Gloo's ring of two turns, which its reduce-scatter runs too; its gathers and exchanges, half of them both ways.
+    """Return the cost of a gloo collective: a ring of two turns, also for its reduce-scatter; gathers and all-to-alls.
 
-    A rank sends before it asks for what it receives, over the same connection: a peer that came earlier and asked is
-    sent to at once, and the other way begins when that has arrived. Measured:
+    A rank sends before it requests what it receives, over the same connection: a peer that came earlier and requested
+    is sent to at once, and the other direction begins when that has arrived. Measured:
     docs/explanation/how-a-step-costs/constants.md.
     """
     if collective in ("all_reduce", "reduce_scatter"):
@@ -215,53 +223,57 @@ def _gloo(collective: str, place: Place, constants: Constants) -> Line | None:
 
 
 def _far_load(place: Place) -> float:
-    """Seconds per byte on a tree's NICs: two nodes exchange sums once; an inner node of more sends up and down."""
+    """Return the seconds per byte on a tree's NICs: two nodes exchange sums once; an inner node of more sends up and
+    down.
+    """
     return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
 
 
 def _tree(place: Place, constants: Constants) -> list[Line]:
-    """Two binary trees, up and down; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
-    near = 2 * math.ceil(math.log2(place.local))
-    far = 2 * math.ceil(math.log2(place.nodes))
+    """Return the costs of two binary trees; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
+    near_steps = 2 * math.ceil(math.log2(place.local))
+    far_steps = 2 * math.ceil(math.log2(place.nodes))
     per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
-    lines = _protocols(place, constants, near=near, far=far, per_byte=per_byte)
+    lines = _protocols(place, constants, near=near_steps, far=far_steps, per_byte=per_byte)
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 
 def _switch(place: Place) -> list[Line]:
-    """The switch reduces and multicasts: a rank sends S bytes, and its sum of S / l once (NVIDIA/nccl issue 1083)."""
+    """Return the cost of in-switch reduction: a rank sends S bytes, and its sum of S / l once (NVIDIA/nccl issue 1083)."""
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
-        return []  # over many nodes the NICs bound it as they bound the tree
+        return []  # over many nodes the NICs limit it as they limit the tree
     per_byte = max((place.local + 1) / place.local / place.near.reduction, _far_load(place))
     return [Line(place.ranks * place.near.bulk, per_byte)]
 
 
 def _exchange(place: Place) -> Line:
-    """All-to-all of all pairs at once: traffic within the node on the near link, the rest on the rank's own NIC."""
-    near, far = place.local - 1, place.ranks - place.local
-    per_byte = max(near / place.near.rate, far / place.far.rate) / place.ranks
-    return Line(near * place.near.quick + far * place.far.quick, per_byte)
+    """Return the cost of an all-to-all of all pairs at once: node traffic on the near link, the rest on the rank's NIC."""
+    near_peers, far_peers = place.local - 1, place.ranks - place.local
+    per_byte = max(near_peers / place.near.rate, far_peers / place.far.rate) / place.ranks
+    return Line(near_peers * place.near.quick + far_peers * place.far.quick, per_byte)
 
 
 def _dispatch(place: Place, copies: int) -> Line:
-    """A fused all-to-all: a token goes once to each node, and to each rank, that has one of its ``copies`` experts.
+    """Return the cost of a fused all-to-all: a token goes once to each node and rank that has one of its ``copies``
+    experts.
 
-    The kernels of DeepEP and HybridEP, which write directly into the ranks' buffers: README.md of deepseek-ai/DeepEP
-    measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the rates of rings.
+    These are the kernels of DeepEP and HybridEP, which write directly into the ranks' buffers: README.md of
+    deepseek-ai/DeepEP measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the
+    rates of rings.
     """
-    near = _distinct(place.ranks, copies) * (place.local - 1) / place.local
-    far = _distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
-    per_byte = max(near / place.near.rate, far / place.far.rate) / copies
+    near_share = _distinct(place.ranks, copies) * (place.local - 1) / place.local
+    far_share = _distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
+    per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies
     return Line(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
 
 
 def _distinct(places: int, draws: int) -> float:
-    """Expected number of distinct places in ``draws`` uniform draws with replacement from ``places``."""
+    """Return the expected number of distinct places in ``draws`` uniform draws with replacement from ``places``."""
     return places * (1 - (1 - 1 / places) ** draws)
 
 
 def _along(curve: list[tuple[int, float]], size: int) -> float:
-    """Seconds at ``size`` on a measured curve: between two sizes a start and so much a byte, so a straight line.
+    """Return the seconds at ``size`` on a measured curve, interpolated linearly between two sizes.
 
     Below the smallest size its time, above the largest its rate.
     """
@@ -269,6 +281,6 @@ def _along(curve: list[tuple[int, float]], size: int) -> float:
         return curve[0][1]
     if size > curve[-1][0]:
         return curve[-1][1] * size / curve[-1][0]
-    at = bisect_left(curve, (size, 0.0))
-    (small, quick), (large, slow) = curve[at - 1], curve[at]
-    return quick + (slow - quick) * (size - small) / (large - small)
+    index = bisect_left(curve, (size, 0.0))
+    (small_size, small_seconds), (large_size, large_seconds) = curve[index - 1], curve[index]
+    return small_seconds + (large_seconds - small_seconds) * (size - small_size) / (large_size - small_size)

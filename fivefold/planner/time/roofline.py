@@ -4,7 +4,7 @@
     attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + tail of the last query rows, which leave most of the chip idle
     moving      bytes ÷ bandwidth
 
-each plus the smallest kernel; rows of no multiple of 16 bytes are slower. Tiles and waves as in NVIDIA's "Matrix
+each plus the smallest kernel; rows that are no multiple of 16 bytes are slower. Tiles and waves as in NVIDIA's "Matrix
 Multiplication Background". ``Constants`` are the same for every chip; the tests compare with measured kernels.
 """
 
@@ -22,7 +22,7 @@ WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0
 
 
 def alignment(*widths: int) -> int:
-    """The largest power of two, up to ``ALIGNED``, that divides the widths of all rows, in elements."""
+    """Return the largest power of two, up to ``ALIGNED``, that divides the widths of all rows, in elements."""
     return gcd(ALIGNED, *widths)
 
 
@@ -37,9 +37,10 @@ def matmul(
     aligned: int = ALIGNED,
     constants: Constants = PUBLISHED,
 ) -> float:
-    """Seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are not included.
+    """Return the seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are not included.
 
-    ``aligned``: of rows in memory, in elements (``alignment``); which of the sizes those are depends on the layout.
+    ``aligned``: alignment of the rows in memory, in elements (``alignment``); which sizes are rows depends on the
+    layout.
     """
     if m < 1 or n < 1 or k < 1 or batch < 1:
         return 0.0
@@ -48,18 +49,22 @@ def matmul(
     rate = chip.sustained(dtype) / multiprocessors
     if aligned < ALIGNED and WIDTH.get(dtype, 2) == 2:
         rate *= chip.flash2_share * constants.unaligned_shares[min(aligned, 2)]
-    best = float("inf")
-    for rows, columns, parts, speed in constants.matmul_tiles:
-        waves = parts * batch * -(-m // rows) * -(-n // columns) / multiprocessors
-        rounds, busy = (waves + constants.last_wave_loss * (-(-waves // 1) - waves), 1.0) if waves > 1 else (1.0, waves)
-        one = 2 * rows * columns * k / (parts * speed * rate) + constants.tile_fill_seconds
-        written = busy * multiprocessors * rows * columns * (2 if parts == 1 else 6)  # bytes; parts of k are fp32
-        seconds = rounds * one + written / bandwidth
-        if seconds < best:
-            best = seconds
+    best_seconds = float("inf")
+    for rows, columns, k_parts, speed in constants.matmul_tiles:
+        waves = k_parts * batch * -(-m // rows) * -(-n // columns) / multiprocessors
+        n_waves, last_wave = (
+            (waves + constants.last_wave_loss * (-(-waves // 1) - waves), 1.0) if waves > 1 else (1.0, waves)
+        )
+        tile_seconds = 2 * rows * columns * k / (k_parts * speed * rate) + constants.tile_fill_seconds
+        write_bytes = (
+            last_wave * multiprocessors * rows * columns * (2 if k_parts == 1 else 6)
+        )  # bytes; parts of k are fp32
+        seconds = n_waves * tile_seconds + write_bytes / bandwidth
+        if seconds < best_seconds:
+            best_seconds = seconds
     moved = batch * ((m + n) * k * WIDTH.get(dtype, 2) + 2 * m * n)
     # max: reads, and writes of all waves but the last, overlap compute
-    return max(best, moved / bandwidth) + constants.smallest_kernel_seconds
+    return max(best_seconds, moved / bandwidth) + constants.smallest_kernel_seconds
 
 
 def attention(
@@ -74,33 +79,35 @@ def attention(
     backward: bool = False,
     constants: Constants = PUBLISHED,
 ) -> float:
-    """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries over ``keys`` keys.
+    """Return the seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries over ``keys`` keys.
 
     The backward recomputes the scores: 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
-    cuDNN's or FlashAttention-3 on Hopper; ``flash2`` and ``flash1`` are FlashAttention-2 and -1. fp8 and fp4 run at
-    the bf16 rate.
+    cuDNN's or FlashAttention-3 on Hopper; ``flash2`` and ``flash1`` are FlashAttention-2 and -1. fp8 and fp4 run at the
+    bf16 rate.
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0
-    wide: Dtype = "bf16" if dtype in ("fp8", "fp4") else dtype
+    matmul_dtype: Dtype = "bf16" if dtype in ("fp8", "fp4") else dtype
     share = chip.attention_backward_share if backward else chip.attention_share
-    older = {
+    older_share = {
         "flash": 1.0,
         "blocks": 1.0,
         "flash2": chip.flash2_share,
         "flash1": chip.flash2_share * constants.flash1_share,
     }[kind]
-    rate = chip.sustained(wide) * share * older
-    work = 2.5 if backward else 1.0
+    rate = chip.sustained(matmul_dtype) * share * older_share
+    backward_ratio = 2.5 if backward else 1.0
     diagonal = (constants.attention_backward_diagonal_keys if backward else constants.attention_diagonal_keys) / keys
-    dim = constants.softmax_dim
-    softmax = (1 + dim / head_dim) / (1 + dim / 128)  # shares were measured at head_dim 128
-    rows = 4 * min(constants.attention_tail_rows, tokens) * keys * head_dim * chip.multiprocessors
-    return work * (flops * (1 + diagonal) * softmax + rows) / rate + constants.smallest_kernel_seconds
+    softmax_dim = constants.softmax_dim
+    softmax = (1 + softmax_dim / head_dim) / (1 + softmax_dim / 128)  # shares were measured at head_dim 128
+    tail_flops = 4 * min(constants.attention_tail_rows, tokens) * keys * head_dim * chip.multiprocessors
+    return backward_ratio * (flops * (1 + diagonal) * softmax + tail_flops) / rate + constants.smallest_kernel_seconds
 
 
 def moving(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:
-    """Seconds of a memory-bound kernel that reads and writes ``moved_bytes``: bytes / bandwidth + smallest kernel."""
+    """Return the seconds of a memory-bound kernel that reads and writes ``moved_bytes``: bytes / bandwidth + smallest
+    kernel.
+    """
     if moved_bytes <= 0:
         return 0.0
     return moved_bytes / (chip.memory_bandwidth * chip.bandwidth_share) + constants.smallest_kernel_seconds

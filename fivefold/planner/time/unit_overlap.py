@@ -1,7 +1,7 @@
 """Seconds of a micro-batch through each unit of a layout, with data parallelism's messages overlapped.
 
-gathers of weights and reductions of gradients travel beside the unit's own passes, in the seconds in which the links
-between nodes are free
+Gathers of weights and reductions of gradients overlap the unit's own passes, in the seconds in which the links between
+nodes are free.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from fivefold.planner.time.units import Units
 
 
 class UnitMessages(NamedTuple):
-    """A unit's messages in one layout: those of every forward and of every backward, and the reduction of a unit whose
-    reduction travels beside the next forward. ``each``: gradients are reduced after every backward.
+    """A unit's data-parallel messages in one layout.
+
+    They are those of every forward and of every backward, and a reduction that overlaps the next forward
+    (``following``). ``each``: gradients are reduced after every backward.
     """
 
     time: GatherReduceTime
@@ -32,11 +34,11 @@ class UnitMessages(NamedTuple):
 
 
 class UnitSeconds(NamedTuple):
-    """Seconds of a micro-batch through one unit, with data parallelism's messages beside it; exposed ones by axis.
+    """Seconds of a micro-batch through one unit, overlapped with data parallelism's messages; exposed ones by axis.
 
-    ``time``: without those messages. ``free``: of its exposed messages, forward and backward, those in which data
-    parallelism's link between nodes is free. ``late``: exposed data parallelism of a whole backward; ``spare``: of its
-    forward in which the link is free; ``after``: the reduction that travels beside the next forward.
+    ``time``: without those messages. ``free``: the part of its exposed messages, forward and backward, in which data
+    parallelism's link between nodes is free. ``late``: exposed data parallelism of a full backward; ``spare``: the part
+    of its forward in which the link is free; ``after``: the reduction that overlaps the next forward.
     """
 
     time: UnitTime
@@ -56,8 +58,8 @@ class UnitSeconds(NamedTuple):
 def unit_seconds(units: Units, layout: Layout) -> dict[Run, UnitSeconds]:
     """Return the seconds of every distinct unit of a layout."""
     counts = units.counts
-    work, stays = counts.stage_work(layout), policy(layout, units.job).weights_stay
-    sends, free_axes = not stays or counts.reduces_each(layout), dict[str, bool]()
+    stage_work, stays_gathered = counts.stage_work(layout), policy(layout, units.job).weights_stay
+    sends, free_axes = not stays_gathered or counts.reduces_each(layout), dict[str, bool]()
 
     def is_free(axis: str) -> bool:
         if axis not in free_axes:
@@ -65,71 +67,84 @@ def unit_seconds(units: Units, layout: Layout) -> dict[Run, UnitSeconds]:
         return free_axes[axis]
 
     def overlapped(run: Run) -> UnitSeconds:
-        time, messages = units.unit(layout, run), unit_messages(units, layout, run.name, stays=stays)
-        ahead = behind = 0.0
-        for axis, front, back in zip(AXES, time.forward_exposed, time.backward_exposed, strict=True):
-            if (front or back) and is_free(axis):
-                ahead, behind = ahead + front, behind + back
-        fronts, backs = _by_axis(time.forward_exposed), _by_axis(time.backward_exposed)
-        whole = time.backward + time.weight
-        alone = UnitSeconds(
-            time, messages, (ahead, behind), time.forward, time.backward, whole, time.weight, fronts, backs
+        time, messages = units.unit(layout, run), unit_messages(units, layout, run.name, stays=stays_gathered)
+        forward_free = backward_free = 0.0
+        for axis, forward_seconds, backward_seconds in zip(
+            AXES, time.forward_exposed, time.backward_exposed, strict=True
+        ):
+            if (forward_seconds or backward_seconds) and is_free(axis):
+                forward_free, backward_free = forward_free + forward_seconds, backward_free + backward_seconds
+        forward_exposed, backward_exposed = _by_axis(time.forward_exposed), _by_axis(time.backward_exposed)
+        full_backward = time.backward + time.weight
+        without_messages = UnitSeconds(
+            time,
+            messages,
+            (forward_free, backward_free),
+            time.forward,
+            time.backward,
+            full_backward,
+            time.weight,
+            forward_exposed,
+            backward_exposed,
         )
-        return _with_messages(units, run.name, alone) if sends else alone
+        return _with_messages(units, run.name, without_messages) if sends else without_messages
 
-    distinct = {run for stage in dict.fromkeys(counts.alike_work(layout)) for run, _ in work[stage]}
+    distinct = {run for stage in dict.fromkeys(counts.alike_work(layout)) for run, _ in stage_work[stage]}
     return {run: overlapped(run) for run in distinct}
 
 
 def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
-    """Return a unit's messages, each way, where only blocks are gathered again; ``stays``: weights stay gathered."""
-    each, follows = units.counts.reduces_each(layout, name), reduces_beside_forward(name, units.job)
-    time, nothing = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
+    """Return a unit's messages for each pass; only blocks are gathered again; ``stays``: weights stay gathered."""
+    reduces_every_backward, reduces_in_forward = (
+        units.counts.reduces_each(layout, name),
+        reduces_beside_forward(name, units.job),
+    )
+    time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
     gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
-    back = gather if time.again is None else MessageTime(time.again, 0.0)
-    back = back if gathers_again(name, layout, units.job) else nothing
-    if each and not follows:
-        back = MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
-    following = reduce if each and follows else nothing
-    return UnitMessages(time, nothing if stays else gather, back, following, each)
+    backward_gather = gather if time.again is None else MessageTime(time.again, 0.0)
+    backward_gather = backward_gather if gathers_again(name, layout, units.job) else no_message
+    if reduces_every_backward and not reduces_in_forward:
+        backward_gather = MessageTime(backward_gather.seconds + reduce.seconds, backward_gather.busy + reduce.busy)
+    following = reduce if reduces_every_backward and reduces_in_forward else no_message
+    return UnitMessages(time, no_message if stays else gather, backward_gather, following, reduces_every_backward)
 
 
 def reduces_beside_forward(name: Name, job: Job) -> bool:
-    """Whether a unit's reduction, if it is one of every micro-batch, travels beside the forward of the next."""
+    """Return True if a unit's reduction after every micro-batch overlaps the forward of the next."""
     return name == "embed" and job.stack.kernel_facts.overlaps_each_reduction
 
 
 def leaves_link_free(units: Units, layout: Layout, axis: str) -> bool:
-    """Whether data parallelism's link between nodes is free beside messages of an axis."""
+    """Return True if data parallelism's link between nodes is free during messages of an axis."""
     nodes = units.network.nodes
     return nodes(group(layout, axis)) == 1 or (nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1)
 
 
 def overlap_message(units: Units, message: MessageTime, room: float) -> tuple[float, float]:
-    """Return the exposed seconds of a message beside ``room`` seconds of compute, and those by which it slows it."""
-    hidden = min(message.travelling, room) if units.overlaps else 0.0
-    return message.seconds - hidden, units.contention * hidden
+    """Return the exposed seconds of a message that overlaps ``room`` seconds of compute, and the slowdown of compute."""
+    overlapped = min(message.travelling, room) if units.overlaps else 0.0
+    return message.seconds - overlapped, units.contention * overlapped
 
 
 def _with_messages(units: Units, name: Name, alone: UnitSeconds) -> UnitSeconds:
-    """Return a unit whose weights are gathered, or gradients reduced, beside its passes."""
-    sent, (ahead, talk) = alone.messages, alone.free
-    meanwhile = alone.forward + ahead
-    shown, slows = overlap_message(units, sent.forward, meanwhile)
-    late, slowed = overlap_message(units, sent.backward, alone.backward + talk)
-    later, slower = overlap_message(units, sent.backward, alone.whole + talk)
+    """Return a unit whose weights are gathered, or gradients reduced, during its passes."""
+    sent_messages, (forward_free, backward_free) = alone.messages, alone.free
+    forward_compute = alone.forward + forward_free
+    forward_exposed, forward_slowdown = overlap_message(units, sent_messages.forward, forward_compute)
+    backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, alone.backward + backward_free)
+    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, alone.whole + backward_free)
     return alone._replace(
-        forward=alone.forward + slows,
-        backward=alone.backward + slowed,
-        whole=alone.whole + slower,
-        fronts=[*alone.fronts, ("dp", shown)],
-        backs=[*alone.backs, ("dp", late)],
-        late=later,
-        spare=max(0.0, meanwhile - sent.forward.seconds),
-        after=sent.following if reduces_beside_forward(name, units.job) else None,
+        forward=alone.forward + forward_slowdown,
+        backward=alone.backward + backward_slowdown,
+        whole=alone.whole + full_slowdown,
+        fronts=[*alone.fronts, ("dp", forward_exposed)],
+        backs=[*alone.backs, ("dp", backward_exposed)],
+        late=full_exposed,
+        spare=max(0.0, forward_compute - sent_messages.forward.seconds),
+        after=sent_messages.following if reduces_beside_forward(name, units.job) else None,
     )
 
 
 def _by_axis(exposed: tuple[float, ...]) -> list[tuple[str, float]]:
-    """Return exposed seconds in the order of ``AXES`` by axis, where there are any."""
+    """Return nonzero exposed seconds, in the order of ``AXES``, with their axes."""
     return [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds] if any(exposed) else []

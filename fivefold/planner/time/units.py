@@ -1,6 +1,7 @@
 """Seconds of the units (embedding, block, head) of one model, job and machine by layout, computed once each.
 
-by what the unit computes, where its groups lie, and how many ranks share a calibrated machine
+Results are cached by the unit's operations, the placement of its groups, and the number of ranks that share a
+calibrated machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PRICED = 8_000  # operations
 
 
 class Nearest(NamedTuple):
-    """A unit's time, the seconds of its kernels, and seconds of messages by axis of ``AXES``, hidden or not."""
+    """A unit's time, the seconds of its kernels, and seconds of messages by axis of ``AXES``, overlapped or not."""
 
     time: UnitTime
     kernels: tuple[float, float, float]  # forward, backward and weight gradient
@@ -41,15 +42,15 @@ class Nearest(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """What of a layout the seconds of its units depend on."""
+    """The properties of a layout that the seconds of its units depend on."""
 
     part: Part
-    groups: tuple[Group, ...]  # of ``AXES``, without those of experts where there are none
-    ranks: int  # that share a calibrated machine; elsewhere 1
+    groups: tuple[Group, ...]  # of ``AXES``, without those of experts if there are none
+    ranks: int  # ranks that share a calibrated machine; otherwise 1
     gather_reduce: GatherReduceKey
 
 
-UnitKey = tuple[Part, Name, tuple[Group, ...], int, str]  # the last: of a unit measured within a step
+UnitKey = tuple[Part, Name, tuple[Group, ...], int, str]  # the last: key of a unit measured within a step
 WRITES, GRADIENTS = Op._fields.index("writes"), Op._fields.index("gradients")
 
 
@@ -59,10 +60,10 @@ class Units:
     def __init__(self, counts: Counts, machine: Machine, constants: Constants = PUBLISHED) -> None:
         self.counts, self.machine, self.job, self.constants = counts, machine, counts.job, constants
         self.network = Network(machine, constants)
-        known = machine.calibration is not None and bool(machine.calibration.units)
-        self.profiled = Profiled(counts, machine) if known else None
+        has_measured_units = machine.calibration is not None and bool(machine.calibration.units)
+        self.profiled = Profiled(counts, machine) if has_measured_units else None
         self.overlaps = "dp" in self.job.stack.overlap and machine.overlaps  # data parallelism's messages and compute
-        # the share of overlapped seconds by which compute slows; where messages are not NCCL's, what is busy is exposed
+        # slowdown of compute per overlapped second; without NCCL, the core's busy seconds are exposed instead
         self.contention = constants.hidden_message_slowdown if machine.backend == "nccl" else 0.0
         self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
         self._prices: dict[int, Prices] = {}
@@ -75,7 +76,7 @@ class Units:
         self._gather_reduces: Cache[tuple[GatherReduceKey, Name, bool], GatherReduceTime] = Cache(CACHED)
 
     def prices(self, layout: Layout) -> Prices:
-        """Costs of operations; on a calibrated machine they depend on how many processes share it."""
+        """Return the timer of operations; on a calibrated machine it depends on how many processes share it."""
         return self._prices_of(layout.world if self.machine.calibration else 1)
 
     def _prices_of(self, ranks: int) -> Prices:
@@ -84,70 +85,72 @@ class Units:
         return self._prices[ranks]
 
     def _placement(self, layout: Layout) -> Placement:
-        found = self._placements.get(layout)
-        if found is None:
-            found = self._placements[layout] = Placement(
+        placement = self._placements.get(layout)
+        if placement is None:
+            placement = self._placements[layout] = Placement(
                 part_of(layout),
                 tuple([group(layout, axis) for axis in self._axes]),
                 layout.world if self.machine.calibration else 1,
                 gather_reduce_key(self.counts, layout),
             )
-        return found
+        return placement
 
     def unit(self, layout: Layout, run: Run) -> UnitTime:
-        """Seconds of one unit of a run."""
+        """Return the seconds of one unit of a group."""
         place = self._placement(layout)
         part = run_part(place.part, run)
         measured = "" if self.profiled is None else self.profiled.unit_key(layout, run)
         key = part, run.name, places_of(run, place.groups), place.ranks, measured
-        found = self._units.get(key)
-        if found is None:
-            found = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).read()
-            found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
-        return found
+        time = self._units.get(key)
+        if time is None:
+            time = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).read()
+            time = self._units[key] = time if self.profiled is None else self._as_measured(time, layout, run)
+        return time
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
-        """Seconds of one unit's messages of data parallelism, each sent once."""
+        """Return the seconds of one unit's data-parallel messages, each sent once."""
         key = self._placement(layout).gather_reduce, name, self.counts.reduces_each(layout, name)
-        found = self._gather_reduces.get(key)
-        if found is None:
-            found = gather_reduce_seconds(self.counts, self.network, layout, name)
-            self._gather_reduces[key] = found
-        return found
+        time = self._gather_reduces.get(key)
+        if time is None:
+            time = gather_reduce_seconds(self.counts, self.network, layout, name)
+            self._gather_reduces[key] = time
+        return time
 
     def nearest(self, part: Part, run: Run) -> Nearest:
-        """``unit``, were the ranks of each group next to one another: no order of the mesh makes it faster."""
+        """Return ``unit`` for adjacent ranks in each group, a lower bound: no order of the mesh makes it faster."""
         key = run_part(part, run), run.name
-        found = self._nearest.get(key)
-        if found is None:
+        time = self._nearest.get(key)
+        if time is None:
             timer = self._timer(key[0], run, _nearest(key[0]), ranks=1)
-            sent = (tuple(side.values()) for side in timer.sent)
-            found = self._nearest[key] = Nearest(timer.read(), timer.unit.seconds, *sent)
-        return found
+            sent_seconds = (tuple(side.values()) for side in timer.sent)
+            time = self._nearest[key] = Nearest(timer.read(), timer.unit.seconds, *sent_seconds)
+        return time
 
     def beside(self, part: Part, run: Run, *, ep: int) -> UnitTimer:
-        """As for ``nearest``, with ``ep`` ranks that exchange tokens, however many experts each of ``part`` has."""
+        """Return the timer of ``nearest`` with ``ep`` ranks that exchange tokens, for any number of experts per rank of
+        ``part``.
+        """
         part = run_part(part, run)
         return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)
 
     def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
-        """Seconds of each operation of a unit, whatever is recomputed of it; ``ranks`` share a calibrated machine."""
+        """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a calibrated machine."""
         part = run_part(part, run)._replace(recomputed=frozenset())
         key = part, run.name, ranks
-        found = self._kernels.get(key)
-        if found is None:
+        times = self._kernels.get(key)
+        if times is None:
             heads = self.counts.local(part).heads
-            found = [self._price(op, heads=heads, ranks=ranks) for op in self.counts.in_order(part, run.name)]
-            self._kernels[key] = found
-        return found
+            times = [self._price(op, heads=heads, ranks=ranks) for op in self.counts.in_order(part, run.name)]
+            self._kernels[key] = times
+        return times
 
     def _price(self, op: Op, *, heads: int, ranks: int) -> OpTime:
-        """Seconds of one operation; of equal ones of several units, computed once."""
+        """Return the seconds of one operation, computed once for equal operations of several units."""
         key = *_values_of(op), heads, ranks
-        found = self._priced.get(key)
-        if found is None:
-            found = self._priced[key] = self._prices_of(ranks).operation(op, heads=heads)
-        return found
+        time = self._priced.get(key)
+        if time is None:
+            time = self._priced[key] = self._prices_of(ranks).operation(op, heads=heads)
+        return time
 
     def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
         key = part, run.name, ranks
@@ -159,30 +162,34 @@ class Units:
         return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
-        """The time of a unit with the seconds of its kernels as measured in a step, where they were."""
+        """Return the time of a unit with the seconds of its kernels as measured in a step, if they were."""
         assert self.profiled is not None
-        point, over = self.profiled.unit(layout, run), self.profiled.over_curves(layout)
+        point, measured_over_curves = self.profiled.unit(layout, run), self.profiled.over_curves(layout)
         if point is None:
-            return time._replace(forward=over * time.forward, backward=over * time.backward, weight=over * time.weight)
+            return time._replace(
+                forward=measured_over_curves * time.forward,
+                backward=measured_over_curves * time.backward,
+                weight=measured_over_curves * time.weight,
+            )
         backward, weight = point.backward_seconds, point.weight_seconds
-        if not weight:  # measured together: shared as the curves say
+        if not weight:  # measured together: split in the ratio of the curves
             share = time.weight / (time.backward + time.weight) if time.weight else 0.0
             backward, weight = (1 - share) * backward, share * backward
         return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
 
 
 def _nearest(part: Part) -> Callable[[str], Group]:
-    """The group of each axis, were its ranks next to one another."""
+    """Return the function from an axis to its group with adjacent ranks."""
     sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
     return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
 
 
 def _values_of(op: Op) -> tuple[Hashable, ...]:
-    """Return all that tells operations apart, by value."""
+    """Return all values that distinguish operations."""
     tensors, gradients = tuple(op.writes.items()), tuple((op.gradients or {}).items())
     return op[:WRITES], tensors, op[WRITES + 1 : GRADIENTS], gradients, op[GRADIENTS + 1 :]
 
 
 def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:
-    """Of the groups of ``AXES`` those in which a unit sends messages."""
+    """Return the groups of ``AXES`` in which a unit sends messages."""
     return places if run.routes else places[: AXES.index("ep")]

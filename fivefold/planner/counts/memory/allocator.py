@@ -3,8 +3,9 @@
     reserved = peak + free blocks too small to use       driver = reserved + context + buffers of each communicator
 
 PyTorch's allocator splits the smallest free block that fits; a tensor larger than every free block gets a new segment.
-Assumed: the second largest temporary finds every block split, the largest if its block was taken (``_fragments``),
-what an update concatenates too. Expandable segments avoid this. pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
+Assumed: every block is split when the second largest temporary is allocated, and when the largest is, if its block was
+taken (``_fragments``); so also for tensors that an update concatenates. Expandable segments avoid this. Source:
+pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fivefold.units import MIB, ceil_div
 
 
 class AllocatorConstants(NamedTuple):
-    """Figures of PyTorch's allocator, of CUDA and of NCCL; sources: docs/explanation/how-a-step-costs/constants.md."""
+    """Constants of PyTorch's allocator, CUDA and NCCL; sources: docs/explanation/how-a-step-costs/constants.md."""
 
     # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
     # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
@@ -37,7 +38,7 @@ class AllocatorConstants(NamedTuple):
     # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
     # of it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
     unreclaimable: float = 0.5
-    split_later: int = 3  # largest temporary tensors of which ``_fragments`` speaks
+    split_later: int = 3  # number of largest temporary tensors that ``_fragments`` considers
     bucket_elements: int = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
 
 
@@ -45,9 +46,9 @@ PUBLISHED = AllocatorConstants()
 
 
 def driver_bytes(machine: Machine, layout: Layout) -> int:
-    """Return the bytes of a rank that no tensor can have: the CUDA context and NCCL's buffers; 0 on a CPU.
+    """Return the bytes of a rank that tensors cannot use: the CUDA context and NCCL's buffers; 0 on a CPU.
 
-    At most half of the memory, so that a GPU of a few GiB can still be planned for.
+    At most half of the memory is returned, so that a GPU of a few GiB can still be planned for.
     """
     return _driver_bytes(machine, communicators(layout))
 
@@ -58,8 +59,8 @@ def least_driver_bytes(machine: Machine, world: int) -> int:
 
 
 def _driver_bytes(machine: Machine, groups: int) -> int:
-    taken = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.backend == "nccl" else 0
-    return min(taken, machine.chip.memory_bytes // 2)
+    driver_total = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.backend == "nccl" else 0
+    return min(driver_total, machine.chip.memory_bytes // 2)
 
 
 def communicators(layout: Layout) -> int:
@@ -77,17 +78,17 @@ class AllocatorTotals(NamedTuple):
 def allocator_totals(
     counts: Counts, layout: Layout, ranks: list[RankMemory], constants: AllocatorConstants = PUBLISHED
 ) -> AllocatorTotals:
-    """Reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
-    places = chunks_of(layout, counts.job)
+    """Return reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
+    rank_stages = chunks_of(layout, counts.job)
     reserved = max(
-        _reserved(counts, layout, rank, chunks, constants) for rank, chunks in zip(ranks, places, strict=True)
+        _reserved(counts, layout, rank, chunks, constants) for rank, chunks in zip(ranks, rank_stages, strict=True)
     )
-    groups = communicators(layout) * constants.communicator_bytes
-    return AllocatorTotals(reserved, reserved + constants.context_bytes + groups)
+    groups_bytes = communicators(layout) * constants.communicator_bytes
+    return AllocatorTotals(reserved, reserved + constants.context_bytes + groups_bytes)
 
 
 def segment(size: int) -> int:
-    """Bytes of the segment that PyTorch's allocator requests from the driver for a tensor of ``size`` bytes."""
+    """Return the bytes of the segment that PyTorch's allocator requests from the driver for a tensor of ``size`` bytes."""
     if size <= 0:
         return 0
     if size <= MIB:
@@ -96,22 +97,26 @@ def segment(size: int) -> int:
 
 
 def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
-    """The stages of each pipeline rank."""
+    """Return the stages of each pipeline rank."""
     return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
 
 
 def _reserved(
     counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], constants: AllocatorConstants
 ) -> int:
-    """Bytes that PyTorch reserves on one rank with the stages ``chunks``."""
+    """Return the bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
     part, stages = part_of(layout), counts.stage_runs(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
-    passes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs, constants)))
-    sent = sum(run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs)
-    split = _fragments(counts, layout, rank, chunks, runs, constants)
-    return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.stack.run_ahead else 0)
+    passes_bytes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs, constants)))
+    scatter_inputs = sum(
+        run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs
+    )
+    fragments = _fragments(counts, layout, rank, chunks, runs, constants)
+    return (
+        max(segment(rank.peak_bytes), passes_bytes) + fragments + (scatter_inputs if counts.job.stack.run_ahead else 0)
+    )
 
 
 def _fragments(
@@ -124,21 +129,21 @@ def _fragments(
 ) -> int:
     """Return the bytes of free blocks that the largest temporary tensors cannot use again.
 
-    What stays is put into the blocks of freed activations, if they have room for it. Else it is put into that of the
-    largest tensor, usually the logits, which is then lost but for these bytes. Where a pipeline rank holds activations
-    of several micro-batches, those of the others are put there.
+    What is kept goes into the blocks of freed activations, if they have room for it. Else it goes into the block of the
+    largest tensor, usually the logits, and the rest of that block is lost. If a pipeline rank holds activations of
+    several micro-batches, those of the others go there.
     """
     first, second, third = (*map(segment, _largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
-    stays = _staying(counts, layout, rank, chunks)
-    has_room = rank.activations_bytes - first >= stays  # the logits are activations too
+    kept_bytes = _staying(counts, layout, rank, chunks)
+    has_room = rank.activations_bytes - first >= kept_bytes  # the logits are activations too
     stages = stages_of(counts, layout).chunks
     one_micro_batch = sum(stages[stage].kept for stage in chunks)
-    lost = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - stays
-    return second + max(min(first, second + third), lost)
+    lost_bytes = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - kept_bytes
+    return second + max(min(first, second + third), lost_bytes)
 
 
 def _staying(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
-    """Return the bytes that live from one micro-batch to the next, or with a single one from one step to the next.
+    """Return the bytes that are kept from one micro-batch to the next, or with a single one from one step to the next.
 
     These are the sums of gradients, unless they are sharded, or the optimizer's moments.
     """
@@ -149,40 +154,45 @@ def _staying(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[
 
 
 def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
-    """Bytes of a unit's inputs to tp's reduce-scatters in the forward."""
+    """Return the bytes of a unit's inputs to tp's reduce-scatters in the forward."""
     messages = [op.message for op in ops if op.message]
     return sum(
-        each.payload for each in messages if each.axis in ("tp", "tp_outer") and each.forward == "reduce_scatter"
+        message.payload
+        for message in messages
+        if message.axis in ("tp", "tp_outer") and message.forward == "reduce_scatter"
     )
 
 
 def _concatenated(
     counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run], constants: AllocatorConstants
 ) -> list[int]:
-    """Bytes of tensors that an update concatenates and that live at once: a reduction bucket with the larger of the
-    largest weight's gradient in fp64 (for the norm) and all gradients of this rank twice (as summed and widened); all
-    weights.
+    """Return the bytes of tensors that an update concatenates and that are allocated at once.
+
+    They are a reduction bucket, with the larger of the largest weight's gradient in fp64 (for the norm) and all
+    gradients of this rank twice (as summed and as cast); and all weights.
     """
     recipe, joined = counts.job.precision, counts.job.stack.joined
     sizes = []
     if "gradients" in joined:
-        norm = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]
-        widened = [rank.updated * recipe.summed_bytes, rank.updated * recipe.updated_bytes]
-        sizes += max(norm, widened, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (layout.dp > 1)
+        norm_copies = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]
+        gradient_copies = [rank.updated * recipe.summed_bytes, rank.updated * recipe.updated_bytes]
+        sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (
+            layout.dp > 1
+        )
     if "weights" in joined:
         sizes.append(rank.parameters_bytes - rank.updated * recipe.updated_bytes)
     return sizes
 
 
 def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int]:
-    """Elements of every weight of ``runs`` on one rank."""
+    """Yield the elements of every weight of ``runs`` on one rank."""
     for run in runs:
         for unit, *_ in counts.local_parts(layout, run.name):
             yield from (weight.numel for weight in unit.weights)
 
 
 def _largest(counts: Counts, layout: Layout, runs: Iterable[Run], *, most: int) -> list[int]:
-    """Bytes of a pipeline rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
+    """Return the bytes of a pipeline rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = part_of(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""Host memory of a node that offloading takes: the optimizer's states of its ranks, their activations.
+"""Host memory of a node that offloading takes: optimizer states and activations of its ranks.
 
 optimizer     (master weights + moments + summed gradients) of the rank's shard, which the CPU updates
               (DeepSpeed's ZeRO-Offload, arXiv:2101.06840)
@@ -14,16 +14,18 @@ from fivefold.planner.counts.memory.peak import memory
 
 
 def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
-    """Return the bytes of host memory that the ranks of one node take, each counted as the fullest; 0 without any."""
+    """Return the bytes of host memory that the ranks of one node take, each counted as the fullest; 0 without
+    offloading.
+    """
     job = counts.job
     offloaded = layout.offloads(job)
     if not offloaded:
         return 0
-    whole = counts if not job.offload else Counts(counts.model, job.replace(offload=()))
+    counts_without_offload = counts if not job.offload else Counts(counts.model, job.replace(offload=()))
     width = job.precision.updated_bytes + job.precision.summed_bytes
-    most = max(
+    rank_bytes = max(
         (rank.optimizer_bytes + rank.updated * width if "optimizer" in offloaded else 0)
         + (rank.activations_bytes if "activations" in offloaded else 0)
-        for rank in memory(whole, layout.replace(offload=()))
+        for rank in memory(counts_without_offload, layout.replace(offload=()))
     )
-    return most * min(machine.ranks_per_node, layout.world)
+    return rank_bytes * min(machine.ranks_per_node, layout.world)

@@ -2,9 +2,9 @@
 
     F   gather? forward …        BW   gather? backward reduce? …        B   backward …        W   weights reduce? …
 
-The order of events is that of ``trainer/parallel/zero.py``: under overlap the next unit's weights are gathered
-ahead; or that of FSDP2. What becomes of gradients is in ``reductions.py``.
-In a run of equal units live bytes grow or shrink evenly, so only its first and last can be the peak.
+The order of events is that of ``trainer/parallel/zero.py``: with overlap the next unit's weights are gathered ahead; or
+that of FSDP2. ``reductions.py`` says what happens to gradients. In a group of equal units live bytes grow or shrink
+evenly, so only its first and last unit can be the peak.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ class LiveBytes(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The sum of the parts."""
+        """Return the sum of the parts."""
         return self.gradients + self.activations + self.gathers + self.rest
 
 
 class Coalesced(NamedTuple):
-    """What messages hold that join weights of several units; zero and False where messages are of units."""
+    """The bytes held by messages that join weights of several units; zero and False if messages are per unit."""
 
     bucket: int  # bytes of gradients that are reduced at once
-    by_weights: bool  # weights are gathered one by one, in the order in which they are used
-    shards_come: bool  # ZeRO-2: this rank's gradients live from the first reduction on
+    by_weights: bool  # weights are gathered one by one, in the order of their use
+    shards_come: bool  # ZeRO-2: this rank's gradients are allocated from the first reduction on
     fetched: dict[int, Fetches | None]  # by stage, filled by ``_fetched_weights``
 
     @property
     def uneven(self) -> bool:
-        """Whether live bytes do not grow evenly over equal units."""
+        """Return True if live bytes do not grow evenly over equal units."""
         return self.by_weights or self.bucket > 0
 
 
 class PassRules(NamedTuple):
-    """What of a layout, its model and its job decides the moments of a pass."""
+    """The properties of a layout, its model and its job that decide the moments of a pass."""
 
     counts: Counts
     layout: Layout
@@ -74,33 +74,33 @@ class PassRules(NamedTuple):
     buffers: StageBuffers
     coalesced: Coalesced
     gathers: bool  # weights are gathered for each pass
-    keeps: bool  # those gathered for an F stay until its B
+    keeps: bool  # weights gathered for an F stay gathered until its B
     ahead: bool  # the next unit's weights are gathered while a unit computes
-    holds: bool  # what a gather brought lives beside the weights, or the next unit's weights are gathered
+    holds: bool  # the gather's output is kept next to the weights while the next unit's are gathered
     root: bool  # embedding and head are one unit
     embed: bool  # the embedding is gathered for its backward
     graph: bool  # the autograd graph stays between B and W
-    lingers: bool  # the caller of the loss holds the logits until the backward has ended
+    lingers: bool  # the caller of the loss keeps the logits until the backward has ended
     offloads: bool  # activations
     stream: int  # bytes of a stage's input
     own_tokens: int  # bytes of ids and targets, which are copied under context parallelism
-    kinds: tuple[int, ...]  # of each stage the first that is equal in everything
+    kinds: tuple[int, ...]  # for each stage, the first one that is equal in everything
 
     @property
     def makes_all(self) -> bool:
-        """Whether W makes all gradients of a unit that puts any off."""
+        """Return True if W makes all gradients of a unit that defers any."""
         return self.reductions.each or self.graph
 
 
 def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
-    """Return the rules of the passes of a layout, whose ``stages`` these are."""
+    """Return the rules of the passes of a layout with the stages ``stages``."""
     job, stack, part = counts.job, counts.job.stack, part_of(layout)
     local, gathers = counts.local(part), not policy(layout, job).weights_stay
     buffers = stage_buffers(layout, job, stages=len(stages.chunks), stream=local.entry_bytes)
     coalesced = _coalesced(counts, layout)
-    holds = stack.unit_buffers == "held" and layout.shards > 1 and not coalesced.by_weights
-    first: dict[tuple[int, int], int] = {}
-    alike = [(chunk.alike, buffers.output(stage)) for stage, chunk in enumerate(stages.chunks)]
+    retains_gather_output = stack.unit_buffers == "held" and layout.shards > 1 and not coalesced.by_weights
+    first_stages: dict[tuple[int, int], int] = {}
+    equality_keys = [(chunk.alike, buffers.output(stage)) for stage, chunk in enumerate(stages.chunks)]
     return PassRules(
         counts=counts,
         layout=layout,
@@ -110,29 +110,29 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
         coalesced=coalesced,
         gathers=gathers,
         keeps=gathers and not regathers(layout, job),
-        ahead="dp" in stack.overlap and stack.weights == "ahead" and not holds,
-        holds=holds,
+        ahead="dp" in stack.overlap and stack.weights == "ahead" and not retains_gather_output,
+        holds=retains_gather_output,
         root=joins_ends(layout, job),
-        embed=holds and gathers_again("embed", layout, job),
+        embed=retains_gather_output and gathers_again("embed", layout, job),
         graph=stack.deferred == "graph",
         lingers=stack.loss == "narrow",
         offloads="activations" in layout.offloads(job),
         stream=local.entry_bytes,
         own_tokens=16 * local.rows if layout.cp > 1 else 0,
-        kinds=tuple(first.setdefault(each, stage) for stage, each in enumerate(alike)),
+        kinds=tuple(first_stages.setdefault(equality_key, stage) for stage, equality_key in enumerate(equality_keys)),
     )
 
 
 def pass_peak(rules: PassRules, own: PassKind) -> tuple[int, Cause]:
     """Return the peak bytes of a pass and their cause; cached, shared by stages with equal units."""
     last, lag = own.last and not rules.reductions.stays, lagging_bytes(rules, own)
-    alike, output = rules.stages.chunks[own.stage].alike, rules.buffers.output(own.stage)
-    key = PassKey(alike, output, own.kind, own.first, last, lag, own.held, rules.reductions.each)
-    found = rules.stages.peaks.get(key)
-    if found is None:
-        every = pass_moments(rules, own._replace(last=last), all_ends=rules.coalesced.uneven)
-        found = rules.stages.peaks[key] = max(((at.bytes, at.cause) for at in every), key=itemgetter(0))
-    return found
+    first_equal, output_bytes = rules.stages.chunks[own.stage].alike, rules.buffers.output(own.stage)
+    key = PassKey(first_equal, output_bytes, own.kind, own.first, last, lag, own.held, rules.reductions.each)
+    peak = rules.stages.peaks.get(key)
+    if peak is None:
+        moments = pass_moments(rules, own._replace(last=last), all_ends=rules.coalesced.uneven)
+        peak = rules.stages.peaks[key] = max(((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0))
+    return peak
 
 
 def pass_moments(rules: PassRules, own: PassKind, *, all_ends: bool = False) -> Iterator[LiveBytes]:
@@ -142,28 +142,28 @@ def pass_moments(rules: PassRules, own: PassKind, *, all_ends: bool = False) -> 
     if all_ends:
         units = [unit._replace(noted=True) for unit in units]
     lag = lagging_bytes(rules, own)
-    whole = rules.graph and stage == 0  # whose B computes nothing, as nothing before it needs a gradient: W does all
-    if kind == "B" and whole:
-        kept, there = rules.stages.chunks[stage].kept, held_bytes(units) if own.held else 0
+    w_does_all = rules.graph and stage == 0  # its B computes nothing, as no earlier stage needs a gradient: W does all
+    if kind == "B" and w_does_all:
+        kept_size, gathered = rules.stages.chunks[stage].kept, held_bytes(units) if own.held else 0
         cause, rest = (len(units) - 1, 0, "backward", "waits"), rules.stream + rules.buffers.output(stage)
-        return iter([LiveBytes(cause, lag, kept, there, rest)])
-    if kind == "W" and not whole:
-        found = _weights(rules, units, first=first, last=own.last, lagging=lag)
-        return _without(found, rules.buffers.of_graph(stage)) if rules.graph else found
+        return iter([LiveBytes(cause, lag, kept_size, gathered, rest)])
+    if kind == "W" and not w_does_all:
+        moments = _weights(rules, units, first=first, last=own.last, lagging=lag)
+        return _without(moments, rules.buffers.of_graph(stage)) if rules.graph else moments
     if kind == "F":
-        found = _forward(rules, units, first=first, held=own.held, lagging=lag)
+        moments = _forward(rules, units, first=first, held=own.held, lagging=lag)
     else:
-        found = _backward(
+        moments = _backward(
             rules, units, stage, first=first, last=own.last, split=kind == "B", held=own.held, lagging=lag
         )
     if kind == "W":  # the gradient of its output is a buffer that W does not count as its own
-        found = _without(found, rules.stream * rules.buffers.received)
-    return _with_coalesced(rules, found, units, stage=stage, backward=kind != "F")
+        moments = _without(moments, rules.stream * rules.buffers.received)
+    return _with_coalesced(rules, moments, units, stage=stage, backward=kind != "F")
 
 
 def _without(found: Iterator[LiveBytes], size: int) -> Iterator[LiveBytes]:
-    """The moments less ``size`` bytes of activations, which are counted beside the pass."""
-    return (at._replace(activations=max(0, at.activations - size)) for at in found)
+    """Yield the moments less ``size`` bytes of activations, which are counted elsewhere."""
+    return (moment._replace(activations=max(0, moment.activations - size)) for moment in found)
 
 
 def late_bytes(rules: PassRules, stage: int) -> int:
@@ -171,26 +171,26 @@ def late_bytes(rules: PassRules, stage: int) -> int:
     chunk, cache = rules.stages.chunks[stage], rules.stages.late
     key = chunk.alike, rules.reductions.each
     if key not in cache:
-        late = sum(each.run.times * _split(rules, each).late_bytes for each in chunk.runs)
-        cache[key] = chunk.kept if rules.graph and stage == 0 else late - rules.buffers.of_graph(stage)
+        deferred = sum(group.run.times * _split(rules, group).late_bytes for group in chunk.runs)
+        cache[key] = chunk.kept if rules.graph and stage == 0 else deferred - rules.buffers.of_graph(stage)
     return cache[key]
 
 
 def lagging_bytes(rules: PassRules, own: PassKind) -> int:
-    """Return the bytes of gradient sums whose reduction the pass before has left under way, beside this one."""
+    """Return the bytes of gradient sums whose reduction the previous pass has left in flight."""
     before = own.before
     if before is None:
         return 0
     units = rules.stages.chunks[before.stage].runs
-    late = [_split(rules, unit).late_bytes if before.kind != "BW" else 0 for unit in units]
+    deferred = [_split(rules, unit).late_bytes if before.kind != "BW" else 0 for unit in units]
     experts_first = any(_split(rules, unit).experts_peak_bytes for unit in units)
-    return rules.reductions.under_way(units, before, late, then=(own.kind, own.stage), experts_first=experts_first)
+    return rules.reductions.under_way(units, before, deferred, then=(own.kind, own.stage), experts_first=experts_first)
 
 
 def reduced_by_w(rules: PassRules, stage: int) -> int:
     """Return the bytes of this rank's reduced gradients that W of a stage makes, not its B."""
-    late = [unit for unit in rules.stages.chunks[stage].runs if _split(rules, unit).late_bytes]
-    return sum(unit.run.times * (unit.state.reduced - rules.reductions.by_biases(unit)) for unit in late)
+    deferred_units = [unit for unit in rules.stages.chunks[stage].runs if _split(rules, unit).late_bytes]
+    return sum(unit.run.times * (unit.state.reduced - rules.reductions.by_biases(unit)) for unit in deferred_units)
 
 
 def _split(rules: PassRules, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
@@ -198,7 +198,10 @@ def _split(rules: PassRules, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProf
 
 
 def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
-    """Indices in a run: first, last, on request ``second`` and last ``but_one``; none if none can be the peak."""
+    """Return the indices of the units of a group that can be the peak: none, or first and last.
+
+    ``second`` and ``but_one`` add the second and the last but one.
+    """
     times = unit.run.times
     if not unit.noted or times == 1:
         return (0,) if unit.noted else ()
@@ -212,76 +215,96 @@ def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tu
 def _forward(
     rules: PassRules, units: Sequence[RunMemory], *, first: bool, held: bool, lagging: int
 ) -> Iterator[LiveBytes]:
-    """``held``: weights are gathered already; of those that are not kept from an F to a B, the head's alone."""
-    kept, casts, whole = 0, 0, 0 if units[0].run.name == "embed" else _table_whole(rules, units)
+    """Yield the moments of F.
+
+    ``held``: weights are gathered already; if weights are not kept from an F to a B, only the head's.
+    """
+    kept_size, casts, gathered_bytes = 0, 0, 0 if units[0].run.name == "embed" else _table_whole(rules, units)
     names = [str(unit.run.name) for unit in units]
-    there = [held and (name == "head" or (rules.keeps and name != "embed")) for name in names]
-    whole += sum(unit.run.times * unit.state.whole for unit, some in zip(units, there, strict=True) if some)
+    already_gathered = [held and (name == "head" or (rules.keeps and name != "embed")) for name in names]
+    gathered_bytes += sum(
+        unit.run.times * unit.state.whole
+        for unit, is_gathered in zip(units, already_gathered, strict=True)
+        if is_gathered
+    )
     for place, unit in enumerate(units):
         run, profile, state = unit.run, unit.later, unit.state
-        gathered = 0 if not rules.gathers or there[place] else state.whole
-        stale = first or bool(gathered)
-        entering = (rules.stream if run.name != "embed" else 0) + rules.own_tokens
-        for before in _ends(unit):
-            earlier = _earlier(rules, profile.kept_bytes, before, kept) + casts + before * profile.cached_bytes
-            former = unit if before else units[place - 1] if place else None
-            if stale and not (rules.ahead and place + before):
-                fetched = whole + _fetched(rules, unit, former)
-                yield LiveBytes((place, before, "gather"), lagging, earlier, fetched, entering)
-            coming = 0
+        new_gather = 0 if not rules.gathers or already_gathered[place] else state.whole
+        needs_gather = first or bool(new_gather)
+        input_bytes = (rules.stream if run.name != "embed" else 0) + rules.own_tokens
+        for index in _ends(unit):
+            earlier = _earlier(rules, profile.kept_bytes, index, kept_size) + casts + index * profile.cached_bytes
+            previous_unit = unit if index else units[place - 1] if place else None
+            if needs_gather and not (rules.ahead and place + index):
+                gather_peak = gathered_bytes + _fetched(rules, unit, previous_unit)
+                yield LiveBytes((place, index, "gather"), lagging, earlier, gather_peak, input_bytes)
+            ahead_bytes = 0
             if rules.ahead and (first or rules.gathers):
-                following = place + (before == run.times - 1)
-                more = following < len(units) and not there[following]
-                coming = _coming(rules, units[following].parts[0]) if more else 0
-            mine = gathered * (1 + before if rules.keeps and not held else 1)
-            if rules.holds and stale:  # what was brought for the head goes before the loss
-                coming = state.whole
+                following = place + (index == run.times - 1)
+                has_next = following < len(units) and not already_gathered[following]
+                ahead_bytes = _coming(rules, units[following].parts[0]) if has_next else 0
+            own_gathered = new_gather * (1 + index if rules.keeps and not held else 1)
+            if rules.holds and needs_gather:  # the output of the head's gather is freed before the loss
+                ahead_bytes = state.whole
                 if run.name == "head":
-                    rest = entering + unit.logits
-                    yield LiveBytes((place, before, "forward"), lagging, earlier, whole + mine + coming, rest)
-                    coming = 0
+                    rest = input_bytes + unit.logits
+                    yield LiveBytes(
+                        (place, index, "forward"), lagging, earlier, gathered_bytes + own_gathered + ahead_bytes, rest
+                    )
+                    ahead_bytes = 0
             rest = profile.forward_peak_bytes + rules.own_tokens
-            yield LiveBytes((place, before, "forward"), lagging, earlier, whole + mine + coming, rest, unit.logits)
-        whole += gathered if _stays(rules, run) else 0
-        whole += run.times * gathered if rules.keeps and run.name not in ("embed", "head") else 0
-        kept = _earlier(rules, profile.kept_bytes, run.times, kept)
+            yield LiveBytes(
+                (place, index, "forward"),
+                lagging,
+                earlier,
+                gathered_bytes + own_gathered + ahead_bytes,
+                rest,
+                unit.logits,
+            )
+        gathered_bytes += new_gather if _stays(rules, run) else 0
+        gathered_bytes += run.times * new_gather if rules.keeps and run.name not in ("embed", "head") else 0
+        kept_size = _earlier(rules, profile.kept_bytes, run.times, kept_size)
         casts += run.times * profile.cached_bytes
 
 
 def _earlier(rules: PassRules, each: int, units: int, kept: int) -> int:
-    """Activations on the device: ``units`` that keep ``each``, and ``kept`` bytes; offloaded: those of one unit."""
+    """Return the activations on the device: ``units`` that keep ``each``, and ``kept`` bytes; offloaded: those of one
+    unit.
+    """
     if rules.offloads and units:
         return each
     return kept + units * each
 
 
 def _coming(rules: PassRules, part: UnitStates) -> int:
-    """Bytes of weights that are being gathered ahead."""
+    """Return the bytes of weights that are being gathered ahead."""
     return part.travel + (part.whole if rules.gathers else 0)
 
 
 def _fetched(rules: PassRules, unit: RunMemory, before: RunMemory | None = None) -> int:
-    """Peak bytes while a unit's parts (dense, experts) are gathered one after another; held: beside what was brought
-    for the unit ``before``, which goes before they are copied.
+    """Return the peak bytes while a unit's parts (dense, experts) are gathered one after another.
+
+    With retained gather outputs, that of the unit ``before`` is still allocated, and freed before the weights are
+    copied.
     """
     if rules.holds:
-        made = unit.state.whole if rules.gathers else 0
-        return unit.state.whole + max(made, before.state.whole if before else 0)
-    whole = top = 0
+        weights_bytes = unit.state.whole if rules.gathers else 0
+        return unit.state.whole + max(weights_bytes, before.state.whole if before else 0)
+    gathered_bytes = peak_bytes = 0
     for part in unit.parts:
-        whole += part.whole if rules.gathers else 0
-        top = max(top, whole + part.travel)
-    return top
+        gathered_bytes += part.whole if rules.gathers else 0
+        peak_bytes = max(peak_bytes, gathered_bytes + part.travel)
+    return peak_bytes
 
 
 def _table_whole(rules: PassRules, units: Sequence[RunMemory]) -> int:
-    """Bytes of a gathered tied table that stays from the embedding's forward for the head on the same rank."""
+    """Return the bytes of a gathered tied table kept from the embedding's forward for the head on the same rank."""
     shared = rules.gathers and units[-1].run.name == "head"
     return (units[0].state if rules.root else rules.reductions.table.states).whole if shared else 0
 
 
 def _stays(rules: PassRules, run: Run) -> bool:
-    """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
+    """Return True if gathered weights stay until the backward: the head's, which follows at once, or its tied table."""
     return run.name == "head" or (run.name == "embed" and (rules.root or rules.reductions.table.here))
 
 
@@ -299,99 +322,134 @@ def _backward(
     held: bool,
     lagging: int,
 ) -> Iterator[LiveBytes]:
-    """``held``: weights are gathered; ``lagging``: bytes of sums that are reduced but not yet freed."""
+    """Yield the moments of B or BW.
+
+    ``held``: weights are gathered; ``lagging``: bytes of sums that are reduced but not yet freed.
+    """
     sums, kept = rules.reductions, _kept_before(rules, units)
-    whole = _table_whole(rules, units)
-    whole += units[-1].state.whole if rules.gathers and units[-1].run.name == "head" else 0
-    whole += held_bytes(units, but="head") if held else 0
-    grown = after = 0  # gradients; kept for W
-    logits = rules.buffers.output(stage)  # and outputs, that live until the pass has ended
+    gathered_bytes = _table_whole(rules, units)
+    gathered_bytes += units[-1].state.whole if rules.gathers and units[-1].run.name == "head" else 0
+    gathered_bytes += held_bytes(units, but="head") if held else 0
+    gradient_bytes = kept_for_w = 0  # gradients; kept for W
+    logits = rules.buffers.output(stage)  # and outputs, kept until the pass has ended
     for place, unit in reversed([*enumerate(units)]):
         run, state = unit.run, unit.state
-        off = _split(rules, unit).late_bytes if split else 0  # kept for W
-        stays, regathered = _is_block(rules, run) and held, state.whole if _again(rules, run) and not held else 0
-        let_go, reduces = _let_go(rules, unit, stays=stays), sums.reduces(unit, last=last) and not off
-        born = sums.born(unit, first=first, deferred=off > 0 and rules.makes_all, reduces=reduces)
-        change, lag = _change(rules, unit, first=first, reduces=reduces, off=off), sums.lag_bytes(unit) * reduces
+        deferred = _split(rules, unit).late_bytes if split else 0  # kept for W
+        stays_gathered, regathered = (
+            _is_block(rules, run) and held,
+            state.whole if _again(rules, run) and not held else 0,
+        )
+        freed_weights, reduces = (
+            _let_go(rules, unit, stays=stays_gathered),
+            sums.reduces(unit, last=last) and not deferred,
+        )
+        allocated_sums = sums.born(unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces)
+        change, lag_size = (
+            _change(rules, unit, first=first, reduces=reduces, off=deferred),
+            sums.lag_bytes(unit) * reduces,
+        )
         table = sums.of_table(unit, first=first) if reduces or sums.ends_in_b(unit, last=last) else 0
         if table and rules.counts.job.stack.loss == "chunked":  # allocated after the last chunk, within the unit
-            born_with_table, table = born._replace(reduced=table), 0
+            born_with_table, table = allocated_sums._replace(reduced=table), 0
         else:
-            born_with_table = born
+            born_with_table = allocated_sums
         profile: Profile | SplitProfile = (
             _split(rules, unit, born_with_table)
             if split
             else rules.counts.profile(unit.part, run.name, born_with_table)
         )
-        for done in _ends(unit, second=bool(lag), but_one=_comes_ahead(rules, place)):
-            earlier = _earlier(rules, unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
-            still, at, gone = lag if done and reduces else lagging, run.times - done - 1, 0
-            gradients = grown + done * change.lasting + still
+        for done_units in _ends(unit, second=bool(lag_size), but_one=_comes_ahead(rules, place)):
+            earlier = (
+                _earlier(rules, unit.later.kept_bytes, run.times - done_units - 1, kept[place])
+                + kept_for_w
+                + done_units * deferred
+            )
+            lag_before, unit_index, freed_midway = (
+                lag_size if done_units and reduces else lagging,
+                run.times - done_units - 1,
+                0,
+            )
+            gradients = gradient_bytes + done_units * change.lasting + lag_before
             if unit.born.experts and reduces and sums.midway and not split:
-                profile, gone = _reducing(rules, unit, born, first=first, lagging=still)
-            mine, born_then = profile.backward_kept_bytes, profile.backward_sums_bytes
-            before = unit if done < run.times - 1 else units[place - 1] if place else None
-            coming = 0 if held else _coming_back(rules, unit, before)
-            here = whole - (done * state.whole if stays else 0)
-            alone = not (rules.ahead and (done or place + 1 < len(units)))
-            for size in _arrivals(rules, unit, whole, here, coming, alone=alone) if regathered else ():
+                profile, freed_midway = _reducing(rules, unit, allocated_sums, first=first, lagging=lag_before)
+            own_kept, sums_at_peak = profile.backward_kept_bytes, profile.backward_sums_bytes
+            next_unit = unit if done_units < run.times - 1 else units[place - 1] if place else None
+            ahead_bytes = 0 if held else _coming_back(rules, unit, next_unit)
+            still_gathered = gathered_bytes - (done_units * state.whole if stays_gathered else 0)
+            gathers_here = not (rules.ahead and (done_units or place + 1 < len(units)))
+            for arriving in (
+                _arrivals(rules, unit, gathered_bytes, still_gathered, ahead_bytes, alone=gathers_here)
+                if regathered
+                else ()
+            ):
                 kept_here, rest = earlier + unit.later.kept_bytes, rules.stream + logits
-                yield LiveBytes((place, at, "gather"), gradients, kept_here, size, rest)
-            late = rules.holds and isinstance(profile, Profile) and profile.after_loss_bytes
-            if late:  # what the head gathers ahead, after its loss
-                cause = (place, at, "backward", "head.out")
-                yield LiveBytes(cause, gradients, earlier, here + coming, late, unit.logits)
+                yield LiveBytes((place, unit_index, "gather"), gradients, kept_here, arriving, rest)
+            after_loss = rules.holds and isinstance(profile, Profile) and profile.after_loss_bytes
+            if after_loss:  # the weights that the head gathers ahead, after its loss
+                cause = (place, unit_index, "backward", "head.out")
+                yield LiveBytes(cause, gradients, earlier, still_gathered + ahead_bytes, after_loss, unit.logits)
             yield LiveBytes(
-                (place, at, "backward", profile.backward_cause),
-                gradients + born_then + table,
-                earlier + mine,
-                here + regathered + (0 if late else coming),
-                profile.backward_peak_bytes - mine - born_then + logits,
+                (place, unit_index, "backward", profile.backward_cause),
+                gradients + sums_at_peak + table,
+                earlier + own_kept,
+                still_gathered + regathered + (0 if after_loss else ahead_bytes),
+                profile.backward_peak_bytes - own_kept - sums_at_peak + logits,
                 unit.logits,
             )
             if reduces:
-                gone, still_coming = (still, coming) if sums.release == "next_copy" else (gone, 0)
-                beginning, rest = gradients + change.reducing - gone, _made_last(rules, unit) + logits
-                yield LiveBytes((place, at, "reduce"), beginning, earlier, here - let_go + still_coming, rest)
-        grown += run.times * change.lasting + change.waits
-        whole, after = whole - let_go * (run.times if stays else 1), after + run.times * off
-        lagging, logits = lag if reduces else lagging, logits + _lingering(rules, unit, split=split)
+                freed_midway, ahead_then = (
+                    (lag_before, ahead_bytes) if sums.release == "next_copy" else (freed_midway, 0)
+                )
+                reducing_bytes, rest = gradients + change.reducing - freed_midway, _made_last(rules, unit) + logits
+                yield LiveBytes(
+                    (place, unit_index, "reduce"),
+                    reducing_bytes,
+                    earlier,
+                    still_gathered - freed_weights + ahead_then,
+                    rest,
+                )
+        gradient_bytes += run.times * change.lasting + change.waits
+        gathered_bytes, kept_for_w = (
+            gathered_bytes - freed_weights * (run.times if stays_gathered else 1),
+            kept_for_w + run.times * deferred,
+        )
+        lagging, logits = lag_size if reduces else lagging, logits + _lingering(rules, unit, split=split)
 
 
 def _lingering(rules: PassRules, unit: RunMemory, *, split: bool) -> int:
-    """Bytes that a unit's backward no longer needs and that live until the pass has ended."""
+    """Return the bytes that a unit's backward no longer needs and that are kept until the pass has ended."""
     return unit.logits * rules.lingers + (_split(rules, unit).released_bytes if split else 0)
 
 
 def _arrivals(rules: PassRules, unit: RunMemory, whole: int, here: int, coming: int, *, alone: bool) -> Iterator[int]:
-    """Bytes of gathered weights while a unit's come for its backward; ``alone``: not ahead."""
+    """Yield the bytes of gathered weights while a unit's are gathered for its backward; ``alone``: not ahead."""
     if alone:
         yield whole + _fetched(rules, unit)
-    if coming and unit.born.experts and rules.ahead:  # before the dense ones, awaited after
+    if coming and unit.born.experts and rules.ahead:  # gathered before the dense ones, awaited after them
         yield here + unit.state.whole + unit.parts[-1].travel + coming
 
 
 def _let_go(rules: PassRules, unit: RunMemory, *, stays: bool) -> int:
-    """Bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
-    own = unit.state.whole if rules.gathers and (stays or _stays(rules, unit.run)) else 0
+    """Return the bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
+    own_bytes = unit.state.whole if rules.gathers and (stays or _stays(rules, unit.run)) else 0
     table = rules.reductions.table
     if not table.adds or not rules.gathers:
-        return own
-    return {"head": own + table.states.whole, "embed": 0}.get(str(unit.run.name), own)
+        return own_bytes
+    return {"head": own_bytes + table.states.whole, "embed": 0}.get(str(unit.run.name), own_bytes)
 
 
 def _is_block(rules: PassRules, run: Run) -> bool:
-    """Whether the gathered weights of a unit are let go after its forward, or stay for its backward."""
+    """Return True if a unit's gathered weights are freed after its forward, or kept for its backward."""
     return rules.gathers and run.name not in ("embed", "head")
 
 
 def _again(rules: PassRules, run: Run) -> bool:
-    """Whether a unit is gathered for its backward."""
+    """Return True if a unit is gathered for its backward."""
     return _is_block(rules, run) or (rules.embed and run.name == "embed")
 
 
 def _made_last(rules: PassRules, unit: RunMemory) -> int:
-    """Bytes that live when the last gradient of a unit is made: of the stream, or of the table."""
+    """Return the bytes allocated when the last gradient of a unit is made: of the stream, or of the table."""
     narrow, wide = rules.reductions.widths
     if rules.reductions.release == "next_copy" and unit.run.name == "embed":
         return 0  # its gradient counts as such
@@ -399,24 +457,26 @@ def _made_last(rules: PassRules, unit: RunMemory) -> int:
 
 
 def _change(rules: PassRules, unit: RunMemory, *, first: bool, reduces: bool, off: int) -> Change:
-    """What a backward does to gradients; ``off``: bytes that it keeps for W, which then makes them all, but for
-    ``by_biases``, if they are reduced with every micro-batch.
+    """Return the change of gradient bytes by a backward.
+
+    ``off``: bytes that it keeps for W, which then makes all gradients, except ``by_biases``, if they are reduced with
+    every micro-batch.
     """
     sums = rules.reductions
     if off and rules.makes_all:
-        born = first * sums.by_biases(unit)
-        return Change(born, born, 0)
+        bias_sums = first * sums.by_biases(unit)
+        return Change(bias_sums, bias_sums, 0)
     made_later = _split(rules, unit).made_bytes if off and sums.destination == "late" else 0
     return sums.change(unit, first=first, reduces=reduces, made_later=made_later)
 
 
 def _comes_ahead(rules: PassRules, place: int) -> bool:
-    """Whether, in the backward, the last unit of this run gathers nothing ahead while the one before it does."""
+    """Return True if, in the backward, a group's last unit gathers nothing ahead while the one before it does."""
     return (rules.ahead or rules.holds) and rules.gathers and place <= 1
 
 
 def _coming_back(rules: PassRules, unit: RunMemory, before: RunMemory | None) -> int:
-    """Bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
+    """Return the bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
     if rules.holds:
         return before.state.whole if before and _again(rules, before.run) else 0
     ahead = rules.ahead and rules.gathers and unit.run.name != "embed"
@@ -424,79 +484,99 @@ def _coming_back(rules: PassRules, unit: RunMemory, before: RunMemory | None) ->
 
 
 def _reducing(rules: PassRules, unit: RunMemory, born: Sums, *, first: bool, lagging: int) -> tuple[Profile, int]:
-    """Profile of a unit whose experts' gradients are reduced midway, and bytes freed then: ``lagging``, or sums."""
+    """Return the profile of a unit whose experts are reduced midway, and the bytes freed then: ``lagging``, or sums."""
     experts, sums = unit.parts[-1], rules.reductions
     shard = min(cut(experts), sums.shards(unit, first=first))
-    gone = lagging if sums.release != "at_once" else cut(experts) and experts.sums
-    return rules.counts.profile(unit.part, unit.run.name, born._replace(reduced=shard, gone=gone)), gone
+    freed = lagging if sums.release != "at_once" else cut(experts) and experts.sums
+    return rules.counts.profile(unit.part, unit.run.name, born._replace(reduced=shard, gone=freed)), freed
 
 
 def _kept_before(rules: PassRules, units: Sequence[RunMemory]) -> list[int]:
-    """For each run, activations kept by the runs before it."""
-    found, kept = [], 0
+    """Return, for each group, the activations kept by the groups before it."""
+    kept_by_earlier, kept_size = [], 0
     for unit in units:
-        found.append(kept)
-        kept = _earlier(rules, unit.later.kept_bytes, unit.run.times, kept)
-    return found
+        kept_by_earlier.append(kept_size)
+        kept_size = _earlier(rules, unit.later.kept_bytes, unit.run.times, kept_size)
+    return kept_by_earlier
 
 
-# W: the weight gradients that B has put off, from the last unit to the first
+# W: the weight gradients deferred by B, from the last unit to the first
 
 
 def _weights(
     rules: PassRules, units: Sequence[RunMemory], *, first: bool, last: bool, lagging: int
 ) -> Iterator[LiveBytes]:
-    """The moments of W; ``lagging``: bytes of sums that are reduced but not yet freed."""
-    left, grown, sums = 0, 0, rules.reductions
+    """Yield the moments of W; ``lagging``: bytes of sums that are reduced but not yet freed."""
+    remaining, gradient_bytes, sums = 0, 0, rules.reductions
     for unit in units:
-        late = _split(rules, unit).late_bytes
-        left += unit.run.times * late
-        if not late and not (rules.makes_all or sums.bucketed) and sums.reduces(unit, last=last):  # reduced in B
-            grown += unit.state.reduced - unit.state.sums
+        deferred = _split(rules, unit).late_bytes
+        remaining += unit.run.times * deferred
+        if not deferred and not (rules.makes_all or sums.bucketed) and sums.reduces(unit, last=last):  # reduced in B
+            gradient_bytes += unit.state.reduced - unit.state.sums
     for place in reversed(range(len(units))):
         unit, profile = units[place], _split(rules, units[place], Sums(tied=units[place].born.tied))
         if not profile.late_bytes:
             continue
         reduces, change = sums.reduces(unit, last=last), _change_by_w(rules, unit, first=first, last=last)
-        # those of experts are allocated with their first gradient; all are, if they are reduced every time
-        born = sums.born(unit, first=first)
-        born = born if rules.makes_all and not sums.bucketed else born._replace(dense=0)
-        born = born._replace(experts=0) if sums.by_biases(unit) else born
-        tables = born.tied and rules.makes_all and not sums.table.adds  # else they live from the first backward on
-        allocated = born.dense + born.experts + (born.table if tables else 0)
-        lag = sums.lag_bytes(unit) if reduces else 0
+        # sums of experts are allocated with their first gradient; all are, if they are reduced every time
+        allocated_sums = sums.born(unit, first=first)
+        allocated_sums = allocated_sums if rules.makes_all and not sums.bucketed else allocated_sums._replace(dense=0)
+        allocated_sums = allocated_sums._replace(experts=0) if sums.by_biases(unit) else allocated_sums
+        tables = (
+            allocated_sums.tied and rules.makes_all and not sums.table.adds
+        )  # else they are allocated from the first backward on
+        allocated = allocated_sums.dense + allocated_sums.experts + (allocated_sums.table if tables else 0)
+        lag_size = sums.lag_bytes(unit) if reduces else 0
         shard = min(cut(unit.parts[-1]), sums.shards(unit, first=first)) if unit.born.experts else 0
-        # experts' gradients come first, and the others' sums only once those are being reduced
-        apart = profile.experts_peak_bytes > 0 and born.dense > 0 and reduces and cut(unit.parts[-1]) > 0
-        early = profile.experts_peak_bytes or profile.table_peak_bytes
-        for done in _ends(unit, second=bool(lag)):
-            still, at = lag if done and reduces else lagging, unit.run.times - done - 1
-            here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
-            if early:
-                yield _moment(place, at, gradients + allocated - born.dense, here, early - profile.late_bytes)
+        # experts' gradients come first; the other sums are allocated while those are reduced
+        experts_come_first = (
+            profile.experts_peak_bytes > 0 and allocated_sums.dense > 0 and reduces and cut(unit.parts[-1]) > 0
+        )
+        early_peak = profile.experts_peak_bytes or profile.table_peak_bytes
+        for done_units in _ends(unit, second=bool(lag_size)):
+            lag_before, unit_index = lag_size if done_units and reduces else lagging, unit.run.times - done_units - 1
+            kept_here, gradients = (
+                remaining - done_units * profile.late_bytes,
+                gradient_bytes + done_units * change.lasting + lag_before,
+            )
+            if early_peak:
+                yield _moment(
+                    place,
+                    unit_index,
+                    gradients + allocated - allocated_sums.dense,
+                    kept_here,
+                    early_peak - profile.late_bytes,
+                )
             if reduces and unit.born.experts:
-                midway, others = gradients + born.experts + shard, here - profile.late_bytes
-                yield LiveBytes((place, at, "reduce"), midway, others, 0, profile.experts_bytes)
-            if apart:
-                gradients -= still + (0 if sums.release != "at_once" else born.experts)
+                gradients_midway, kept_by_others = (
+                    gradients + allocated_sums.experts + shard,
+                    kept_here - profile.late_bytes,
+                )
+                yield LiveBytes(
+                    (place, unit_index, "reduce"), gradients_midway, kept_by_others, 0, profile.experts_bytes
+                )
+            if experts_come_first:
+                gradients -= lag_before + (0 if sums.release != "at_once" else allocated_sums.experts)
             rest = profile.weights_peak_bytes - profile.late_bytes
             table = sums.of_table(unit, first=first) if reduces else 0
-            yield _moment(place, at, gradients + allocated + shard * apart + table, here, rest)
+            yield _moment(
+                place, unit_index, gradients + allocated + shard * experts_come_first + table, kept_here, rest
+            )
             if reduces:
-                beginning, others = gradients + change.reducing, here - profile.late_bytes
-                yield LiveBytes((place, at, "reduce"), beginning, others, 0, profile.closing_bytes)
-        left -= unit.run.times * profile.late_bytes
-        grown += unit.run.times * change.lasting
-        lagging = lag if reduces else lagging
+                reducing_bytes, kept_by_others = gradients + change.reducing, kept_here - profile.late_bytes
+                yield LiveBytes((place, unit_index, "reduce"), reducing_bytes, kept_by_others, 0, profile.closing_bytes)
+        remaining -= unit.run.times * profile.late_bytes
+        gradient_bytes += unit.run.times * change.lasting
+        lagging = lag_size if reduces else lagging
 
 
 def _change_by_w(rules: PassRules, unit: RunMemory, *, first: bool, last: bool) -> Change:
-    """What W does to gradients whose dense sums B has allocated, unless they are reduced every time."""
+    """Return the change by W of gradients whose dense sums B has allocated, unless they are reduced every time."""
     sums = rules.reductions
     reduces = sums.reduces(unit, last=last)
     if rules.makes_all or sums.bucketed:
-        change, there = sums.change(unit, first=first, reduces=reduces), first * sums.by_biases(unit)
-        return Change(change.reducing - there, change.lasting - there, change.waits)
+        change, bias_sums = sums.change(unit, first=first, reduces=reduces), first * sums.by_biases(unit)
+        return Change(change.reducing - bias_sums, change.lasting - bias_sums, change.waits)
     experts = first * (unit.born.experts - sums.by_biases(unit))
     made_late = _split(rules, unit).made_bytes if sums.destination == "late" else 0
     lasting = unit.state.reduced - unit.state.sums if reduces else made_late
@@ -504,23 +584,23 @@ def _change_by_w(rules: PassRules, unit: RunMemory, *, first: bool, last: bool) 
 
 
 def _moment(place: int, index: int, gradients: int, here: int, rest: int) -> LiveBytes:
-    """A moment of W with ``here`` bytes kept for it; ``rest``: negative: of the operands of those, which are gone."""
+    """Return a moment of W with ``here`` bytes kept for it; a negative ``rest`` is of freed operands."""
     return LiveBytes((place, index, "weights"), gradients, here + min(0, rest), 0, max(0, rest))
 
 
 # Messages that join weights of several units (DeepSpeed)
 #
-#     ZeRO-1, -2   a bucket (two where reductions overlap) from a backward's first gradient to its end; this rank's
+#     ZeRO-1, -2   a bucket (two if reductions overlap) from a backward's first gradient to its end; this rank's
 #                  gradients from the first reduction on; a copy of the bucket while it is all-reduced
-#     ZeRO-3       gathered weights as ``planner/counts/parameter_prefetch.py`` plays them; a copy of the bucket while
-#                  it is reduced
+#     ZeRO-3       gathered weights as ``planner/counts/parameter_prefetch.py`` simulates; a copy of the bucket
+#                  while it is reduced
 #
 # Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, setup_buckets, copy_grads_in_partition
 # and allreduce_bucket; deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.
 
 
 def _coalesced(counts: Counts, layout: Layout) -> Coalesced:
-    """Return what the job's software joins under a layout."""
+    """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, policy(layout, counts.job)
     bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if layout.shards > 1 else 0
     by_weights = stack.fetch == "weights" and not keeps.weights_stay
@@ -530,28 +610,28 @@ def _coalesced(counts: Counts, layout: Layout) -> Coalesced:
 def _with_coalesced(
     rules: PassRules, found: Iterable[LiveBytes], units: Sequence[RunMemory], *, stage: int, backward: bool
 ) -> Iterator[LiveBytes]:
-    """The moments of a pass, with what joined messages hold."""
+    """Yield the moments of a pass, with what joined messages hold."""
     coalesced = rules.coalesced
     if not (coalesced.by_weights or (coalesced.bucket and backward)):
         yield from found
         return
-    first = [0, *accumulate(unit.run.times for unit in units)]
-    played, wide = _fetched_weights(rules, stage), rules.counts.job.precision.wide_bytes
-    for at in found:
-        if len(at.cause) > 2:
-            place, index, phase, *_ = at.cause
-            if played is not None:
+    first_units = [0, *accumulate(unit.run.times for unit in units)]
+    gathers, wide_bytes = _fetched_weights(rules, stage), rules.counts.job.precision.wide_bytes
+    for moment in found:
+        if len(moment.cause) > 2:
+            place, index, phase, *_ = moment.cause
+            if gathers is not None:
                 if phase == "gather":
                     continue
-                live = (played.backward if backward else played.forward)[first[place] + index]
-                at = at._replace(gathers=live * wide)
+                gathered_elements = (gathers.backward if backward else gathers.forward)[first_units[place] + index]
+                moment = moment._replace(gathers=gathered_elements * wide_bytes)
             if backward:
-                at = _with_bucket(coalesced, at, units, place, index, ends=phase == "reduce")
-        yield at
+                moment = _with_bucket(coalesced, moment, units, place, index, ends=phase == "reduce")
+        yield moment
 
 
 def _fetched_weights(rules: PassRules, stage: int) -> Fetches | None:
-    """The gathers of a stage's weights one by one; None where they are gathered by units, or stay."""
+    """Return the gathers of a stage's weights one by one; None if they are gathered by units, or stay gathered."""
     coalesced = rules.coalesced
     if not coalesced.by_weights:
         return None
@@ -563,12 +643,16 @@ def _fetched_weights(rules: PassRules, stage: int) -> Fetches | None:
 def _with_bucket(
     coalesced: Coalesced, at: LiveBytes, units: Sequence[RunMemory], place: int, index: int, *, ends: bool
 ) -> LiveBytes:
-    """A moment of a backward: the bucket's copy at the end of a unit within which it is full, shards from then."""
+    """Return a moment of a backward with the bucket's copy, at the end of a unit that fills it, and shards from then
+    on.
+    """
     unit, last = units[place], place == 0
-    before = sum(each.run.times * each.state.sums for each in units[place + 1 :])
-    before += (unit.run.times - index - 1) * unit.state.sums
-    full = before + unit.state.sums * ends
-    reduced = full > coalesced.bucket or (ends and last)
-    held = sum(each.run.times * each.state.reduced for each in units) if coalesced.shards_come and reduced else 0
-    copy = min(coalesced.bucket, full) if ends and reduced else 0
-    return at._replace(gradients=at.gradients + held + copy)
+    earlier_bytes = sum(group.run.times * group.state.sums for group in units[place + 1 :])
+    earlier_bytes += (unit.run.times - index - 1) * unit.state.sums
+    filled_bytes = earlier_bytes + unit.state.sums * ends
+    is_reduced = filled_bytes > coalesced.bucket or (ends and last)
+    shard_bytes = (
+        sum(group.run.times * group.state.reduced for group in units) if coalesced.shards_come and is_reduced else 0
+    )
+    copy_bytes = min(coalesced.bucket, filled_bytes) if ends and is_reduced else 0
+    return at._replace(gradients=at.gradients + shard_bytes + copy_bytes)

@@ -1,10 +1,10 @@
 """Bytes of gradients that a unit's backward allocates, reduces and frees, as ``trainer/parallel/gradients.py`` does.
 
-    once a step   sums live from the first backward of a stage to its last, in which they become this rank's shard
-    each          sums live within a unit's backward (its W), and are added to the shard that the first one allocates
+    once a step   sums are kept from a stage's first backward to its last, in which they become this rank's shard
+    each          sums are kept within a unit's backward (its W), and added to the shard that the first one allocates
 
-Where reductions overlap compute, a unit's sums live until the next one's reduction has begun, or the next pass ended.
-FSDP2 copies a unit's gradients when all are made, and its copy lives until the next one's is made.
+If reductions overlap compute, a unit's sums are freed when the next unit's reduction has begun, or the next pass ended.
+FSDP2 copies a unit's gradients when all are made, and frees the copy when the next unit's is made.
 """
 
 from __future__ import annotations
@@ -20,157 +20,175 @@ from fivefold.planner.counts.memory.liveness import NO_SUMS, Sums, Waits
 from fivefold.planner.counts.memory.stages import RunMemory
 from fivefold.planner.counts.memory.states import UnitStates
 
-# Where the gradients of a unit go:
+# Destination of a unit's gradients:
 #     allocated      to sums that the first backward allocates
 #     first          to the first gradients, which become the sums (PyTorch's AccumulateGrad)
-#     lasting        to sums that live throughout the step
-#     late           to those too, when the backward has ended: all its gradients live until then
+#     lasting        to sums that are allocated throughout the step
+#     late           to those too, when the backward has ended: all its gradients are kept until then
 #     bucket         to a bucket at once, which ZeRO-2 allocates with the first gradient of a backward, ZeRO-1 of a step
-#     lasting_bucket to ZeRO-3's bucket, whose shards live throughout the step
+#     lasting_bucket to ZeRO-3's bucket, whose shards are allocated throughout the step
 Destination = Literal["allocated", "first", "lasting", "late", "bucket", "lasting_bucket"]
-# When sums are freed that were reduced: at once, when the next unit's reduction has begun, or as its copy is made.
+# When reduced sums are freed: at once, when the next unit's reduction has begun, or as its copy is made.
 Release = Literal["at_once", "next_reduction", "next_copy"]
 
 
 class Change(NamedTuple):
-    """Bytes by which a unit's backward changes those of gradients."""
+    """The change of gradient bytes by a unit's backward."""
 
     reducing: int  # while its reduction begins
     lasting: int  # when it has ended
-    waits: int  # of a tied table: allocated by the head, freed by the embedding
+    waits: int  # gradient of a tied table: allocated by the head, freed by the embedding
 
 
 class SharedTable(NamedTuple):
-    """The embedding's table where the head on the same rank uses it too. The head's gradient is added to the sums at
-    once and the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting_bytes``).
+    """The embedding's table, if the head on the same rank uses it too.
+
+    The head's gradient is added to the sums at once and the head frees the table (``adds``), or it waits for the
+    embedding's gradient (``waiting_bytes``).
     """
 
     here: bool
     adds: bool
     is_output: bool  # the head multiplies by it
     states: UnitStates  # zero if it is not ``here``
-    waits: bool  # in the sums, until the last pass
+    waits: bool  # the gradient waits in the sums until the last pass
     waiting_bytes: int
 
 
 class Reductions(NamedTuple):
-    """When the gradients of one layout's units are reduced, and what lives until then."""
+    """The time at which the gradients of one layout's units are reduced, and the bytes allocated until then."""
 
-    stays: bool  # whole gradients stay until the update
+    stays: bool  # unsharded gradients are kept until the update
     each: bool  # reduced with every micro-batch
     destination: Destination
     release: Release
     bucket: int  # bytes that a backward or a step allocates at its start
     midway: bool  # experts are reduced within their block's backward
-    biased: bool  # an operation of its own adds experts' biases, and its backward makes their gradients
+    biased: bool  # a separate operation adds the experts' biases, and its backward makes their gradients
     table: SharedTable
     widths: tuple[int, int]  # bytes per element of a gradient, of its sum
 
     @property
     def bucketed(self) -> bool:
-        """Whether each gradient is copied at once into a bucket that is reduced when it is full."""
+        """Return True if each gradient is copied at once into a bucket that is reduced when it is full."""
         return self.destination in ("bucket", "lasting_bucket")
 
     @property
     def lasting(self) -> bool:
-        """Whether what the optimizer reads lives throughout the step."""
+        """Return True if the gradients that the optimizer reads are allocated throughout the step."""
         return self.destination in ("lasting", "late", "lasting_bucket")
 
     @property
     def when(self) -> Reduced:
-        """After which passes a reduction may be under way."""
+        """Return the passes after which a reduction may be in flight."""
         return "never" if self.release != "next_reduction" else "each" if self.each else "last"
 
     def reduces_each(self, unit: RunMemory) -> bool:
-        """Whether the gradients of ``unit`` are reduced with every micro-batch."""
+        """Return True if the gradients of ``unit`` are reduced with every micro-batch."""
         return self.each and not (self.table.waits and unit.run.name == "embed")
 
     def reduces(self, unit: RunMemory, *, last: bool) -> bool:
-        """Whether the gradients of ``unit`` are reduced in a pass in which all of them have come."""
+        """Return True if the gradients of ``unit`` are reduced in a pass that completes them."""
         return not self.stays and (last or self.bucketed or self.reduces_each(unit))
 
     def copies(self, *, first: bool) -> bool:
-        """Whether gradients that are reduced are copied from where they were made, as no sums live yet."""
+        """Return True if reduced gradients are copied from where they were made, because no sums are allocated yet."""
         return self.release == "next_copy" and (first or self.each)
 
     def born(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
-        """Sums that a backward of ``unit`` allocates; ``deferred``: its B, whose W makes all that it puts off, so that
-        B allocates only those of a table that it looks up, and ``by_biases``; ``reduces``: gradients are reduced then.
+        """Return the sums that a backward of ``unit`` allocates.
+
+        ``deferred``: it is a B, whose W makes all deferred gradients, so B allocates only those of a lookup table and
+        ``by_biases``. ``reduces``: gradients are reduced in this pass.
         """
         if (reduces and self.copies(first=first)) or (first and self.destination == "first" and not deferred):
             return NO_SUMS._replace(held=True)
         if deferred:
-            born = self.born(unit, first=first)
-            return Sums(experts=first * self.by_biases(unit), table=born.table, tied=born.tied)
-        bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
+            unit_sums = self.born(unit, first=first)
+            return Sums(experts=first * self.by_biases(unit), table=unit_sums.table, tied=unit_sums.tied)
+        bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.bucketed:
-            return NO_SUMS._replace(dense=bucket)
+            return NO_SUMS._replace(dense=bucket_bytes)
         if first or not self.each:
-            return unit.born._replace(dense=unit.born.dense + bucket) if first else NO_SUMS._replace(dense=bucket)
+            return (
+                unit.born._replace(dense=unit.born.dense + bucket_bytes)
+                if first
+                else NO_SUMS._replace(dense=bucket_bytes)
+            )
         table = self.table
-        kept = table.states.sums if table.waits and table.is_output and unit.run.name == "head" else 0
-        kept -= unit.born.table if kept else 0
-        dense = unit.born.dense - kept if self.reduces_each(unit) else 0
+        table_sums = table.states.sums if table.waits and table.is_output and unit.run.name == "head" else 0
+        table_sums -= unit.born.table if table_sums else 0
+        dense = unit.born.dense - table_sums if self.reduces_each(unit) else 0
         looked_up = 0 if table.waits else unit.born.table
         experts = unit.born.experts if cut(unit.parts[-1]) else 0
         return Sums(dense, experts, table=looked_up, tied=unit.born.tied)
 
     def waits(self, unit: RunMemory) -> Waits:
-        """Which gradients that B of a unit makes wait for W: those of experts only where experts are sharded."""
+        """Return which gradients made in B wait for W: those of experts only if experts are sharded."""
         return Waits(self.each, self.each and unit.born.experts > 0 and cut(unit.parts[-1]) > 0)
 
     def by_biases(self, unit: RunMemory) -> int:
-        """Bytes of sums of a unit's experts that B allocates, not W, as gradients of biases do not wait there."""
+        """Return the bytes of experts' sums that B allocates, not W, because bias gradients do not wait for W."""
         return unit.born.experts if self.biased and not self.waits(unit).biases else 0
 
     def experts_by_w(self, units: Iterable[RunMemory]) -> int:
-        """Bytes of sums of experts that W of a stage allocates."""
+        """Return the bytes of experts' sums that W of a stage allocates."""
         return sum(unit.run.times * (unit.born.experts - self.by_biases(unit)) for unit in units)
 
     def ends_in_b(self, unit: RunMemory, *, last: bool) -> bool:
-        """Whether a table of ``unit`` is reduced before W: it looks up in it and does not multiply by it."""
+        """Return True if a table of ``unit`` is reduced before W: it is used for lookups and not in a matmul."""
         return unit.born.table > 0 and not unit.born.tied and not self.table.adds and self.reduces(unit, last=last)
 
     def shards(self, unit: RunMemory, *, first: bool) -> int:
-        """Bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
+        """Return the bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
         return 0 if self.bucketed or (self.reduces_each(unit) and not first) else sum(map(cut, unit.parts))
 
     def of_table(self, unit: RunMemory, *, first: bool) -> int:
-        """Of ``shards``, bytes of a table of the head's own, which is reduced as soon as its gradient is made."""
+        """Return the part of ``shards`` of the head's own table, which is reduced as soon as its gradient is made."""
         if unit.run.name != "head":
             return 0
-        copies = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
-        return min(sum(map(cut, copies)), self.shards(unit, first=first))
+        table_parts = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
+        return min(sum(map(cut, table_parts)), self.shards(unit, first=first))
 
     def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> Change:
-        """The change by a backward; ``made_later``: bytes of weight gradients that W makes."""
-        state, table, late = unit.state, self.table, self.destination == "late"
+        """Return the change by a backward; ``made_later``: bytes of weight gradients that W makes."""
+        state, table, is_late = unit.state, self.table, self.destination == "late"
         made_bytes, sum_bytes = self.widths
-        bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
+        bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.bucketed:
-            waits = {"head": table.waiting_bytes, "embed": -table.waiting_bytes}.get(str(unit.run.name), 0)
-            return Change(bucket + waits, bucket, waits)
-        if late:  # separate gradients, not their sums
-            born = max(0, state.sums * made_bytes // sum_bytes - made_later)
+            wait_bytes = {"head": table.waiting_bytes, "embed": -table.waiting_bytes}.get(str(unit.run.name), 0)
+            return Change(bucket_bytes + wait_bytes, bucket_bytes, wait_bytes)
+        if is_late:  # separate gradients, not their sums
+            sums_bytes = max(0, state.sums * made_bytes // sum_bytes - made_later)
         elif first or not self.reduces_each(unit):
-            born = state.sums if first else 0
+            sums_bytes = state.sums if first else 0
         else:
-            born = sum(part.sums for part in unit.parts if cut(part))
-        fresh = first or (self.each and not table.waits)
-        waiting = table.states.sums if table.adds and fresh and not late else table.waiting_bytes
-        waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
-        shards = self.shards(unit, first=first)
-        gone = sum(part.sums for part in unit.parts if cut(part)) if reduces else 0
-        if reduces and self.release == "next_copy":  # the copy is made, gradients are let go, the shard is made
-            copied = self.copies(first=first)
-            made, whole = (gone * made_bytes // sum_bytes, born - gone) if copied else (0, born)
-            lasting = shards if copied else shards - gone
-            return Change(whole + waits + gone + max(made, lasting), whole + lasting, waits)
-        born += bucket
-        return Change(born + waits + shards, born + (shards - gone if reduces else 0), waits)
+            sums_bytes = sum(part.sums for part in unit.parts if cut(part))
+        is_first_gradient = first or (self.each and not table.waits)
+        waiting_bytes = table.states.sums if table.adds and is_first_gradient and not is_late else table.waiting_bytes
+        wait_bytes = {"head": waiting_bytes, "embed": -waiting_bytes}.get(str(unit.run.name), 0)
+        shard_bytes = self.shards(unit, first=first)
+        freed = sum(part.sums for part in unit.parts if cut(part)) if reduces else 0
+        if reduces and self.release == "next_copy":  # the copy is made, gradients are freed, the shard is made
+            copies_made = self.copies(first=first)
+            made_bytes_freed, sums_before = (
+                (freed * made_bytes // sum_bytes, sums_bytes - freed) if copies_made else (0, sums_bytes)
+            )
+            shard_after = shard_bytes if copies_made else shard_bytes - freed
+            return Change(
+                sums_before + wait_bytes + freed + max(made_bytes_freed, shard_after),
+                sums_before + shard_after,
+                wait_bytes,
+            )
+        sums_bytes += bucket_bytes
+        return Change(
+            sums_bytes + wait_bytes + shard_bytes, sums_bytes + (shard_bytes - freed if reduces else 0), wait_bytes
+        )
 
     def lag_bytes(self, unit: RunMemory) -> int:
-        """Bytes of a unit's sums that live until the next reduction has begun: not experts', which come first."""
+        """Return the bytes of a unit's sums kept until the next reduction has begun: not the experts', which come
+        first.
+        """
         return 0 if self.release == "at_once" else unit.parts[0].sums
 
     def under_way(
@@ -182,44 +200,55 @@ class Reductions(NamedTuple):
         then: tuple[Kind, int],
         experts_first: bool,
     ) -> int:
-        """Bytes of sums under way after a backward pass: of the unit of its stage that was reduced last. ``late``:
-        bytes that each unit of the stage puts off from B to W; ``then``: the next pass. Of two alike in a row that make
-        the gradients of one unit alone, the second ends the reduction before it allocates the unit's sums anew; not if
-        those of experts come first (``experts_first``: in W).
+        """Return the bytes of sums in flight after a backward pass: those of the unit of its stage that was reduced
+        last.
+
+        ``late``: bytes that each unit of the stage defers from B to W; ``then``: the next pass. Of two equal passes in
+        a row that make the gradients of only one unit, the second ends the reduction before it allocates the unit's
+        sums again, unless the sums of experts come first (``experts_first``: in W).
         """
         if self.each and then == (before.kind, before.stage) and before.kind != "B":
-            made = [unit for unit, put_off in zip(units, late, strict=True) if put_off or before.kind == "BW"]
-            experts_first = experts_first if before.kind == "W" else made[0].born.experts > 0
-            if [unit.run.times for unit in made] == [1] and not experts_first:
+            made_units = [
+                last_reduced
+                for last_reduced, put_off in zip(units, late, strict=True)
+                if put_off or before.kind == "BW"
+            ]
+            experts_first = experts_first if before.kind == "W" else made_units[0].born.experts > 0
+            if [last_reduced.run.times for last_reduced in made_units] == [1] and not experts_first:
                 return 0
-        found = (
-            unit
-            for unit, put_off in zip(units, late, strict=True)
-            if {"B": not put_off, "W": bool(put_off)}.get(before.kind, True) and self.reduces(unit, last=before.last)
+        reduced_units = (
+            last_reduced
+            for last_reduced, put_off in zip(units, late, strict=True)
+            if {"B": not put_off, "W": bool(put_off)}.get(before.kind, True)
+            and self.reduces(last_reduced, last=before.last)
         )
-        unit = next(found, None)
-        return self.lag_bytes(unit) if unit is not None else 0
+        last_reduced = next(reduced_units, None)
+        return self.lag_bytes(last_reduced) if last_reduced is not None else 0
 
 
 def reductions_of(counts: Counts, layout: Layout) -> Reductions:
     """Return how the gradients of a layout are reduced by the job's software."""
-    job, stack, keeps = counts.job, counts.job.stack, policy(layout, counts.job)
-    stays, each, facts = keeps.gradients_stay, counts.reduces_each(layout), stack.kernel_facts
-    destination = _destination(counts, stays=stays, weights_stay=keeps.weights_stay)
+    job, stack, zero_policy = counts.job, counts.job.stack, policy(layout, counts.job)
+    gradients_stay, reduces_every_backward, facts = (
+        zero_policy.gradients_stay,
+        counts.reduces_each(layout),
+        stack.kernel_facts,
+    )
+    destination = _destination(counts, stays=gradients_stay, weights_stay=zero_policy.weights_stay)
     bucketed = destination in ("bucket", "lasting_bucket")
     release: Release = "at_once"
-    if not stays and not bucketed:
+    if not gradients_stay and not bucketed:
         if stack.unit_buffers == "held":
             release = "next_copy"
-        elif "dp" in stack.overlap and (facts.overlaps_each_reduction or not each):
+        elif "dp" in stack.overlap and (facts.overlaps_each_reduction or not reduces_every_backward):
             release = "next_reduction"
-    buckets = (2 if "dp" in stack.overlap else 1) if layout.shards > 1 and keeps.weights_stay else 0
+    n_buckets = (2 if "dp" in stack.overlap else 1) if layout.shards > 1 and zero_policy.weights_stay else 0
     return Reductions(
-        stays=stays,
-        each=each,
+        stays=gradients_stay,
+        each=reduces_every_backward,
         destination=destination,
         release=release,
-        bucket=buckets * stack.reduce_bucket * job.precision.summed_bytes,
+        bucket=n_buckets * stack.reduce_bucket * job.precision.summed_bytes,
         midway=facts.reduces_experts_midway and not bucketed,
         biased=facts.separate_biases and counts.model.moe is not None and counts.model.moe.expert_bias,
         table=_shared_table(counts, layout),
@@ -232,8 +261,8 @@ def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destinat
     if stack.reduce_bucket > 0 and not stays:
         return "bucket" if weights_stay else "lasting_bucket"
     if stack.weight_gradients not in ("apart", "bucketed"):
-        late = stack.weight_gradients in ("late", "buckets")
-        return ("late" if late else "lasting") if stays else "allocated"
+        is_late = stack.weight_gradients in ("late", "buckets")
+        return ("late" if is_late else "lasting") if stays else "allocated"
     return (
         "first"
         if recipe.gradients_bytes == recipe.summed_bytes and not stack.kernel_facts.allocates_sums
@@ -243,18 +272,20 @@ def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destinat
 
 def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
     model, adds = counts.model, counts.adds(layout)
-    here = adds or (model.shares_table and layout.pp == 1)
-    waiting = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp
+    is_local = adds or (model.shares_table and layout.pp == 1)
+    gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp
     return SharedTable(
-        here=here,
+        here=is_local,
         adds=adds,
         is_output=model.tied_embeddings,
-        states=counts.states(layout, "embed") if here else UnitStates(),
+        states=counts.states(layout, "embed") if is_local else UnitStates(),
         waits=adds and not counts.reduces_each(layout, "embed"),
-        waiting_bytes=waiting if here and not adds else 0,
+        waiting_bytes=gradient_bytes if is_local and not adds else 0,
     )
 
 
 def cut(part: UnitStates) -> int:
-    """Bytes of a rank's shard of reduced gradients; 0 if there is one shard, which is the buffer of the sums."""
+    """Return the bytes of a rank's shard of reduced gradients; 0 if there is one shard, which is the buffer of the
+    sums.
+    """
     return part.reduced if part.reduced < part.sums else 0

@@ -1,7 +1,8 @@
-"""What the stages of a pipeline are in bytes: runs of equal units with their profiles and states, and the totals; and
-what a rank that holds stages keeps throughout a step.
+"""The stages of a pipeline in bytes: groups of equal units with their profiles and states, and what ranks keep all
+step.
 
-Computed once per model and job: ranks, schedules and mesh orders share the stages. ``passes.py`` walks through runs.
+Stages are computed once per model and job: ranks, schedules and mesh orders share them. ``passes.py`` walks through the
+groups.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from fivefold.planner.counts.memory.liveness import Profile, Sums
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
 from fivefold.planner.counts.operations.local_shapes import Part, part_of
 
-UnitKey = tuple[Name, bool]  # name of a unit, and whether it is recomputed
-Cause = tuple[Any, ...]  # (index of the run, of the unit in it, phase, operation), or one word
+UnitKey = tuple[Name, bool]  # name of a unit, True if it is recomputed
+Cause = tuple[Any, ...]  # (index of the group, of the unit in it, phase, operation), or one word
 
 
 class RunMemory(NamedTuple):
-    """A run with the live bytes of one unit: ``first`` allocates the gradient sums ``born``, ``later`` finds them
-    allocated. ``state``: bytes of one unit; ``parts``: the same by what is gathered apart (dense, experts).
+    """A group of equal units with the live bytes and states of one unit.
+
+    ``first`` is the profile that allocates the gradient sums ``born``, ``later`` the one with sums allocated before.
+    ``state``: bytes of one unit; ``parts``: the same by what is gathered separately (dense, experts).
     """
 
     run: Run
@@ -36,12 +39,14 @@ class RunMemory(NamedTuple):
     parts: tuple[UnitStates, ...]
     born: Sums
     logits: int
-    noted: bool = True  # whether a moment of it can be the peak
+    noted: bool = True  # False: none of its moments can be the peak
 
 
 class Chunk(NamedTuple):
-    """One stage, in bytes. ``states``: of all its units; ``kept``: activations of one micro-batch until its backward.
-    ``alike``: index of the first stage with equal units.
+    """One stage, in bytes.
+
+    ``states``: of all its units; ``kept``: activations of one micro-batch until its backward; ``alike``: index of the
+    first stage with equal units.
     """
 
     runs: tuple[RunMemory, ...]
@@ -52,10 +57,10 @@ class Chunk(NamedTuple):
 
 
 class PassKey(NamedTuple):
-    """The values on which the peak of a pass through a stage depends, besides the stages themselves."""
+    """The values that the peak of a pass through a stage depends on, besides the stages themselves."""
 
     alike: int  # the first stage with equal units
-    output: int  # bytes of the stage's output that live until its backward has ended
+    output: int  # bytes of the stage's output that stay allocated until its backward has ended
     kind: str
     first: bool
     last: bool
@@ -65,9 +70,10 @@ class PassKey(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """All stages in model order; and two caches that ``passes.py`` fills: the peak bytes of a pass with their cause,
-    and the bytes that a micro-batch keeps between B and W, by the first stage with equal units and whether gradients
-    are reduced with every micro-batch.
+    """All stages in model order, and two caches that ``passes.py`` fills.
+
+    ``peaks``: the peak bytes of a pass with their cause; ``late``: the bytes that a micro-batch keeps between B and W,
+    by the first stage with equal units and by whether gradients are reduced with every micro-batch.
     """
 
     chunks: tuple[Chunk, ...]
@@ -76,44 +82,48 @@ class Stages(NamedTuple):
 
 
 class StageCache(dict[tuple[object, ...], Stages]):
-    """Stages by ``stages_key``."""
+    """The stages of layouts, by ``stages_key``."""
 
 
 def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
-    """Return the values of a layout on which the bytes of its stages depend."""
+    """Return the values of a layout that the bytes of its stages depend on."""
     return part_of(layout), counts.stage_key(layout), counts.states_key(layout)
 
 
 def stages_of(counts: Counts, layout: Layout) -> Stages:
     """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
     cache, key = counts.caches.of(StageCache), stages_key(counts, layout)
-    found = cache.get(key)
-    if found is None:
+    all_stages = cache.get(key)
+    if all_stages is None:
         stages, units = counts.stage_runs(layout), dict[UnitKey, RunMemory]()
         for run in chain(*stages):
             if _unit_key(run) not in units:
                 units[_unit_key(run)] = _run_memory(counts, layout, run)
         kinds = [tuple((*_unit_key(run), run.times) for run in runs) for runs in stages]
         chunks: list[Chunk] = []
-        for at, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
-            alike = kinds.index(kind)
-            equal = _same_units(chunks[alike], runs) if alike < at else _chunk(counts, layout, runs, alike, units)
+        for index, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
+            first_equal = kinds.index(kind)
+            equal = (
+                _same_units(chunks[first_equal], runs)
+                if first_equal < index
+                else _chunk(counts, layout, runs, first_equal, units)
+            )
             chunks.append(equal)
-        found = cache[key] = Stages(tuple(chunks), {}, {})
-    return found
+        all_stages = cache[key] = Stages(tuple(chunks), {}, {})
+    return all_stages
 
 
 def _unit_key(run: Run) -> UnitKey:
-    """Return the values on which the live bytes of a unit of ``run`` depend, under one layout."""
+    """Return the values that the live bytes of a unit of ``run`` depend on, under one layout."""
     return run.name, run.recomputed
 
 
 def describe(cause: Cause, chunk: Chunk | None = None) -> str:
-    """A cause as text, e.g. ``block 3 backward mlp.act``."""
+    """Return a cause as text, e.g. ``block 3 backward mlp.act``."""
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
-    place, index, *words = cause
-    return " ".join((chunk.runs[place].run.called(index), *words)).strip()
+    group_index, unit_index, *words = cause
+    return " ".join((chunk.runs[group_index].run.called(unit_index), *words)).strip()
 
 
 def _chunk(
@@ -121,19 +131,19 @@ def _chunk(
 ) -> Chunk:
     """Return a stage that consists of ``units``.
 
-    Of equal runs that recur (every second layer recomputed) only the first and last can be the peak.
+    Of equal groups that recur (every second layer recomputed) only the first and last can be the peak.
     """
     kinds = [(*_unit_key(run), run.times) for run in runs]
     ends = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
-    held = [units[_unit_key(run)]._replace(run=run, noted=at in ends) for at, run in enumerate(runs)]
-    total = UnitStates()
-    for each in held:
-        total += UnitStates._make(each.run.times * size for size in each.state)
+    groups = [units[_unit_key(run)]._replace(run=run, noted=index in ends) for index, run in enumerate(runs)]
+    total_states = UnitStates()
+    for group in groups:
+        total_states += UnitStates._make(group.run.times * size for size in group.state)
     return Chunk(
-        runs=tuple(held),
-        states=total,
+        runs=tuple(groups),
+        states=total_states,
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
-        kept=sum(each.run.times * each.later.kept_bytes for each in held)
+        kept=sum(group.run.times * group.later.kept_bytes for group in groups)
         + (4 * (1 + counts.model.predicted) if runs[-1].name == "head" else counts.local(part_of(layout)).width),
         alike=alike,
         shapes=frozenset(shape for run in runs for shape in counts.shapes(part_of(layout), run.name)),
@@ -141,51 +151,53 @@ def _chunk(
 
 
 def _same_units(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
-    """An equal stage of other layers."""
+    """Return an equal stage of other layers."""
     return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
 
 
 def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
-    """Live bytes and states of one unit of a run."""
+    """Return the live bytes and states of one unit of a group."""
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
-    parts, dense = counts.parts(layout, run.name), state.sums
-    experts = parts[-1].sums if counts.routed(run.name) else 0
+    parts, dense_sums = counts.parts(layout, run.name), state.sums
+    expert_sums = parts[-1].sums if counts.routed(run.name) else 0
     if counts.adds(layout):
-        # The head's gradient of a tied table is the first of it, so the head allocates the embedding's sums.
-        table = (
+        # The head makes the first gradient of a tied table, so it allocates the embedding's sums.
+        table_sums = (
             counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
         )  # else the last of the head's
-        dense += {"head": table, "embed": -dense}.get(str(run.name), 0)
-    ahead = _looked_up(counts, layout, run, parts)
+        dense_sums += {"head": table_sums, "embed": -dense_sums}.get(str(run.name), 0)
+    lookup_sums = _looked_up(counts, layout, run, parts)
     tied = counts.model.tied_embeddings
     if tied or not counts.adds(layout):
-        dense -= ahead
-    born = Sums(dense - experts, experts, table=ahead, tied=tied and ahead > 0)
-    profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)
+        dense_sums -= lookup_sums
+    allocated_sums = Sums(dense_sums - expert_sums, expert_sums, table=lookup_sums, tied=tied and lookup_sums > 0)
+    profiles = counts.profile(part, run.name, allocated_sums), counts.profile(part, run.name)
     logits = counts.logits(part) if run.name == "head" else 0
-    return RunMemory(run, part, *profiles, state, parts, born, logits)
+    return RunMemory(run, part, *profiles, state, parts, allocated_sums, logits)
 
 
 def _looked_up(counts: Counts, layout: Layout, run: Run, parts: tuple[UnitStates, ...]) -> int:
-    """Bytes of the sums of a table of which a head that predicts further makes the first gradient."""
+    """Return the bytes of the sums of a table whose first gradient is made by a head with MTP modules."""
     if run.name != "head" or not counts.model.predicted:
         return 0
     if counts.adds(layout):
         return counts.states(layout, "embed").sums
-    copies = parts[1:-1] if counts.routed(run.name) else parts[1:]
-    return sum(part.sums for part in copies)
+    table_parts = parts[1:-1] if counts.routed(run.name) else parts[1:]
+    return sum(part.sums for part in table_parts)
 
 
 # Weights that stay gathered
 
 
 def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
-    """Bytes of a stage's weights that may stay gathered from an F to a B: all but the embedding's, and ``but``."""
+    """Return the bytes of a stage's weights that may stay gathered from an F to a B: all but the embedding's, and
+    ``but``.
+    """
     return sum(unit.run.times * unit.state.whole for unit in units if unit.run.name not in ("embed", but))
 
 
 def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
-    """Bytes of the head's gathered weights and of a ``table`` that it shares; 0 in a stage without the head."""
+    """Return the bytes of the head's gathered weights and of a ``table`` that it shares; 0 in a stage without the head."""
     return units[-1].state.whole + table if units[-1].run.name == "head" else 0
 
 
@@ -193,32 +205,37 @@ def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
 
 
 class StageBuffers(NamedTuple):
-    """What PyTorch's pipelines hold of a stage: its output until its backward has ended; inputs and gradients in
-    buffers of each micro-batch. ``stream``: bytes of one input or output.
+    """The buffers of PyTorch's pipelines for a stage.
+
+    They are its output until its backward has ended, and receive buffers of inputs and gradients for each micro-batch.
+    ``stream``: bytes of one input or output.
 
     Source: pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache, args_recv_info and grad_recv_info.
     """
 
     stages: int
     stream: int
-    received: bool  # what is received lives in a buffer of each micro-batch
+    received: bool  # each micro-batch has its own receive buffer
     outputs: bool
-    graph: bool  # stays between B and W
+    graph: bool  # the autograd graph is kept between B and W
     turn: int  # the stage of a V whose next is on the same rank; -1: none
 
     def output(self, stage: int) -> int:
-        """Bytes of a stage's output, if it lives until its backward has ended: not of the last, nor where it is the
-        input of the next on the same rank.
+        """Return the bytes of a stage's output if it is kept until its backward has ended.
+
+        It is 0 for the last stage, and if the output is the input of the next stage on the same rank.
         """
         return self.stream * (self.outputs and stage < self.stages - 1 and stage != self.turn)
 
     def of_graph(self, stage: int) -> int:
-        """Bytes of what a stage keeps between B and W that are counted as buffers: its input, its output's gradient."""
+        """Return the bytes kept between B and W that are counted as buffers: the stage's input and its output's
+        gradient.
+        """
         return self.stream * (self.graph and self.received) * ((stage > 0) + (stage < self.stages - 1))
 
 
 def stage_buffers(layout: Layout, job: Job, *, stages: int, stream: int) -> StageBuffers:
-    """Return what the job's software holds of the ``stages`` of a layout."""
+    """Return the buffers that the job's software keeps for the ``stages`` of a layout."""
     stack, piped = job.stack, layout.pp > 1
     return StageBuffers(
         stages,
@@ -230,21 +247,23 @@ def stage_buffers(layout: Layout, job: Job, *, stages: int, stream: int) -> Stag
     )
 
 
-# What lives throughout a step next to the states
+# What is allocated throughout a step in addition to the states
 
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     """Return the bytes of a step's token ids (int64, one more per sequence for the targets) and position tables."""
-    wide = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
-    tables = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if wide else 2)
-    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
+    in_fp32 = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
+    tables_bytes = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if in_fp32 else 2)
+    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables_bytes
 
 
 def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:
     """Return the bytes that the engine keeps to gather the matrices of ``stages`` in fp8, on the rank with the largest
-    shards: for each of its rows the index of its block of scales (int64), and fp32 scales if weights are held in fp8.
+    shards.
+
+    For each of its rows it keeps the index of its block of scales (int64), and fp32 scales if weights are held in fp8.
     """
-    recipe, total = counts.job.precision, 0
+    recipe, total_bytes = counts.job.precision, 0
     if recipe.gathers != "fp8" or counts.job.stack.name != "fivefold":
         return 0
     for run, times in (work for stage in stages for work in counts.stage_work(layout)[stage]):
@@ -253,13 +272,15 @@ def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]
                 matrices = [weight for weight in unit.weights if multiplies(weight)]
                 rows = sum(shard_numel(weight, shards=shards) // weight.shape[-1] for weight in matrices)
                 scales = sum(count_scales(weight, recipe) for weight in matrices) if recipe.holds_casts else 0
-                total += times * (8 * rows + 4 * scales)
-    return total
+                total_bytes += times * (8 * rows + 4 * scales)
+    return total_bytes
 
 
 def spare_gradients_bytes(job: Job, chunks: Collection[Chunk], *, layout: Layout) -> int:
-    """Bytes of a rank's unused gradients: a placeholder per weight shape, or buckets that hold every gradient again;
-    ZeRO-3's bucket, which lives beside its shards.
+    """Return the bytes of a rank's unused gradients.
+
+    They are a placeholder per weight shape, buckets that hold every gradient again, or ZeRO-3's bucket next to its
+    shards.
     """
     recipe = job.precision
     if job.stack.reduce_bucket and not policy(layout, job).weights_stay:

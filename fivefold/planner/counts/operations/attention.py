@@ -3,8 +3,9 @@
     grouped   x → q, k, v → (norm) → rope → core → out
     latent    x → q_down → norm → q_up;  x → kv_down → norm → kv_up;  rope on a part of each;  core → out
 
-Heads are cut over tp. Under cp the core sees all keys: they pass by in a ring, or an all_to_all swaps heads and tokens
-(ulysses). MLA (DeepSeek-V2, arXiv:2405.04434) has query and key heads of nope + rope dims and value heads of v dims.
+Heads are sharded over tp. Under cp the core sees all keys: they are passed around a ring, or an all_to_all swaps heads
+and tokens (Ulysses). MLA (DeepSeek-V2, arXiv:2405.04434) has query and key heads of nope + rope dims and value heads of
+v dims.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from fivefold.units import ceil_div
 
 
 def attention(local: Local, source: str, *, layer: int) -> list[Op]:
-    """``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     return (_latent if local.model.mla else _grouped)(local, source, layer=layer)
 
 
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
-    """Query-key pairs of one sequence and head: T² (``causal=False``), or only those that mask and window allow."""
+    """Count the query-key pairs of one sequence and head: T² (``causal=False``), or those that mask and window allow."""
     tokens = job.sequence
     chunk = chunk_of(model, job, layer=layer)
     if chunk is not None:
-        whole, rest = divmod(tokens, chunk)
-        sizes = (*[chunk] * whole, rest)
+        n_chunks, rest = divmod(tokens, chunk)
+        sizes = (*[chunk] * n_chunks, rest)
         return sum(size * (size + 1) // 2 if causal else size * size for size in sizes)
     if not causal:
         return tokens * tokens
@@ -40,12 +41,12 @@ def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
 
 
 def window_of(model: Model, job: Job, *, layer: int) -> int | None:
-    """The sliding window of a layer; None if it has none, or one that does nothing as no sequence is longer."""
+    """Return a layer's sliding window; None if it has none, or one that is no shorter than the sequence."""
     return _bound(model, job, layer=layer) if model.window_kind == "sliding" else None
 
 
 def chunk_of(model: Model, job: Job, *, layer: int) -> int | None:
-    """The chunk inside of which a layer attends; None if it has none, or one that does nothing."""
+    """Return the chunk that a layer attends within; None if it has none, or one that is no shorter than the sequence."""
     return _bound(model, job, layer=layer) if model.window_kind == "chunks" else None
 
 
@@ -56,62 +57,65 @@ def _bound(model: Model, job: Job, *, layer: int) -> int | None:
 
 
 def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
-    """Grouped-query attention."""
+    """List the operations of grouped-query attention."""
     model, rows, width = local.model, local.rows, local.width
-    wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
-    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows)
-    shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism have one key head together
-    ops, sizes = [*entry.ops], {"q": wide, "k": narrow, "v": narrow}
+    q_columns, kv_columns = local.heads * model.head_dim, local.kv_heads * model.head_dim
+    qkv_input = Source(local, source, into=local.stream_width, rows=local.stream_rows)
+    shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
+    ops, sizes = [*qkv_input.ops], {"q": q_columns, "k": kv_columns, "v": kv_columns}
     if local.job.stack.joint:
-        ops.append(entry.column("attention.qkv", "qkv", outof=wide + 2 * narrow, bias=model.qkv_bias))
+        ops.append(qkv_input.column("attention.qkv", "qkv", outof=q_columns + 2 * kv_columns, bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
     else:
         ops += [
-            entry.column(
+            qkv_input.column(
                 f"attention.{name}", name, outof=out // local.part.tp_inner if shared and name != "q" else out,
                 bias=model.qkv_bias, shared=shared and name != "q",
             )
             for name, out in sizes.items()
         ]  # fmt: skip
-    ops += entry.sums
+    ops += qkv_input.sums
     q, k = "q", "k"
     if model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer)):
-        ops += [_normed_heads(local, name, out=out) for name, out in (("q", wide), ("k", narrow))]
+        ops += [_normed_heads(local, name, out=out) for name, out in (("q", q_columns), ("k", kv_columns))]
         q, k = "qn", "kn"
     if model.rotates(layer):
         ops += [
-            rope("rope.q", q, "qr", numel=rows * wide, width=width),
-            rope("rope.k", k, "kr", numel=rows * narrow, width=width),
+            rope("rope.q", q, "qr", numel=rows * q_columns, width=width),
+            rope("rope.k", k, "kr", numel=rows * kv_columns, width=width),
         ]
         q, k = "qr", "kr"
     elif model.tempers(layer):
-        ops.append(rope("rope.q", q, "qr", numel=rows * wide, width=width))
+        ops.append(rope("rope.q", q, "qr", numel=rows * q_columns, width=width))
         q = "qr"
     ops += _core(local, q=q, k=k, v="v", layer=layer)
-    return [*ops, *row(local, "attention.out", "o", "a", into=wide, outof=model.width, bias=model.out_bias)]
+    return [*ops, *row(local, "attention.out", "o", "a", into=q_columns, outof=model.width, bias=model.out_bias)]
 
 
 def _normed_heads(local: Local, name: str, *, out: int) -> Op:
-    """The norm of queries or keys, ``out`` wide on this rank."""
-    model, rows, of = local.model, local.rows, local.model.qk_norm
-    dim = out if of == "full" else model.head_dim
-    heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if of == "unit" else local.norm
+    """Return the norm of queries or keys, ``out`` columns on this rank."""
+    model, rows, qk_norm = local.model, local.rows, local.model.qk_norm
+    dim = out if qk_norm == "full" else model.head_dim
+    heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
     op = norm(f"attention.{name}_norm", name, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
-    if of == "unit":
+    if qk_norm == "unit":
         return op._replace(parameters=0, gradient_widths=())
-    if of == "heads":
+    if qk_norm == "heads":
         widths = tuple(size * heads for size in op.gradient_widths)
         return op._replace(parameters=op.parameters * heads, batch=heads, gradient_widths=widths)
-    if of == "full" and local.part.tp > 1:  # sums over the heads of all ranks: of squares, and of a LayerNorm its own
-        sums = 4 * kind.norm.statistics  # bytes of a row
-        return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums * rows))
+    if (
+        qk_norm == "full" and local.part.tp > 1
+    ):  # all-reduce over the heads of all ranks: sums of squares, for LayerNorm also of values
+        sums_bytes = 4 * kind.norm.statistics  # bytes of a row
+        return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums_bytes * rows))
     return op
 
 
 def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -> list[Op]:
-    """Attention core. Flash keeps q, k, v, its output and an fp32 log-sum-exp per query and head (arXiv:2205.14135).
+    """List the operations of the attention core.
 
-    ``held``: the tensor of which the values are a view, if they are one.
+    Flash keeps q, k, v, its output and an fp32 log-sum-exp per query and head (arXiv:2205.14135). ``held``: the tensor
+    that the values are a view of, if they are one.
     """
     model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
     dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
@@ -119,19 +123,21 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     ops, message = [], None
     if part.cp > 1 and part.ulysses:  # key heads are repeated to a multiple of cp
         kv_heads = lcm(kv_heads, part.cp)
-    own = rows * kv_heads * sum(dims) * width
+    kv_bytes = rows * kv_heads * sum(dims) * width
     if part.cp > 1 and part.ulysses:
         for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
             ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
         q, k, v, held = f"{q}.all", f"{k}.all", f"{v}.all", ""
     elif part.cp > 1:
-        # in the backward the gradients of keys and values go round with them
-        message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
+        # in the backward the gradients of keys and values travel with them
+        message = Message(
+            "cp", "p2p", "p2p", kv_bytes, times=part.cp - 1, backward_payload=2 * kv_bytes, backward_parts=2
+        )
     window, chunk = window_of(model, job, layer=layer), chunk_of(model, job, layer=layer) or job.sequence
-    banded = (
+    windowed = (
         window is not None or model.attention_softcap is not None or _drops(local)
     )  # by the kernel that pads no head dim
-    kernel = dims if banded else _kernel_dims(local, dims)
+    kernel = dims if windowed else _kernel_dims(local, dims)
     sinks = (heads,) if model.attention_sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
@@ -144,15 +150,15 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         moved_bytes=moved, moved_backward_bytes=2 * moved,
         message=message,
     )  # fmt: skip
-    forward, backward = _scratch(local, dims, kernel=kernel, own=own if message else 0)
+    forward, backward = _scratch(local, dims, kernel=kernel, own=kv_bytes if message else 0)
     core = _with_work(core, local, layer=layer, dims=kernel)._replace(
         forward_scratch=forward, backward_scratch=backward
     )
     # a kernel with two head dims saves its random seeds
-    if not banded and dims[0] != dims[1] == kernel[1] and local.facts.own_attention:
+    if not windowed and dims[0] != dims[1] == kernel[1] and local.facts.own_attention:
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
-    if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of the pair's
-        core = core._replace(gradients={k: 0, v: own})
+    if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of that of both
+        core = core._replace(gradients={k: 0, v: kv_bytes})
     ops += _unfused(local, core) if job.stack.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
@@ -160,19 +166,25 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
 
 
 def _drops(local: Local) -> bool:
-    """Whether our kernel for windows computes the core because it drops probabilities, whose masks it draws again."""
+    """Return True if our sliding-window kernel computes the core because of attention dropout, whose masks it redraws."""
     dropped = local.model.dropout_rates.attention > 0
     return dropped and local.job.stack.attention != "unfused" and local.facts.own_attention
 
 
 def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
-    """FLOPs of the core: of the full square, of the pairs that are seen, and with a window these of all cp ranks."""
+    """Return the core with its FLOPs: of the full square, of the visible pairs, and with a window those of all cp
+    ranks.
+    """
     model, job, part = local.model, local.job, local.part
     per_pair = 2 * local.heads * sum(dims) * part.sequences
-    full, visible = (per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True))
-    windowed = visible if window_of(model, job, layer=layer) or _drops(local) else 0
+    full_flops, visible_flops = (
+        per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
+    )
+    windowed_flops = visible_flops if window_of(model, job, layer=layer) or _drops(local) else 0
     return core._replace(
-        flops=ceil_div(full, part.cp), causal_flops=ceil_div(visible, part.cp), windowed_flops=windowed
+        flops=ceil_div(full_flops, part.cp),
+        causal_flops=ceil_div(visible_flops, part.cp),
+        windowed_flops=windowed_flops,
     )
 
 
@@ -182,78 +194,89 @@ def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
     One that computes by blocks (the trainer's ring, its sinks, or on CPU) pads both to the larger
     (``trainer/model/flash_attention.py``).
     """
-    blocks = (local.part.cp > 1 and not local.part.ulysses) or local.model.attention_sinks
-    pads = local.job.stack.attention == "blocks" or (blocks and local.facts.own_attention)
+    by_blocks = (local.part.cp > 1 and not local.part.ulysses) or local.model.attention_sinks
+    pads = local.job.stack.attention == "blocks" or (by_blocks and local.facts.own_attention)
     return (max(dims),) * 2 if pads else dims
 
 
 def _scratch(local: Local, dims: tuple[int, int], *, kernel: tuple[int, int], own: int) -> tuple[int, int]:
-    """Scratch bytes of the core, forward and backward; ``own``: bytes of this rank's keys and values in a ring, else 0.
+    """Return the scratch bytes of the core, forward and backward.
 
-    Where head dims differ, v and the output are padded, in the backward also their gradients. A ring holds its keys and
-    values and those that arrive, the result of a half of the queries, and fp32 sums; in the backward a result, and sums
-    of the gradients of keys and values: its own and, with more than two ranks, those that arrive and leave.
+    ``own``: bytes of this rank's keys and values in a ring, else 0. If head dims differ, v and the output are padded,
+    in the backward also their gradients. A ring holds its keys and values and those that arrive, the result of a half
+    of the queries, and fp32 sums; in the backward a result, and sums of the gradients of keys and values: the local
+    ones and, with more than two ranks, those that arrive and leave.
     """
-    each, width, cp = local.rows * local.heads, local.width, local.part.cp
-    padded = each * max(dims) * width if kernel != dims else 0
+    n_rows, width, cp = local.rows * local.heads, local.width, local.part.cp
+    padded_bytes = n_rows * max(dims) * width if kernel != dims else 0
     if not own:
-        return 2 * padded, 4 * padded
-    wide = 4 * each if width < 4 else 0
-    q, o = each * dims[0] * width, each * dims[1] * width
-    halves = (
-        0 if local.part.sequences == 1 else q // 2 if padded else q // 2 + o
+        return 2 * padded_bytes, 4 * padded_bytes
+    fp32_column = 4 * n_rows if width < 4 else 0
+    q_bytes, o_bytes = n_rows * dims[0] * width, n_rows * dims[1] * width
+    halves_bytes = (
+        0 if local.part.sequences == 1 else q_bytes // 2 if padded_bytes else q_bytes // 2 + o_bytes
     )  # halves are copies only if there are several sequences
-    first = 2 * own + 2 * padded
-    later = wide * dims[1] + own * min(cp - 1, 2) + 3 * padded // 2 - (o // 2 if wide else -o // 2)
-    added = q // 2 + 3 * padded + halves + own * (3, 5, 6)[min(cp, 4) - 2]
-    sent = 4 * own - q // 2 if cp == 2 else 0
-    return max(first, later), wide * dims[0] + max(added, sent)
+    first_step = 2 * own + 2 * padded_bytes
+    ring_step = (
+        fp32_column * dims[1]
+        + own * min(cp - 1, 2)
+        + 3 * padded_bytes // 2
+        - (o_bytes // 2 if fp32_column else -o_bytes // 2)
+    )
+    ring_backward = q_bytes // 2 + 3 * padded_bytes + halves_bytes + own * (3, 5, 6)[min(cp, 4) - 2]
+    last_step = 4 * own - q_bytes // 2 if cp == 2 else 0
+    return max(first_step, ring_step), fp32_column * dims[0] + max(ring_backward, last_step)
 
 
 def _all_to_all(source: str, out: str, *, size: int) -> Op:
-    """Swap of heads and tokens over cp (Ulysses); the size stays the same."""
+    """Return the swap of heads and tokens over cp (Ulysses); the size stays the same."""
     return exchange(
         f"attention.{source}.swap", source, out, size=size, message=Message("cp", "all_to_all", "all_to_all", size)
     )
 
 
 def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
-    """Multi-head latent attention: down-projections work on the rank's own tokens, and tp gathers the small latents."""
+    """List the operations of multi-head latent attention.
+
+    Down-projections work on the rank's local tokens, and tp gathers the small latents.
+    """
     model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
     N, q_dim = local.heads, mla.nope_dim + mla.rope_dim
-    own = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
-    ops, ups = [*own.ops], list[Op]()
+    local_input = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
+    ops, up_ops = [*local_input.ops], list[Op]()
     if mla.q_rank is None:
-        whole = Source(local, source, into=model.width, rows=local.stream_rows)
-        ops += [op for op in whole.ops if op.kind != "cast"]
-        ops.append(whole.column("attention.q", "q", outof=N * q_dim))
+        gathered_input = Source(local, source, into=model.width, rows=local.stream_rows)
+        ops += [op for op in gathered_input.ops if op.kind != "cast"]
+        ops.append(gathered_input.column("attention.q", "q", outof=N * q_dim))
     else:
-        ops.append(own.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
-        ups += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
-    ops.append(own.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
-    shared, key = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
-    ups += [*shared, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
-    # Keys and values are views of kv, all of which is kept for the values; their gradients are joined.
-    each, transposed = rows * N * width, rows * N * mla.rope_dim * width
-    parts = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
-               gradients={"k": each * mla.nope_dim, "v": each * mla.v_dim})  # fmt: skip
-    ups += [
-        parts,
-        # Rotated and concatenated to heads of nope + rope.
-        rope("rope.q", "q", "qr", numel=each // width * q_dim, width=width)._replace(
-            forward_scratch=transposed, backward_scratch=transposed
+        ops.append(local_input.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
+        up_ops += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+    ops.append(local_input.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
+    key_ops, key_tensors = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
+    up_ops += [*key_ops, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
+    # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
+    n_bytes, rope_scratch = rows * N * width, rows * N * mla.rope_dim * width
+    split_kv = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
+               gradients={"k": n_bytes * mla.nope_dim, "v": n_bytes * mla.v_dim})  # fmt: skip
+    up_ops += [
+        split_kv,
+        # Rotate and concatenate to heads of nope + rope.
+        rope("rope.q", "q", "qr", numel=n_bytes // width * q_dim, width=width)._replace(
+            forward_scratch=rope_scratch, backward_scratch=rope_scratch
         ),
-        rope("rope.k", "k", "kr", numel=each // width * q_dim, width=width)._replace(
-            reads=("k", *key, "kv"), differentiates=("k", *key), forward_scratch=0, backward_scratch=0
+        rope("rope.k", "k", "kr", numel=n_bytes // width * q_dim, width=width)._replace(
+            reads=("k", *key_tensors, "kv"), differentiates=("k", *key_tensors), forward_scratch=0, backward_scratch=0
         ),
     ]
-    ops += [*ups, *_core(local, q="qr", k="kr", v="v", layer=layer, held="kv")]
+    ops += [*up_ops, *_core(local, q="qr", k="kr", v="v", layer=layer, held="kv")]
     return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
 
 
 def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
-    """The rotary key, shared by all heads: gathered over tp under sp, else its gradient is all-reduced over tp."""
+    """List the share of the rotary key by all heads: gathered over tp under sp, else its gradient is all-reduced over
+    tp.
+    """
     size, part = local.rows * dim * local.width, local.part
     if part.tp == 1:
         return [], ()
@@ -263,31 +286,31 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
 
 
 def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
-    """Norm of a latent and its up-projection to the heads of this rank."""
-    normed = norm(
+    """List the norm of a latent and its up-projection to the heads of this rank."""
+    norm_op = norm(
         f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
         kind=local.norm,
     )  # fmt: skip
-    entry = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
-    return [normed, *entry.ops, entry.column(f"attention.{name}_up", out, outof=outof)]
+    up_input = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
+    return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)]
 
 
 def _unfused(local: Local, core: Op) -> list[Op]:
-    """Unfused attention, which writes T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
+    """List unfused attention, which writes T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
     width, (q, k, v) = local.width, core.reads
-    pairs = local.rows * local.heads * local.job.sequence
-    half = core._replace(
+    n_pairs = local.rows * local.heads * local.job.sequence
+    half_core = core._replace(
         flops=core.flops // 2, causal_flops=core.causal_flops // 2, windowed_flops=0, forward_scratch=0,
         backward_scratch=0, parameters=0, gradient_widths=(),
     )  # fmt: skip
-    scores = half._replace(name="attention.core.scores", reads=(q, k), writes={"s": pairs * width}, keeps=(q, k))
-    softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=pairs * width, keeps=("p",))
+    scores = half_core._replace(name="attention.core.scores", reads=(q, k), writes={"s": n_pairs * width}, keeps=(q, k))
+    softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=n_pairs * width, keeps=("p",))
     ops, probabilities = [scores, softmax], "p"
     if local.model.dropout_rates.attention:
-        ops.append(dropout("attention.core.dropout", "p", "pd", size=pairs * width, mask=pairs))
+        ops.append(dropout("attention.core.dropout", "p", "pd", size=n_pairs * width, mask=n_pairs))
         probabilities = "pd"
     out = next(iter(core.writes))
-    output = half._replace(
+    output = half_core._replace(
         name="attention.core.values",
         reads=(probabilities, v),
         writes={out: core.writes[out]},

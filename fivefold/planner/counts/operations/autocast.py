@@ -1,9 +1,9 @@
-"""PyTorch's autocast over fp32 weights: products in 16 bits, the residual stream in fp32, and casts between them.
+"""PyTorch's autocast over fp32 weights: matmuls in 16 bits, the residual stream in fp32, and casts between them.
 
     linear layer     casts its input, for itself alone, and its weight; keeps both for its backward, and the weight's to
                      the end of the forward in any case (autocast's cache); attention casts fp32 queries, keys, values
     norm, rotary     have fp32 weights and angles, and so fp32 results; tp gathers the stream before it is cast: in fp32
-    x + branch       is fp32; the gradient of the branch is narrowed again
+    x + branch       is fp32; the gradient of the branch is cast back to 16 bits
 Source: pytorch/pytorch@v2.13.0:aten/src/ATen/autocast_mode.h (formats of operations), autocast_mode.cpp (the cache).
 """
 
@@ -16,8 +16,10 @@ from fivefold.planner.counts.operations.op import Message, Op
 
 
 def autocasted(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
-    """``ops``, which are listed as in 16 bits, as they run where the job's precision is autocast; ``narrow``: the
-    stream that they read is what a product made (the projection before a block of multi-token prediction).
+    """Return ``ops``, which are listed in 16 bits, as they run if the job's precision is autocast.
+
+    ``narrow`` says that the stream they read is in 16 bits, because a matmul made it (the projection before a
+    multi-token prediction block).
     """
     return [*(_autocasted(ops, stream_bytes=local.stream_bytes, narrow=narrow) if local.autocast else ops)]
 
@@ -61,19 +63,22 @@ def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterat
 
 
 def _cast(source: str, out: str, *, size: int) -> Op:
-    """An fp32 tensor, or the weight that meets ``source``, narrowed to ``size`` bytes; the backward widens its
-    gradient."""
+    """Return the cast of an fp32 tensor, or of the weight multiplied with ``source``, to ``size`` bytes; the backward
+    widens its gradient.
+    """
     return Op(out, "cast", (source,), {out: size}, moved_bytes=3 * size, moved_backward_bytes=3 * size)
 
 
 def _narrowed_gradient(source: str, out: str, *, size: int) -> Op:
-    """A 16-bit tensor of ``size`` bytes that an fp32 one is added to: the addition reads it as it is, and its gradient
-    is narrowed."""
+    """Return the cast of a gradient to 16 bits, for a 16-bit tensor of ``size`` bytes that is added to an fp32 one.
+
+    The addition reads the tensor as it is.
+    """
     return Op(out, "cast", (source,), {out: 0}, moved_backward_bytes=3 * size)
 
 
 def _normed(op: Op, *, wide: bool) -> Op:
-    """A norm with an fp32 result; of a ``wide`` input it keeps the input itself in place of a widened copy."""
+    """Return a norm with an fp32 result; with a ``wide`` input it keeps the input itself instead of an fp32 copy."""
     result = next(iter(op.writes))
     copy, normal = f"{result}.wide", f"{result}.normal"
     writes = op.writes | {result: 2 * op.writes[result]}
@@ -90,7 +95,7 @@ def _normed(op: Op, *, wide: bool) -> Op:
 
 
 def _cubed(op: Op) -> Op:
-    """An activation with a power of its input, which autocast makes of an fp32 copy, as all that is made of it."""
+    """Return an activation with a power of its input in fp32: autocast computes it from an fp32 copy."""
     (u,) = op.reads
     made = {name: size if name.endswith(".half") else 2 * size for name, size in op.writes.items()}
     made[f"{u}.cube"] = made[next(iter(made))]  # the copy, which is kept in place of the input
@@ -100,7 +105,7 @@ def _cubed(op: Op) -> Op:
 
 
 def _widened(op: Op, result: str) -> Op:
-    """An operation in fp32, or a message; what it writes beside its result is as it was."""
+    """Return an operation or message in fp32; what it writes other than its result stays as it was."""
     return op._replace(
         writes=op.writes | {result: 2 * op.writes[result]}, message=op.message and _in_fp32(op.message),
         gradients=op.gradients and {name: 2 * size for name, size in op.gradients.items()},
@@ -111,7 +116,7 @@ def _widened(op: Op, result: str) -> Op:
 
 
 def _in_fp32(message: Message) -> Message:
-    """A message of 16-bit elements with elements of twice their size, as its gradient has."""
+    """Return a message of 16-bit elements, and its gradient's, with elements twice as large."""
     backward = message.backward_payload
     return message._replace(payload=2 * message.payload, backward_payload=None if backward is None else 2 * backward)
 

@@ -1,11 +1,11 @@
-"""The operations of the feed-forward part: an MLP, or routed experts with optional shared ones.
+"""The operations of the feed-forward layer: an MLP, or routed experts with optional shared ones.
 
     mlp       source → gate, up → act → down → d
     experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
 
 Dropless: every token goes to exactly k experts. With a capacity c an expert computes at most c times the even share, or
-exactly that where rows are padded to it (Megatron).
-The routing weight multiplies the activation before ``down``, so that the experts' output need not be kept.
+exactly that if rows are padded to it (Megatron). The routing weight multiplies the activation before ``down``, so that
+the experts' output need not be kept.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fivefold.units import ceil_div
 
 
 def mlp(local: Local, source: str) -> list[Op]:
-    """``source`` [stream rows, D] → ``d`` [stream rows, D]."""
+    """List the operations ``source`` [stream rows, D] → ``d`` [stream rows, D]."""
     return _mlp(local, source, "d", name="mlp", ffn=local.model.ffn)
 
 
 def experts(local: Local, source: str) -> list[Op]:
-    """``source`` [stream rows, D] → ``d`` [stream rows, D] through ``topk`` experts per token."""
+    """List the operations ``source`` [stream rows, D] → ``d`` [stream rows, D] through ``topk`` experts per token."""
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
     size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
@@ -37,18 +37,18 @@ def experts(local: Local, source: str) -> list[Op]:
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
     shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
     if local.part.ep > 1 or local.part.etp > 1:
-        there, mine = (
+        dispatch_ops, expert_ops = (
             _dispatch(local, sent=sent, received=received),
             _grouped_mlp(local, "arrived", "made", rows=received),
         )
         if local.facts.overlaps_expert_wgrad:
-            there, mine = _overlapped_wgrad(local, there, mine)
-        home = _combine(local, "made", "returned", sent=sent, received=received)
+            dispatch_ops, expert_ops = _overlapped_wgrad(local, dispatch_ops, expert_ops)
+        combine_ops = _combine(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens are sent
-        ops += [*there[:1], *shared, *there[1:], *mine, *home]
+        ops += [*dispatch_ops[:1], *shared, *dispatch_ops[1:], *expert_ops, *combine_ops]
     else:
-        stays = () if "layer" in local.part.recomputed else ("ends",)
-        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, stays=stays)
+        kept_names = () if "layer" in local.part.recomputed else ("ends",)
+        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, stays=kept_names)
         ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
@@ -59,128 +59,170 @@ def experts(local: Local, source: str) -> list[Op]:
 
 
 def _router(local: Local, source: str) -> list[Op]:
-    """The router's matmul in fp32, and top-k: scores, chosen experts and their weights per token, and the permutation
-    of all T·k copies, which is computed once and kept even under recomputation (``trainer/model/routing.py``).
+    """List the router's fp32 matmul and the top-k.
+
+    The top-k writes scores, chosen experts and their weights per token, and the permutation of all T·k copies, which is
+    computed once and kept even under recomputation (``trainer/model/routing.py``).
     """
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
     scores, copies = 4 * rows * moe.experts, rows * moe.topk
-    widened = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
+    fp32_copies = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
     router = matmul(
         "moe.router", source, "choices", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
-    )._replace(keeps=(source,), forward_scratch=widened, backward_scratch=widened)
-    kept = {"scores": scores, "chosen": 8 * copies} | ({"shares": 4 * (copies + rows)} if moe.normalized else {})
-    pick = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
+    )._replace(keeps=(source,), forward_scratch=fp32_copies, backward_scratch=fp32_copies)
+    kept_tensors = {"scores": scores, "chosen": 8 * copies} | (
+        {"shares": 4 * (copies + rows)} if moe.normalized else {}
+    )
+    topk = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
     permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
     return [
         router,
-        pick._replace(writes={"weights": 4 * copies, **kept, **permutation}, keeps=(*kept,), stays=(*permutation,)),
+        topk._replace(
+            writes={"weights": 4 * copies, **kept_tensors, **permutation}, keeps=(*kept_tensors,), stays=(*permutation,)
+        ),
     ]
 
 
 def routed_rows(local: Local) -> int:
-    """Rows on which the most loaded expert rank computes."""
+    """Return the rows that the most loaded expert rank computes."""
     moe = local.model.moe
     assert moe is not None
     share = local.job.imbalance if local.part.ep > 1 else 1.0
     if moe.capacity is not None:
         share = moe.capacity if local.facts.pads_to_capacity else min(moe.capacity, share)
-    even = local.stream_rows * moe.topk * local.part.etp
-    return even if share == 1 else ceil(even * share)
+    balanced_rows = local.stream_rows * moe.topk * local.part.etp
+    return balanced_rows if share == 1 else ceil(balanced_rows * share)
 
 
 def _needs_sort(local: Local) -> bool:
-    """Whether rows that arrive must be sorted by expert: not if a rank has one expert and no etp."""
+    """Return True if arriving rows must be sorted by expert: always, unless a rank has one expert and no etp."""
     assert local.model.moe is not None
     return local.part.ep < local.model.moe.experts or local.part.etp > 1
 
 
 def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
-    """Tokens to their experts: all_to_all over ep, all_gather over etp (equal rows per rank), sort by expert.
+    """List the operations that send tokens to experts: all_to_all over ep, all_gather over etp (equal rows per rank),
+    sort.
 
-    Rows dispatched in fp8 are widened on arrival; their gradients are not cast.
+    Rows dispatched in fp8 are cast back on arrival; their gradients are not cast.
     """
-    part, each, moe = local.part, local.model.width * local.width, local.model.moe
+    part, row_bytes, moe = local.part, local.model.width * local.width, local.model.moe
     assert moe is not None
-    ops, here, rows = list[Op](), "routed", ceil_div(received, part.etp)
-    row, wire = local.row_bytes, local.row_bytes + local.row_scales_bytes
+    ops, tensor, rows = list[Op](), "routed", ceil_div(received, part.etp)
+    sent_row_bytes, scaled_row_bytes = local.row_bytes, local.row_bytes + local.row_scales_bytes
     if part.ep > 1:
-        message = Message("ep", "all_to_all", "all_to_all", sent * row, backward_payload=sent * each)
+        message = Message("ep", "all_to_all", "all_to_all", sent * sent_row_bytes, backward_payload=sent * row_bytes)
         ops.append(
-            exchange("moe.send", here, "received", size=rows * wire, message=message, gradient_bytes=rows * each)
+            exchange(
+                "moe.send",
+                tensor,
+                "received",
+                size=rows * scaled_row_bytes,
+                message=message,
+                gradient_bytes=rows * row_bytes,
+            )
         )
-        here = "received"
+        tensor = "received"
     if part.etp > 1:
-        message = Message("etp", "all_gather", "reduce_scatter", received * row, backward_payload=received * each)
-        gather = exchange(
-            "moe.etp_dispatch", here, "gathered", size=received * wire, message=message, gradient_bytes=received * each
+        message = Message(
+            "etp", "all_gather", "reduce_scatter", received * sent_row_bytes, backward_payload=received * row_bytes
         )
-        ops.append(gather._replace(forward_scratch=rows * wire))
-        here = "gathered"
+        gather = exchange(
+            "moe.etp_dispatch",
+            tensor,
+            "gathered",
+            size=received * scaled_row_bytes,
+            message=message,
+            gradient_bytes=received * row_bytes,
+        )
+        ops.append(gather._replace(forward_scratch=rows * scaled_row_bytes))
+        tensor = "gathered"
     # order of the rows, and the end of each expert's
     dispatch_plan = (8 * received if _needs_sort(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
-    narrow, cast = local.row_scales_bytes > 0, "routed.cast"
-    if narrow:
-        ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * wire})
-    arrive = Op(
-        "moe.arrive", "message", (here, "share", cast if narrow else "routed"),
-        {"arrived": received * each, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
-        differentiates=(here, "share"), stays=("dispatch_plan",),
-        forward_scratch=max(0, received - sent) * wire if narrow and _needs_sort(local) else 0,  # the sent copy is gone
+    in_fp8, cast = local.row_scales_bytes > 0, "routed.cast"
+    if in_fp8:
+        ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * scaled_row_bytes})
+    arrival = Op(
+        "moe.arrive", "message", (tensor, "share", cast if in_fp8 else "routed"),
+        {"arrived": received * row_bytes, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
+        differentiates=(tensor, "share"), stays=("dispatch_plan",),
+        forward_scratch=max(0, received - sent) * scaled_row_bytes if in_fp8 and _needs_sort(local) else 0,  # the sent copy is freed
     )  # fmt: skip
-    return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrive]
+    return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrival]
 
 
 def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
-    """Reverse of ``_dispatch``: reduce_scatter of partial sums over etp, all_to_all over ep."""
-    part, each = local.part, local.model.width * local.width
-    ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
-    row, wire, narrow = local.row_bytes, local.row_bytes + local.row_scales_bytes, local.row_scales_bytes > 0
+    """List the reverse of ``_dispatch``: reduce_scatter of partial sums over etp, all_to_all over ep."""
+    part, row_bytes = local.part, local.model.width * local.width
+    ops, tensor, rows = list[Op](), source, ceil_div(received, part.etp)
+    sent_row_bytes, scaled_row_bytes, in_fp8 = (
+        local.row_bytes,
+        local.row_bytes + local.row_scales_bytes,
+        local.row_scales_bytes > 0,
+    )
     if part.etp > 1:
-        message = Message("etp", "reduce_scatter", "all_gather", received * each, backward_payload=received * row)
+        message = Message(
+            "etp", "reduce_scatter", "all_gather", received * row_bytes, backward_payload=received * sent_row_bytes
+        )
         op = exchange(
-            "moe.etp_combine", here, f"{out}.part", size=rows * each, message=message, gradient_bytes=rows * wire
+            "moe.etp_combine",
+            tensor,
+            f"{out}.part",
+            size=rows * row_bytes,
+            message=message,
+            gradient_bytes=rows * scaled_row_bytes,
         )
         ops.append(op)
-        here = f"{out}.part"
+        tensor = f"{out}.part"
     if part.ep > 1:
-        message = Message("ep", "all_to_all", "all_to_all", sent * each, backward_payload=sent * row)
-        op = exchange("moe.return", here, out, size=sent * each, message=message)
-        ops.append(op._replace(backward_scratch=sent * wire if narrow else 0))
+        message = Message("ep", "all_to_all", "all_to_all", sent * row_bytes, backward_payload=sent * sent_row_bytes)
+        op = exchange("moe.return", tensor, out, size=sent * row_bytes, message=message)
+        ops.append(op._replace(backward_scratch=sent * scaled_row_bytes if in_fp8 else 0))
     else:
-        ops[-1] = ops[-1]._replace(writes={out: sent * each}, gradients=None)
-    again = received * each if _needs_sort(local) else 0
-    padded = rows * each if part.etp > 1 else 0
-    if narrow:  # gradients are sorted in fp8, then widened
-        return [ops[0]._replace(forward_scratch=again, backward_scratch=received * wire), *ops[1:]]
-    return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
+        ops[-1] = ops[-1]._replace(writes={out: sent * row_bytes}, gradients=None)
+    sorted_bytes = received * row_bytes if _needs_sort(local) else 0
+    padded_bytes = rows * row_bytes if part.etp > 1 else 0
+    if in_fp8:  # gradients are sorted in fp8, then cast back
+        return [ops[0]._replace(forward_scratch=sorted_bytes, backward_scratch=received * scaled_row_bytes), *ops[1:]]
+    return [ops[0]._replace(forward_scratch=sorted_bytes, backward_scratch=sorted_bytes + padded_bytes), *ops[1:]]
 
 
 def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
-    """``there`` and ``mine`` with dW of gate and up computed during the backward's all_to_all: their inputs and output
-    gradients live until then. The weight gradients move from these matmuls to ``moe.arrive``.
+    """Return ``there`` and ``mine`` with dW of gate and up computed during the backward's all_to_all.
+
+    Their inputs and output gradients stay allocated until then. The weight gradients move from these matmuls to
+    ``moe.arrive``.
     """
     first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
-    held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]
+    held_bytes, weights = (
+        sum(sum(op.writes.values()) for op in first),
+        [size for op in first for size in op.gradient_widths],
+    )
     casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
-    arrive, going = there[-1], (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0
+    arrival, sent_bytes = (
+        there[-1],
+        (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0,
+    )
     if local.part.etp > 1:  # the input of the reduce_scatter over etp is freed before them
-        whole, made = arrive.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
-        part = whole // local.part.etp
-        going = max(part + whole, part + going + made) - whole - made
-    arrive = arrive._replace(
-        keeps=(*arrive.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
-        backward_scratch=held + going, product_bytes=held, scratch_of_casts=(0, casts),
+        arrived_bytes, wgrad_bytes = arrival.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
+        local_bytes = arrived_bytes // local.part.etp
+        sent_bytes = (
+            max(local_bytes + arrived_bytes, local_bytes + sent_bytes + wgrad_bytes) - arrived_bytes - wgrad_bytes
+        )
+    arrival = arrival._replace(
+        keeps=(*arrival.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
+        backward_scratch=held_bytes + sent_bytes, product_bytes=held_bytes, scratch_of_casts=(0, casts),
     )  # fmt: skip
-    return [*there[:-1], arrive], [op._replace(gradient_widths=()) if op in first else op for op in mine]
+    return [*there[:-1], arrival], [op._replace(gradient_widths=()) if op in first else op for op in mine]
 
 
 def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
-    """Grouped matmuls of this rank's experts, each on its share of ``rows``."""
+    """List the grouped matmuls of this rank's experts, each on its share of ``rows``."""
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
-    held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
-    m, share = "moe.experts.m", "share"
+    local_experts, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
+    activated, share = "moe.experts.m", "share"
     ends: tuple[str, ...] = ("ends",)
     if source == "arrived":
         share, ends = "arrived.share", ()
@@ -188,12 +230,12 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
 
     def grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.joint
-        op = casting(op._replace(batch=1), local, first=first, experts=held)
-        widths = tuple(size * held for size in op.gradient_widths)
+        op = casting(op._replace(batch=1), local, first=first, experts=local_experts)
+        widths = tuple(size * local_experts for size in op.gradient_widths)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
-            parameters=op.parameters * held, gradient_widths=widths[:of_matmul], biases=sum(widths[of_matmul:]),
-            shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
+            parameters=op.parameters * local_experts, gradient_widths=widths[:of_matmul], biases=sum(widths[of_matmul:]),
+            shape=(max(1, rows // local_experts), *op.shape[1:]), batch=local_experts, keeps=(*op.keeps, *ends),
         )  # fmt: skip
         return settled(op, local.job)
 
@@ -201,43 +243,43 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ops += [grouped(op) for op in _up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     # dx of gate and up are summed before their dW are computed
     if local.facts.sums_expert_dgrad and not local.job.precision.narrow:
-        made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
+        wgrad_bytes = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
-        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
-    product = _activation(local, "moe.experts", size=rows * ffn * width)
+        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - wgrad_bytes))
+    activation = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the fp32 routing weight of each row; so the gradient's product with it is fp32
-    widens = ACTIVATIONS[model.activation].widens_weighted_gradient
-    wide = rows * ffn * 2 if width < 4 and local.facts.weighs_in_own_kernel and widens else 0
-    scratch = product.backward_scratch + wide
+    needs_fp32_gradient = ACTIVATIONS[model.activation].widens_weighted_gradient
+    fp32_bytes = rows * ffn * 2 if width < 4 and local.facts.weighs_in_own_kernel and needs_fp32_gradient else 0
+    scratch = activation.backward_scratch + fp32_bytes
     if moe.weighs == "inputs" and local.facts.weighs_in_own_kernel:  # gate and up, each times the weight
         scratch = 2 * rows * ffn * width
     ops.append(
-        product._replace(
-            reads=(*product.reads, share), keeps=(*product.keeps, share), backward_scratch=scratch,
+        activation._replace(
+            reads=(*activation.reads, share), keeps=(*activation.keeps, share), backward_scratch=scratch,
         )
     )  # fmt: skip
-    into = m
+    down_input = activated
     if keeps_casts(local):
-        into = f"{m}.cast"
-        ops.append(cast(local, m, into, numel=rows * ffn))
-    down = matmul("moe.experts.down", into, out, rows=rows, into=ffn, outof=model.width, width=width,
+        down_input = f"{activated}.cast"
+        ops.append(cast(local, activated, down_input, numel=rows * ffn))
+    down = matmul("moe.experts.down", down_input, out, rows=rows, into=ffn, outof=model.width, width=width,
                   bias=moe.expert_bias)  # fmt: skip
     return [*ops, grouped(down)]
 
 
 def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
-    """A tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
+    """List the operations of a tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
     model, inner = local.model, ffn // local.part.tp
     m = f"{name}.m"
-    again = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
-    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=again)
+    reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
+    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=reader)
     ops = [*entry.ops, *_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 
 def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
-    """The matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, the gate comes first."""
+    """List the matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, gate first."""
     if local.model.mlp == "plain":
         return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
     if local.job.stack.joint:
@@ -246,40 +288,46 @@ def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool
 
 
 def _activation(local: Local, name: str, *, size: int) -> Op:
-    """Activation of u, or silu(g)·u; ``size``: bytes of its output."""
+    """Return the activation of u, or silu(g)·u; ``size``: bytes of its output."""
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     activation = ACTIVATIONS[local.model.activation]
     if local.model.mlp == "plain":
         op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
         return _written_out(op, local, name, size=size) if local.norm.plain else op
     scratch = activation.gated_backward_scratch
-    both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=scratch * size)
-    both = both._replace(forward_scratch=activation.gated_scratch * size, scratch_tensor=size if scratch > 1 else 0)
+    gated = elementwise(
+        f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=scratch * size
+    )
+    gated = gated._replace(forward_scratch=activation.gated_scratch * size, scratch_tensor=size if scratch > 1 else 0)
     plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
     if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
-        both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
+        gated = gated._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
         if activation.clamps:
-            both = _clamped_apart(both, size=size)
+            gated = _clamped_apart(gated, size=size)
     if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
-        both = both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
-        whole = local.job.stack.joint or activation.clamps
-        return both if whole else both._replace(backward_scratch=0)  # the product's backward frees what silu's makes
-    return both
+        gated = gated._replace(writes=gated.writes | {silu: size}, keeps=(*gated.keeps, silu))
+        one_gradient = local.job.stack.joint or activation.clamps
+        return (
+            gated if one_gradient else gated._replace(backward_scratch=0)
+        )  # the product's backward frees silu's gradient
+    return gated
 
 
 def _written_out(op: Op, local: Local, name: str, *, size: int) -> Op:
-    """Return the activation with what PyTorch saves of it where it is no kernel of its own."""
+    """Return the activation with the tensors that PyTorch saves if it is not a kernel of its own."""
     activation = ACTIVATIONS[local.model.activation]
-    made = {f"{name}.{factor}": size for factor in activation.written_out}
-    if not made:
+    saved_factors = {f"{name}.{factor}": size for factor in activation.written_out}
+    if not saved_factors:
         return op
     cube = {f"{op.reads[0]}.cube": 0} if activation.cubes_input else {}
-    return op._replace(writes=op.writes | made | cube, keeps=(*op.keeps, *made), backward_scratch=size)
+    return op._replace(
+        writes=op.writes | saved_factors | cube, keeps=(*op.keeps, *saved_factors), backward_scratch=size
+    )
 
 
 def _clamped_apart(op: Op, *, size: int) -> Op:
-    """The activation as Megatron clamps its halves: by a kernel each and one that joins them, before the fused one.
+    """Return the activation as Megatron clamps its halves: a kernel each, and one that joins them before the fused one.
 
     Source: NVIDIA/Megatron-LM:megatron/core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
     """

@@ -1,6 +1,6 @@
-"""What an operation holds besides inputs and outputs where a single kernel of Triton computes it: next to nothing.
+"""Scratch memory of operations that a single Triton kernel computes: next to none.
 
-The lists of operations count the scratch of PyTorch's kernels, which hand one another whole tensors (``op.py``).
+The lists of operations count the scratch of PyTorch's kernels, which hand full tensors to one another (``op.py``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ STATISTIC = 4  # bytes of an fp32 number of a row
 
 
 def in_one_kernel(op: Op, local: Local) -> Op:
-    """``op`` as ``trainer/model/kernels/fused/`` computes it, if the job's kernels are Triton's."""
+    """Return ``op`` as ``trainer/model/kernels/fused/`` computes it, if the job's kernels are Triton's."""
     if local.job.stack.kernels != "triton":
         return op
-    if op.kind == "norm" and op.batch == 1:  # of heads by weights of their own there is no kernel
-        if not op.gradient_widths:  # no weights, of whose gradient programs make sums
+    if op.kind == "norm" and op.batch == 1:  # there is no kernel for norms with weights per head
+        if not op.gradient_widths:  # no weights, so no partial sums of their gradients
             return op._replace(forward_scratch=0, backward_scratch=0)
         width = op.gradient_widths[0]
         rows = op.moved_bytes // (2 * local.width * width)

@@ -23,7 +23,9 @@ from fivefold.planner.counts.operations.recompute import Unit, recompute
 
 
 def embedding(local: Local) -> list[Op]:
-    """Token ids → x, plus learned positions if the model has them. tp shards the table by vocabulary rows."""
+    """List the operations from token ids to x, with learned positions if the model has them; tp shards the table by
+    rows.
+    """
     model, part, width = local.model, local.part, local.stream_width
     size = local.rows * width * local.width
     table = local.vocab * model.width
@@ -54,12 +56,12 @@ def embedding(local: Local) -> list[Op]:
 
 
 def block(local: Local, *, layer: int) -> list[Op]:
-    """One decoder layer: x → z."""
+    """List the operations of one decoder layer: x → z."""
     return [*attention_half(local, layer=layer), *feedforward_half(local, layer=layer)]
 
 
 def attention_half(local: Local, *, layer: int) -> list[Op]:
-    """A layer's operations up to its first residual sum, x → y, which do not depend on how experts are cut."""
+    """List a layer's operations up to its first residual addition, x → y; they do not depend on expert degrees."""
     model = local.model
     pre, post = model.block != "post", model.block in ("post", "sandwich")
     ops = [_normed(local, "norm1", "x")] if pre else []
@@ -72,7 +74,7 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
-    """A layer's operations after its first residual sum: y → z."""
+    """List a layer's operations after its first residual addition: y → z."""
     model = local.model
     pre, post = model.block != "post", model.block in ("post", "sandwich")
     ops, source = list[Op](), "norm1.out"
@@ -89,21 +91,23 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
 
 
 def _normed(local: Local, name: str, source: str) -> Op:
-    """A norm of the residual stream's width: ``source`` → ``name``.out."""
+    """Return a norm of the residual stream: ``source`` → ``name``.out."""
     width = local.stream_width
     made = norm(name, source, f"{name}.out", rows=local.stream_rows, dim=width, width=local.width, kind=local.norm)
     return over_columns(local, made)
 
 
 def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list[Op]:
-    """The sum of a branch and the residual stream, after dropout and scale of the branch, if there are any."""
+    """List the operations that add a branch to the residual stream, after the branch's dropout and scale if it has
+    them.
+    """
     model, size, ops = local.model, local.stream_bytes, list[Op]()
     if model.dropout:
         mask = local.stream_rows * local.stream_width
         ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=mask))
         branch = f"{branch}.drop"
     add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
-    if model.residual_scale != 1:  # the same kernel scales; so the branch gets a gradient of its own
+    if model.residual_scale != 1:  # the same kernel scales, so the branch has its own gradient
         scaled = f"{branch}.scaled"
         scale = elementwise(f"{name}.scale", "activation", (branch,), scaled, size=size)
         ops.append(scale._replace(writes={scaled: 0}, gradients={scaled: size}, moved_bytes=0))
@@ -112,15 +116,20 @@ def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list
 
 
 def _kept_as_told(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
-    """``ops`` with what the stack keeps narrow, under autocast if it is, and without gradients that matmuls add to the
-    sums themselves."""
-    found = autocasted(local, narrowed(local, ops), narrow=local.narrow_stream(layer))
-    return [settled(op, local.job) for op in found]
+    """Return ``ops`` as the stack runs them.
+
+    This applies low-precision storage and autocast, and drops the gradient tensors of matmuls that accumulate into the
+    gradient sums themselves.
+    """
+    cast_ops = autocasted(local, narrowed(local, ops), narrow=local.narrow_stream(layer))
+    return [settled(op, local.job) for op in cast_ops]
 
 
 class Kind(NamedTuple):
-    """Blocks of one kind do equal work. ``slides``: sliding-window attention; ``moe``: routed experts; ``still``:
-    without rotary positions, in a model that has them.
+    """The kind of a block: blocks of one kind do equal work.
+
+    ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: no rotary positions in a model that has
+    them.
     """
 
     slides: bool
@@ -129,17 +138,18 @@ class Kind(NamedTuple):
 
     @property
     def alike(self) -> Kind:
-        """A kind for all that keep equally many bytes: a window changes work, not memory."""
+        """Return the kind that stands for all that keep equally many bytes: a window changes work, not memory."""
         return self._replace(slides=False)
 
 
 def kind_of(model: Model, layer: int) -> Kind:
-    """The kind of one block."""
+    """Return the kind of one block."""
     return Kind(model.slides(layer), model.is_moe(layer), model.position == "rope" and not model.rotates(layer))
 
 
 def head(local: Local) -> list[Op]:
-    """x → loss with the vocabulary sharded over tp: all-reduced are maxima, sums and target logits, never the logits.
+    """List the operations x → loss, with the vocabulary sharded over tp: maxima, sums and target logits are
+    all-reduced.
 
     fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain, narrow:
     PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain; autocast) or not. widened: an fp32
@@ -149,25 +159,28 @@ def head(local: Local) -> list[Op]:
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
     logits = rows * vocab * width
-    entry = Source(_in_16_bits(local), "h", into=local.stream_width, rows=local.stream_rows)
-    project = entry.column("head.out", "logits", outof=vocab, bias=model.head_bias)
-    small = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
+    norm_output = Source(_in_16_bits(local), "h", into=local.stream_width, rows=local.stream_rows)
+    project = norm_output.column("head.out", "logits", outof=vocab, bias=model.head_bias)
+    vocab_reduce = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
         "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True, shape=(rows, vocab, model.width),
         moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
         forward_scratch=_softmax_bytes(local, rows),
-        message=small,
+        message=vocab_reduce,
     )  # fmt: skip
-    wide, held = rows * vocab * 4, job.stack.loss == "narrow" or (part.piped and job.stack.outputs == "held")
+    fp32_logits, keeps_logits = (
+        rows * vocab * 4,
+        job.stack.loss == "narrow" or (part.piped and job.stack.outputs == "held"),
+    )
     if job.stack.loss == "plain" or (
         job.stack.loss == "narrow" and local.autocast
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
-        apart = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
+        separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
-            writes={"loss": 4, "softmax": wide}, keeps=("logits", "softmax") if held else ("softmax",), in_place=False,
-            forward_scratch=wide * apart + (wide if width < 4 else 0),
-            backward_scratch=(2 + apart) * wide - logits, scratch_tensor=wide,
-            moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
+            writes={"loss": 4, "softmax": fp32_logits}, keeps=("logits", "softmax") if keeps_logits else ("softmax",), in_place=False,
+            forward_scratch=fp32_logits * separate + (fp32_logits if width < 4 else 0),
+            backward_scratch=(2 + separate) * fp32_logits - logits, scratch_tensor=fp32_logits,
+            moved_bytes=logits + 3 * fp32_logits, moved_backward_bytes=logits + 3 * fp32_logits,
         )  # fmt: skip
     elif job.stack.loss == "narrow":  # the caller holds the logits too
         loss = loss._replace(
@@ -176,38 +189,39 @@ def head(local: Local) -> list[Op]:
         )  # fmt: skip
     elif job.stack.loss in ("widened", "copied"):
         loss = loss._replace(
-            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
+            writes={"loss": 4, "softmax": fp32_logits}, keeps=("softmax",), in_place=False,
             # the 16-bit logits are freed before the fp32 ones are copied
-            forward_scratch=wide - logits if job.stack.loss == "copied" else 0,
-            # widen, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
-            moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
+            forward_scratch=fp32_logits - logits if job.stack.loss == "copied" else 0,
+            # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
+            moved_bytes=logits + 9 * fp32_logits, moved_backward_bytes=logits + 3 * fp32_logits,
         )  # fmt: skip
-    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
-    normed = over_columns(local, normed)
+    norm_op = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
+    norm_op = over_columns(local, norm_op)
     if job.stack.loss == "chunked":
-        return autocasted(local, [normed, *_chunked_loss(local)])
-    return autocasted(local, [normed, *entry.ops, project, *entry.sums, loss])
+        return autocasted(local, [norm_op, *_chunked_loss(local)])
+    return autocasted(local, [norm_op, *norm_output.ops, project, *norm_output.sums, loss])
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:
-    """fp32 scratch of the softmax, for as many of ``rows`` as are widened at once: input and softmax, under tp one; a
-    soft cap's derivative beside it.
+    """Return the fp32 scratch of the softmax for the ``rows`` that are cast at once.
+
+    It is input and softmax under tp 1, and the derivative of a soft cap.
     """
-    if local.job.stack.kernels == "triton":  # widened in registers
+    if local.job.stack.kernels == "triton":  # cast to fp32 in registers
         return 0
     chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // local.vocab)) * local.vocab * 4
     return 2 * chunk if (local.width < 4 and local.part.tp == 1) or local.model.logit_softcap else chunk
 
 
 def _chunked_loss(local: Local) -> list[Op]:
-    """h → loss, all in the backward: per chunk of rows the logits, their gradient, dh and dW.
+    """List the operations h → loss, all in the backward: per chunk of rows the logits, their gradient, dh and dW.
 
     Under tp the input is gathered only there, and each chunk sends the all-reduces that ``fused`` sends for all rows.
     """
     model, part, rows, vocab, width = local.model, local.part, local.rows, local.vocab, local.width
     chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
     weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
-    whole = rows * model.width * width if part.sp else 0  # the gathered input; its gradient is as large
+    gathered_bytes = rows * model.width * width if part.sp else 0  # the gathered input; its gradient has the same size
     softmax = _softmax_bytes(local, chunk)
     if rows == chunk:  # dW is allocated after it is freed
         softmax = max(0, softmax - (weight + bias) * width)
@@ -217,35 +231,35 @@ def _chunked_loss(local: Local) -> list[Op]:
         parameters=weight + bias, gradient_widths=(weight, bias) if bias else (weight,),
         flops=flops, causal_flops=flops, shape=(rows, vocab, model.width),
         moved_backward_bytes=4 * rows * vocab * width,  # read and written in both passes of ``fused``
-        backward_scratch=2 * whole - whole // part.tp + logits + softmax + bias * width, regathered=whole,
+        backward_scratch=2 * gathered_bytes - gathered_bytes // part.tp + logits + softmax + bias * width, regathered=gathered_bytes,
         differentiates=("h",), delivers=True,
     )]  # fmt: skip
     if part.tp > 1:
         size = rows * model.width * width
-        again, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
-        each, rest = divmod(rows, chunk)
-        said = [
-            Message("tp", "", sums, size, regather=again),
-            *(Message("tp", "", "all_reduce", many * 4, times=3 * times) for many, times in ((chunk, each), (rest, 1))
-              if many),
+        regather, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
+        n_chunks, rest = divmod(rows, chunk)
+        loss_messages = [
+            Message("tp", "", sums, size, regather=regather),
+            *(Message("tp", "", "all_reduce", chunk_rows * 4, times=3 * times) for chunk_rows, times in ((chunk, n_chunks), (rest, 1))
+              if chunk_rows),
         ]  # fmt: skip
         names = ("loss.own", "loss.sums", "loss.chunks", "loss.rest")
         ops += [
-            exchange(after, before, after, size=4, message=message)
-            for before, after, message in zip(names[:-1], names[1:], said, strict=False)
+            exchange(result, source, result, size=4, message=message)
+            for source, result, message in zip(names[:-1], names[1:], loss_messages, strict=False)
         ]
     return ops
 
 
 def _in_16_bits(local: Local) -> Local:
-    """``local`` in bf16: the head's matmul is never in fp8 or fp4 (Transformer Engine, DeepSeek-V3 §3.3)."""
+    """Return ``local`` in bf16: the head's matmul is never in fp8 or fp4 (Transformer Engine, DeepSeek-V3 §3.3)."""
     if not local.job.precision.narrow:
         return local
-    wide = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
-    return Local(local.model, local.job.replace(precision=wide), local.part)
+    bf16_recipe = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
+    return Local(local.model, local.job.replace(precision=bf16_recipe), local.part)
 
 
 def block_unit(ops: Sequence[Op], local: Local) -> Unit:
-    """The operations of one ``block``, with those marked that are recomputed."""
+    """Return the operations of one ``block``, the recomputed ones marked."""
     stack = local.job.stack
     return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=stack.kernel_facts.fuses_linears)

@@ -4,8 +4,8 @@
     row      x W_row ──reduce_scatter, or all_reduce without sp── y        backward: all_gather, or nothing
 
 Under sp the gathered input is freed and gathered again for dW, in 16 bits, or kept (``Stack.column_inputs``); in the
-forward fp8 and fp4 ones travel as cast. Other stacks keep that cast; Fivefold casts around each product (``Op.casts``).
-Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
+forward, fp8 and fp4 inputs are sent as cast. Other stacks keep that cast; Fivefold casts around each product
+(``Op.casts``). Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ from fivefold.units import ceil_div
 
 
 class Source:
-    """The input of column-parallel linears, cast and gathered once for all of them; ``ops`` do that."""
+    """The input of column-parallel linears, cast and gathered once for all of them by ``ops``."""
 
     def __init__(
         self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True, reader: str = ""
     ) -> None:  # fmt: skip
-        """``tensor`` is [rows, into]; ``gathered``: its readers need the rows of all tp ranks. ``reader``: ends the
-        names of what is made here, where another ``Source`` of the same tensor makes it too."""
+        """List the operations that cast and gather ``tensor`` [rows, into].
+
+        ``gathered``: its readers need the rows of all tp ranks. ``reader``: suffix of the names of the tensors made
+        here, needed if another ``Source`` of the same tensor makes them too.
+        """
         self.local, self.into, self.kept = local, into, tensor
         self.ops: list[Op] = []
-        self.sums: list[Op] = []  # of 2D tensor parallelism, after all readers: their outputs, summed over tp_inner
+        self.sums: list[
+            Op
+        ] = []  # 2D tensor parallelism: reductions of the readers' outputs over tp_inner, after all readers
         self.first = True  # the next reader is the first
         size = rows * into * local.width
         if keeps_casts(local):
@@ -37,35 +42,39 @@ class Source:
             size = narrow_bytes(local, rows * into)
             self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
         self.read, self.rows = self.kept, rows
-        self.regathered = self.cast_rows = 0  # cast_rows: rows cast here before they are gathered; 0: after it
+        self.regathered = self.cast_rows = 0  # cast_rows: rows cast here before the gather; 0: cast after it
         part = local.part
         if not gathered or part.tp == 1:
             return
         self.read = f"{tensor}.whole{reader}"
         if part.sp:
-            kept = local.job.stack.column_inputs == "kept"
-            self.rows, self.regathered = local.rows, 0 if kept else size * local.outer
+            keeps_gathered = local.job.stack.column_inputs == "kept"
+            self.rows, self.regathered = local.rows, 0 if keeps_gathered else size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
-            wide = local.rows * into * local.width
-            again = "" if kept else "all_gather"
-            message = Message(over(part), "all_gather", "reduce_scatter", size * local.outer, 1, again, wide)
+            gradient_bytes = local.rows * into * local.width
+            regather = "" if keeps_gathered else "all_gather"
+            message = Message(
+                over(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
+            )
             if local.job.precision.narrow and not keeps_casts(local):
                 self.cast_rows = rows
                 payload, *scales = travelling(local, into)
                 message = message._replace(payload=payload[1], wide_payload=size * local.outer, scales=tuple(scales))
             self.ops.append(
                 exchange(f"{tensor}.gather", self.kept, self.read, size=size * local.outer, message=message,
-                         gradient_bytes=wide)
+                         gradient_bytes=gradient_bytes)
             )  # fmt: skip
-            if kept:
+            if keeps_gathered:
                 self.kept = self.read
         else:
             message = Message("tp", "", "all_reduce", rows * into * local.width)
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
 
     def column(self, name: str, out: str, *, outof: int, bias: bool = False, shared: bool = False) -> Op:
-        """Column-parallel matmul to ``out`` [rows, outof]; ``outof`` is the size on this rank, in 2D a y-th of what is
-        summed over the inner ranks, or of what all of them need (``shared``: a key head of several).
+        """Return the column-parallel matmul to ``out`` [rows, outof].
+
+        ``outof`` is the size on this rank. Under 2D tensor parallelism it is a y-th of the columns that are summed over
+        the inner ranks, or of those that all of them need (``shared``: one key head for several ranks).
         """
         local, inner = self.local, self.local.part.tp_inner
         partial = out if inner == 1 else f"{out}.partial"
@@ -75,7 +84,7 @@ class Source:
         if inner > 1:
             size, kinds = self.rows * outof * local.width, ("reduce_scatter", "all_gather")
             message = Message("tp_inner", *kinds, payload=inner * size)
-            if shared:  # each of the ranks needs all of them
+            if shared:  # every inner rank needs the full columns
                 size, message = inner * size, Message("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
             self.sums.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
         op = casting(op, self.local, first=self.first, cast_rows=self.cast_rows)
@@ -84,23 +93,23 @@ class Source:
 
 
 def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int, bias: bool) -> Sequence[Op]:
-    """Row-parallel matmul: ``source`` [rows, into] → ``out`` [stream rows, outof]; ``into`` is that of this rank."""
+    """List the row-parallel matmul ``source`` [rows, into] → ``out`` [stream rows, outof]; ``into`` is this rank's."""
     part = local.part
-    ops, read = [], source
+    ops, tensor = [], source
     if keeps_casts(local):
-        read = f"{source}.cast"
-        ops.append(cast(local, source, read, numel=local.rows * into))
+        tensor = f"{source}.cast"
+        ops.append(cast(local, source, tensor, numel=local.rows * into))
     partial = out if part.tp == 1 else f"{out}.partial"
     inner, outof = part.tp_inner, outof // part.tp_inner
     if inner > 1:
         ops.append(_gathered_columns(local, source, into=into))
-        read = f"{source}.whole"
+        tensor = f"{source}.whole"
     into *= inner
-    product = matmul(name, read, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
+    product = matmul(name, tensor, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
     product = casting(product, local)
     if inner > 1:
-        again = local.rows * into * local.width
-        product = product._replace(keeps=(source,), backward_scratch=again, regathered=again)
+        regathered_bytes = local.rows * into * local.width
+        product = product._replace(keeps=(source,), backward_scratch=regathered_bytes, regathered=regathered_bytes)
     ops.append(product)
     if part.tp > 1:
         size = local.rows * outof * local.width
@@ -112,84 +121,109 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
 
 
 def over(part: Part) -> str:
-    """The group over which rows of the stream are cut: of 2D tensor parallelism the outer one."""
+    """Return the group that shards the rows of the stream: under 2D tensor parallelism the outer one."""
     return "tp" if part.tp_inner == 1 else "tp_outer"
 
 
 def over_columns(local: Local, op: Op) -> Op:
-    """A norm of the stream; where 2D tensor parallelism cuts its columns, fp32 sums of each row go over tp_inner."""
+    """Return a norm of the stream; if 2D tensor parallelism shards its columns, with fp32 sums of each row over
+    tp_inner.
+    """
     if local.part.tp_inner == 1:
         return op
-    sums = 8 if len(op.gradient_widths) > 1 else 4  # LayerNorm: of x and of x²
-    return op._replace(message=Message("tp_inner", "all_reduce", "all_reduce", sums * local.stream_rows))
+    sums_bytes = 8 if len(op.gradient_widths) > 1 else 4  # LayerNorm: of x and of x²
+    return op._replace(message=Message("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
 
 
 def _gathered_columns(local: Local, source: str, *, into: int) -> Op:
-    """All-gather over tp_inner of a row-parallel layer's input [rows, ``into``] under 2D tensor parallelism, or of its
-    cast.
+    """Return the all-gather over tp_inner of a row-parallel layer's input [rows, ``into``], or of its cast.
+
+    It is needed under 2D tensor parallelism.
     """
-    wide = local.rows * into * local.width * local.part.tp_inner
-    message = Message("tp_inner", "all_gather", "reduce_scatter", wide, 1, "all_gather", wide)
+    gathered_bytes = local.rows * into * local.width * local.part.tp_inner
+    message = Message("tp_inner", "all_gather", "reduce_scatter", gathered_bytes, 1, "all_gather", gathered_bytes)
     if local.job.precision.narrow:
         payload, *scales = travelling(local, into * local.part.tp_inner)
-        message = message._replace(payload=payload[1], wide_payload=wide, scales=tuple(scales))
-    return exchange(f"{source}.gather", source, f"{source}.whole", size=wide, message=message, gradient_bytes=wide)
+        message = message._replace(payload=payload[1], wide_payload=gathered_bytes, scales=tuple(scales))
+    return exchange(
+        f"{source}.gather",
+        source,
+        f"{source}.whole",
+        size=gathered_bytes,
+        message=message,
+        gradient_bytes=gathered_bytes,
+    )
 
 
 def settled(op: Op, job: Job) -> Op:
-    """``op`` with no weight gradient tensor (0 elements) if its matmul accumulates into the gradient sums itself."""
+    """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates into the gradient sums
+    itself.
+    """
     if job.stack.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
         return op
     return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
 
 
 def sums_itself(op: Op) -> bool:
-    """Whether the operation is a linear layer with fused wgrad accumulation in Transformer Engine or Megatron."""
+    """Return True for a linear layer with fused wgrad accumulation in Transformer Engine or Megatron."""
     return op.kind == "matmul" and op.name != "moe.router"
 
 
 def keeps_casts(local: Local) -> bool:
-    """Whether the cast of an input is kept for the backward instead of the input; Fivefold casts again."""
+    """Return True if the cast of an input is kept for the backward instead of the input; Fivefold casts again."""
     return local.job.precision.narrow and local.facts.keeps_casts
 
 
 def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:
-    """``op`` with the bytes of Fivefold's casts; ``first``: its input's too. ``experts``: groups of rows;
-    ``cast_rows``: rows of the input that this rank casts, if it gathers the others' casts.
+    """Return ``op`` with the bytes of Fivefold's casts.
+
+    ``first``: the input is cast too. ``experts``: groups of rows; ``cast_rows``: rows of the input that this rank
+    casts, if it gathers the other ranks' casts.
     """
     recipe = local.job.precision
     if not recipe.narrow:
         return op
     rows, outof, into = op.shape
-    if keeps_casts(local):  # W reads the output's gradient as it was cast for dx (Transformer Engine's WeightGradStore)
+    if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
         return op._replace(product_bytes=narrow_bytes(local, rows * op.batch * outof))
-    per, rows = max(1, experts), rows * op.batch
-    x, g = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
-    weight = cast_bytes(local, outof, into, matrices=per, weight="forward")
-    transposed = cast_bytes(local, into, outof, matrices=per, weight="backward")
+    n_groups, rows = max(1, experts), rows * op.batch
+    input_bytes, gradient_bytes = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
+    weight = cast_bytes(local, outof, into, matrices=n_groups, weight="forward")
+    transposed = cast_bytes(local, into, outof, matrices=n_groups, weight="backward")
     if recipe.holds_casts:  # the weight is its cast; dx reads a transposed copy
-        weight, transposed = 0, per * into * outof
-    columns, late = (
+        weight, transposed = 0, n_groups * into * outof
+    input_columns, gradient_columns = (
         0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
     )
-    found = Casts(first * x, weight, g, transposed, rows * into * local.width, first * columns, late)
-    of_x, of_w, of_g = (local.width * size for size in (rows * into, per * into * outof, rows * outof))
-    of_w = transposed if recipe.holds_casts else of_w
-    moved = (
-        first * (of_x + x) * (cast_rows or rows) // rows + (of_w + weight) * (not recipe.holds_casts),
-        of_g + g + of_w + transposed,
-        (first * (of_x + columns) + of_g + late) * (not recipe.wide_gradients),
+    casts = Casts(
+        first * input_bytes,
+        weight,
+        gradient_bytes,
+        transposed,
+        rows * into * local.width,
+        first * input_columns,
+        gradient_columns,
     )
-    return op._replace(casts=found, moved_by_casts=moved)
+    input_moved, weight_moved, gradient_moved = (
+        local.width * size for size in (rows * into, n_groups * into * outof, rows * outof)
+    )
+    weight_moved = transposed if recipe.holds_casts else weight_moved
+    moved_bytes = (
+        first * (input_moved + input_bytes) * (cast_rows or rows) // rows
+        + (weight_moved + weight) * (not recipe.holds_casts),
+        gradient_moved + gradient_bytes + weight_moved + transposed,
+        (first * (input_moved + input_columns) + gradient_moved + gradient_columns) * (not recipe.wide_gradients),
+    )
+    return op._replace(casts=casts, moved_by_casts=moved_bytes)
 
 
 def cast_bytes(
     local: Local, rows: int, columns: int, *, matrices: int = 1, groups: int = 0,
     weight: Literal["", "forward", "backward"] = "",
 ) -> int:  # fmt: skip
-    """Bytes of ``matrices`` of [rows, columns] in fp8 with scales, as ``trainer/model/float8`` makes them.
+    """Return the bytes of ``matrices`` of [rows, columns] in fp8 with scales, as ``trainer/model/float8`` makes them.
 
-    ``groups``: the columns belong to so many experts, each with scales of its own.
+    ``groups``: the columns belong to this many experts, each with its own scales.
     """
     scaling, numel = local.job.precision.scaling, matrices * rows * columns
     if scaling == "tensorwise" or (weight == "backward" and local.job.precision.wide_gradients):
@@ -206,8 +240,10 @@ def cast_bytes(
 
 
 def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
-    """Collectives and payloads by which ranks get the cast [rows, ``into``] of all rows: of the data, then of what
-    scales it. For a scale of the whole matrix they agree on its largest element.
+    """Yield the collectives and payloads that send the cast [rows, ``into``] of all rows: first the data, then the
+    scales.
+
+    For a scale of the whole matrix the ranks agree on its largest element.
     """
     scaling, rows = local.job.precision.scaling, local.rows
     data = rows * (ceil_div(into, 2) if local.job.precision.compute == "fp4" else into)
@@ -220,7 +256,7 @@ def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
 
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
-    """A cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads."""
+    """Return a cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads."""
     size = narrow_bytes(local, numel)
     moved = numel * local.width + 2 * size
     # backward bytes: the matmul casts its output's gradient likewise, which is counted here
@@ -231,22 +267,22 @@ def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
 
 
 def narrow_bytes(local: Local, numel: int) -> int:
-    """Bytes of ``numel`` elements in fp8 or fp4, scales included."""
+    """Return the bytes of ``numel`` elements in fp8 or fp4, scales included."""
     recipe = local.job.precision
-    scaled = SCALED_ELEMENTS.get(recipe.scaling)
+    block = SCALED_ELEMENTS.get(recipe.scaling)
     per_scale = 1 if recipe.scaling in ("blocks", "blocks16") else 4
-    scales = 4 if scaled is None else per_scale * ceil_div(numel, scaled)
-    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales + _outer_bytes(local)
+    scales_bytes = 4 if block is None else per_scale * ceil_div(numel, block)
+    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales_bytes + _outer_bytes(local)
 
 
 def _row_of_blocks(local: Local, columns: int, *, groups: int) -> int:
-    """Bytes of one row of ``columns`` in MXFP8 or NVFP4 with its scales; of ``groups`` with room for uneven ends."""
-    each, four = SCALED_ELEMENTS[local.job.precision.scaling], local.job.precision.compute == "fp4"
+    """Return the bytes of a row of ``columns`` in MXFP8 or NVFP4 with scales; ``groups`` adds space for uneven ends."""
+    elements, in_fp4 = SCALED_ELEMENTS[local.job.precision.scaling], local.job.precision.compute == "fp4"
     if groups:
-        return (columns // 2 + groups if four else columns) + columns // each + groups + 1
-    return (ceil_div(columns, 2) if four else columns) + ceil_div(columns, each)
+        return (columns // 2 + groups if in_fp4 else columns) + columns // elements + groups + 1
+    return (ceil_div(columns, 2) if in_fp4 else columns) + ceil_div(columns, elements)
 
 
 def _outer_bytes(local: Local) -> int:
-    """Bytes of the scale of a whole matrix beside those of its blocks."""
+    """Return the bytes of the scale of a whole matrix, which is added to those of its blocks."""
     return 4 if local.job.precision.scaling == "blocks16" else 0

@@ -19,7 +19,7 @@ from fivefold.units import ceil_div
 
 
 class Part(NamedTuple):
-    """The degrees that cut a layer on one rank; ``recomputed``: groups of operations, as in ``Layout.recomputed``."""
+    """The degrees that shard a layer on one rank; ``recomputed``: groups of operations, as in ``Layout.recomputed``."""
 
     sequences: int
     cp: int = 1
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def part_of(layout: Layout) -> Part:
-    """The part of one rank under ``layout``."""
+    """Return the degrees of one rank under ``layout``."""
     return Part(
         layout.mbs, layout.cp, layout.cp_kind == "ulysses", layout.tp, layout.tp_inner, layout.sp and layout.tp > 1,
         layout.ep, layout.etp, layout.recomputed, layout.pp > 1,
@@ -42,26 +42,26 @@ def part_of(layout: Layout) -> Part:
 
 
 class Local:
-    """Sizes of a model and a job on one rank, from which the lists of operations are made."""
+    """The sizes of a model and a job on one rank; the lists of operations are made from it."""
 
     def __init__(self, model: Model, job: Job, part: Part) -> None:
         self.model, self.job, self.part = model, job, part
         self.width, self.facts = activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(
             norm=NORMS[model.norm], bias=model.norm_bias, fused=self.facts.fused_norms,
-            plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's own, one after another
+            plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's separate kernels
         )  # fmt: skip
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
-        self.outer = part.tp // part.tp_inner  # over which rows of the stream are cut; its columns over tp_inner
+        self.outer = part.tp // part.tp_inner  # ranks that shard the rows of the stream; tp_inner shards its columns
         self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows
         self.stream_width = model.width // part.tp_inner
         self.stream_bytes = self.stream_rows * self.stream_width * self.width
         self.autocast = job.precision.autocasts and self.facts.supports_autocast
-        self.entry_bytes = 2 * self.stream_bytes if self.autocast else self.stream_bytes  # of the stream as it runs
+        self.entry_bytes = 2 * self.stream_bytes if self.autocast else self.stream_bytes  # bytes of a stage's input
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
-        narrow = job.precision.dispatches == "fp8"
-        self.row_bytes = model.width * (1 if narrow else self.width)
-        self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if narrow else 0
+        dispatches_fp8 = job.precision.dispatches == "fp8"
+        self.row_bytes = model.width * (1 if dispatches_fp8 else self.width)
+        self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if dispatches_fp8 else 0
         # Token ids are a view of the step's batch if they are contiguous in it.
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
@@ -69,12 +69,13 @@ class Local:
         self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
 
     def narrow_stream(self, layer: int) -> bool:
-        """Whether under autocast a layer's stream is in 16 bits: that of a module of multi-token prediction, whose
-        projection makes it.
+        """Return True if a layer's stream is in 16 bits under autocast.
+
+        That holds in multi-token prediction modules, where a projection makes the stream.
         """
         return self.autocast and layer >= self.model.layers
 
 
 def activation_width(job: Job) -> int:
-    """Bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
+    """Return the bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
     return 4 if job.precision.compute in ("fp32", "tf32") else 2

@@ -1,6 +1,6 @@
-"""What DeepSeek-V3 keeps for the backward in the format of the matmuls' casts, where others keep 16 bits.
+"""Activations that DeepSeek-V3 keeps for the backward in the format of the matmuls' casts, where others keep 16 bits.
 
-    activation   the input of SwiGLU, from which its output is made again     1 byte an element, and scales
+    activation   the input of SwiGLU, from which its output is recomputed     1 byte an element, and scales
     attention    its output, which its own backward reads as well             12 bits (E5M6)
 
 Source: DeepSeek-V3, arXiv:2412.19437 §3.3.3, low-precision storage.
@@ -16,33 +16,33 @@ from fivefold.planner.counts.operations.op import Op
 
 
 def narrowed(local: Local, ops: Sequence[Op]) -> Sequence[Op]:
-    """``ops`` of a block, with what the stack keeps narrow."""
+    """Return a block's ``ops`` with the activations that the stack keeps in low precision."""
     if not (local.job.stack.narrow_kept and keeps_casts(local)):
         return ops
     return [*_narrowed(local, ops)]
 
 
 def _narrowed(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
-    kept, sizes = local.job.stack.narrow_kept, dict[str, int]()
+    kept_groups, sizes = local.job.stack.narrow_kept, dict[str, int]()
     for op in ops:
         sizes |= op.writes
-        if "attention" in kept and op.name == "attention.core":
+        if "attention" in kept_groups and op.name == "attention.core":
             yield op._replace(keeps=tuple(name for name in op.keeps if name != "o"))
-        elif "attention" in kept and op.kind == "cast" and op.reads == ("o",):
+        elif "attention" in kept_groups and op.kind == "cast" and op.reads == ("o",):
             (out,) = op.writes
             yield op._replace(writes={out: op.writes[out] + sizes["o"] // local.width // 2})
-        elif "activation" in kept and op.name.endswith(".act"):
-            # what it keeps of its inputs: gate and up, as one tensor or two; or up alone
-            swap = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
-            for whole, cast in swap.items():
+        elif "activation" in kept_groups and op.name.endswith(".act"):
+            # the inputs that it keeps: gate and up, as one tensor or two; or up alone
+            low_precision_names = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
+            for whole, cast in low_precision_names.items():
                 size = narrow_bytes(local, sizes[whole] // local.width)
                 yield Op(
                     cast, "add", (whole,), {cast: size}, moved_bytes=sizes[whole] + size, moved_backward_bytes=0,
                     gradients={cast: sizes[whole]}, passes=True,
                 )  # fmt: skip
             yield op._replace(
-                reads=tuple(swap.get(name, name) for name in op.reads),
-                keeps=tuple(swap.get(name, name) for name in op.keeps),
+                reads=tuple(low_precision_names.get(name, name) for name in op.reads),
+                keeps=tuple(low_precision_names.get(name, name) for name in op.keeps),
             )
         else:
             yield op

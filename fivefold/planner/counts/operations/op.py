@@ -1,8 +1,8 @@
-"""One operation of the forward pass: what it computes, reads, writes, and keeps for its backward.
+"""An operation of the forward pass: what it computes, reads, writes, and keeps for its backward.
 
-A layer is a list of these (``layer.py``), from which FLOPs, bytes moved, bytes kept and, by playing the list forward
-and backward (``memory/liveness.py``), live bytes over time are counted. All numbers are exact integers for one rank and
-one micro-batch, and do not depend on a machine.
+A layer is a list of operations (``layer.py``). FLOPs, bytes moved and bytes kept are counted from it, and live bytes
+over time by simulating the list forward and backward (``memory/liveness.py``). All numbers are exact integers for one
+rank and one micro-batch, and do not depend on a machine.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embe
 
 
 class Message(NamedTuple):
-    """Messages of an operation over ``axis``: a collective in the forward, one in the backward ("": none).
+    """The messages of an operation over ``axis``: a collective in the forward, one in the backward ("": none).
 
-    ``payload`` is the full tensor in bytes (all_to_all, p2p: what one rank holds), ``times`` per forward.
+    ``payload`` is the full tensor in bytes (all_to_all, p2p: the bytes that one rank holds), ``times`` per forward.
     """
 
     axis: str
@@ -25,22 +25,22 @@ class Message(NamedTuple):
     backward: str
     payload: int
     times: int = 1
-    regather: str = ""  # collective that gathers again in the backward what was freed after the forward
+    regather: str = ""  # collective that gathers again in the backward a tensor freed after the forward
     backward_payload: int | None = None  # None: as forward
     backward_parts: int = 1  # number of messages into which the backward payload is split
-    wide_payload: int | None = None  # if the forward sends a cast: of the regather, which sends what was cast
-    scales: tuple[tuple[str, int], ...] = ()  # collectives and payloads beside a forward that sends a cast
+    wide_payload: int | None = None  # payload of the regather if the forward sends a cast: the uncast tensor
+    scales: tuple[tuple[str, int], ...] = ()  # additional collectives and payloads of a forward that sends a cast
 
     @property
     def uncast(self) -> Message:
-        """The message without casts, as operations that are recomputed send it: what dW reads is made there."""
+        """Return the message without casts, as recomputed operations send it, because dW reads their uncast result."""
         return self if self.wide_payload is None else self._replace(payload=self.wide_payload, scales=())
 
 
 class Casts(NamedTuple):
     """Bytes of the eight-bit casts that a linear layer of Fivefold makes around its products y, dx and dW.
 
-    ``x`` and ``columns`` live while all layers on the same input are computed.
+    ``x`` and ``columns`` stay allocated while all layers on the same input are computed.
     """
 
     x: int = 0  # of the input, for y
@@ -53,10 +53,10 @@ class Casts(NamedTuple):
 
 
 class Op(NamedTuple):
-    """``reads`` and ``keeps`` name tensors; ``writes`` names tensors with the bytes of new storage (0: a view).
+    """An operation: ``reads`` and ``keeps`` name tensors, ``writes`` maps names to bytes of new storage (0: a view).
 
-    ``keeps`` lists tensors (by name) whose storage must live until this operation's backward has run.
-    Scratch is the peak of what the operation holds besides its inputs and outputs.
+    ``keeps`` lists the tensors whose storage must stay allocated until this operation's backward has run. Scratch is
+    the peak of what the operation holds besides its inputs and outputs.
     """
 
     name: str
@@ -67,67 +67,68 @@ class Op(NamedTuple):
     parameters: int = 0  # trainable elements used
     # Elements of each weight gradient made here, in order; 0: accumulated by the matmul, without a tensor.
     gradient_widths: tuple[int, ...] = ()
-    biases: int = 0  # elements of gradients of biases that an operation of its own adds, so that no W makes them
+    biases: int = 0  # elements of bias gradients that a separate operation adds, so that no W makes them
     flops: int = 0  # forward, attention as the full square
-    causal_flops: int = 0  # forward, only what a causal mask lets through
-    windowed_flops: int = 0  # of attention with a window: forward, of all cp ranks together, only visible pairs
+    causal_flops: int = 0  # forward, only the pairs that a causal mask lets through
+    windowed_flops: int = 0  # attention with a window: forward of all cp ranks together, only visible pairs
     shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences, tokens, head dim of attention
     moved_bytes: int = 0  # read and written by the forward
     moved_backward_bytes: int = 0
     forward_scratch: int = 0
     backward_scratch: int = 0
-    scratch_tensor: int = 0  # the largest tensor of backward_scratch, where it is several; 0: it is one
-    regathered: int = 0  # of backward_scratch, the input that is gathered again for dW
-    product_bytes: int = 0  # of output gradients for dW other than those received: gathered, or of gate and up
+    scratch_tensor: int = 0  # the largest tensor of backward_scratch if there are several; 0: there is one
+    regathered: int = 0  # part of backward_scratch: the input that is gathered again for dW
+    product_bytes: int = 0  # output gradients for dW other than those received: gathered, or of gate and up
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
     passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
-    batch: int = 1  # matmuls of this shape side by side (experts); heads with a norm's weight of their own
+    batch: int = 1  # number of equal matmuls (experts); heads with their own norm weight
     message: Message | None = None
-    gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, where sizes differ
+    gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, if their sizes differ
     recomputed: bool = False  # runs a second time, in the backward
     stays: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
     casts: Casts = Casts()
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
-    scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; beside the largest dW
+    scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
     delivers: bool = False  # accumulates its weight gradients one after another before it frees anything
 
 
 def scratch_tensor(op: Op) -> int:
-    """Bytes of the largest tensor of the scratch of the backward."""
+    """Return the bytes of the largest tensor of the backward's scratch."""
     return min(op.scratch_tensor or op.backward_scratch, op.backward_scratch)
 
 
 def split(name: str, source: str, parts: dict[str, int]) -> Op:
-    """Copies of slices of ``source``, given by name and bytes; the backward concatenates their gradients."""
+    """Return copies of slices of ``source``, given by name and bytes; the backward concatenates their gradients."""
     size = sum(parts.values())
     return Op(name, "cast", (source,), parts, moved_bytes=2 * size, moved_backward_bytes=2 * size)
 
 
 def is_weight_cast(op: Op) -> bool:
-    """Whether the operation casts a weight, whose gradient the product with it makes."""
+    """Return True if the operation casts a weight, whose gradient the matmul with it makes."""
     return op.kind == "cast" and op.differentiates == ()
 
 
 def matmul(
     name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False
 ) -> Op:  # fmt: skip
-    """``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
+    """Return ``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
     flops = 2 * rows * into * outof
-    touched = (rows * into + into * outof + rows * outof) * width
+    moved_bytes = (rows * into + into * outof + rows * outof) * width
     return Op(
         name, "matmul", (source,), {out: rows * outof * width}, keeps=(source,),
         parameters=into * outof + (outof if bias else 0),
         gradient_widths=(into * outof, outof) if bias else (into * outof,),
         flops=flops, causal_flops=flops, shape=(rows, outof, into),
-        moved_bytes=touched, moved_backward_bytes=2 * touched,
+        moved_bytes=moved_bytes, moved_backward_bytes=2 * moved_bytes,
     )  # fmt: skip
 
 
 class NormKind(NamedTuple):
-    """``plain``: a norm of several kernels keeps its input in fp32 and the normalized x before the weight.
+    """The kind of a norm and of its kernel.
 
-    ``fused``: a norm that is one kernel of PyTorch is computed by it, without scratch; our engine has its own for all.
+    ``plain``: several kernels; it keeps its input in fp32 and the normalized x before the weight. ``fused``: a norm for
+    which PyTorch has one kernel uses it, without scratch; our engine has its own kernel for all norms.
     """
 
     norm: Norm
@@ -137,30 +138,30 @@ class NormKind(NamedTuple):
 
 
 def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: NormKind) -> Op:
-    """A norm over ``dim`` that keeps its input and the fp32 statistics of each row."""
+    """Return a norm over ``dim`` that keeps its input and the fp32 statistics of each row."""
     numel = rows * dim
-    wide = 0 if width == 4 else 4  # a 16-bit input is widened first
-    free = kind.norm.is_one_kernel and kind.fused
-    biased = kind.norm.has_bias and kind.bias
+    copy_bytes = 0 if width == 4 else 4  # a 16-bit input is cast to fp32 first
+    has_no_scratch = kind.norm.is_one_kernel and kind.fused
+    has_bias = kind.norm.has_bias and kind.bias
     op = Op(
         name, "norm", (source,), {out: numel * width, f"{out}.stat": 4 * rows * kind.norm.statistics},
         keeps=(source, f"{out}.stat"),
-        parameters=dim * (2 if biased else 1), gradient_widths=(dim, dim) if biased else (dim,),
+        parameters=dim * (2 if has_bias else 1), gradient_widths=(dim, dim) if has_bias else (dim,),
         moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
         # trainer/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
         # the result if that is fp32
-        forward_scratch=0 if free else numel * wide,
-        backward_scratch=0 if free else numel * (8 if wide else 4), scratch_tensor=0 if free else numel * 4,
+        forward_scratch=0 if has_no_scratch else numel * copy_bytes,
+        backward_scratch=0 if has_no_scratch else numel * (8 if copy_bytes else 4), scratch_tensor=0 if has_no_scratch else numel * 4,
     )  # fmt: skip
     if not kind.plain or kind.norm.is_one_kernel:
         return op
-    normal, widened = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if wide else {}
-    keeps = (*(widened or (source,)), *normal, f"{out}.stat")
-    return op._replace(writes=op.writes | normal | widened, keeps=keeps, backward_scratch=numel * 12)
+    normalized, fp32_copy = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if copy_bytes else {}
+    keeps = (*(fp32_copy or (source,)), *normalized, f"{out}.stat")
+    return op._replace(writes=op.writes | normalized | fp32_copy, keeps=keeps, backward_scratch=numel * 12)
 
 
 def rope(name: str, source: str, out: str, *, numel: int, width: int) -> Op:
-    """Rotary embedding: four half-width products, concatenated; keeps nothing."""
+    """Return a rotary embedding: four half-width products, concatenated; it keeps nothing."""
     size = numel * width
     return Op(
         name, "rope", (source,), {out: size}, moved_bytes=2 * size, moved_backward_bytes=2 * size,
@@ -172,7 +173,7 @@ def elementwise(
     name: str, kind: Kind, reads: tuple[str, ...], out: str, *, size: int, keeps: tuple[str, ...] = (),
     backward_scratch: int = 0, mask: int = 0,
 ) -> Op:  # fmt: skip
-    """An operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a kept dropout mask."""
+    """Return an operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a kept dropout mask."""
     writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
     return Op(
         name, kind, reads, writes, passes=kind == "add", keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
@@ -182,13 +183,13 @@ def elementwise(
 
 
 def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
-    """Dropout over ``mask`` elements; keeps a mask of one byte per element."""
+    """Return a dropout over ``mask`` elements; it keeps a mask of one byte per element."""
     return elementwise(name, "activation", (source,), out, size=size, mask=mask)
 
 
 def exchange(
     name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None
 ) -> Op:  # fmt: skip
-    """A message that writes ``out`` of ``size`` bytes from ``source``; its gradient may have another size."""
+    """Return a message that writes ``out`` of ``size`` bytes from ``source``; its gradient may have another size."""
     gradients = None if gradient_bytes is None else {out: gradient_bytes}
     return Op(name, "message", (source,), {out: size}, message=message, gradients=gradients)

@@ -1,9 +1,8 @@
-"""Recomputation: which operations of a layer run again in its backward, and which tensors need not be kept.
+"""Activation recomputation: the operations of a layer that run again in its backward, and the tensors it frees.
 
 A sequence of recomputed operations keeps its inputs from outside and drops what it writes. A written tensor that other
-operations keep stays kept, except in the cheap groups (norm, act, rope, up), whose output, and its cast to fp8 or fp4
-beside it, is dropped and recomputed.
-Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
+operations keep stays kept, except in the cheap groups (norm, act, rope, up), whose output, and its cast to fp8 or fp4,
+is dropped and recomputed. Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
 """
 
 from __future__ import annotations
@@ -19,65 +18,67 @@ RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale")
 
 
 class Unit(NamedTuple):
-    """Operations in order, and the tensors that are dropped after the forward and recomputed in the backward."""
+    """The operations of a unit in order, and the tensors that are dropped after the forward and recomputed in the
+    backward.
+    """
 
     ops: tuple[Op, ...]
     dropped: frozenset[str] = frozenset()
 
 
 def groups(op: Op) -> frozenset[str]:
-    """The groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
+    """Return the groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
     return _groups_of(op.name, op.kind)
 
 
 @cache
 def _groups_of(name: str, kind: str) -> frozenset[str]:
     first, _, second = name.partition(".")
-    found = {"layer"}
+    op_groups = {"layer"}
     if kind == "norm":
-        found.add("norm")
+        op_groups.add("norm")
     if first == "attention" and second.startswith("core"):
-        found.add("core")
+        op_groups.add("core")
     elif first == "attention" and kind == "matmul":
-        found.add("out" if second == "out" else "qkv")
+        op_groups.add("out" if second == "out" else "qkv")
         if second.endswith("_up"):
-            found.add("up")
+            op_groups.add("up")
     if first in ("mlp", "moe", "rope") and name not in (*RESIDUAL, "moe.add"):
-        found.add(first)
+        op_groups.add(first)
     if second.startswith("shared"):
-        found = (found - {"moe"}) | {"shared"}
+        op_groups = (op_groups - {"moe"}) | {"shared"}
     if second == "router":
-        found.add("router")
+        op_groups.add("router")
     if second.endswith("act"):
-        found.add("act")
-    return frozenset(found)
+        op_groups.add("act")
+    return frozenset(op_groups)
 
 
 def recompute(
     ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False
 ) -> Unit:  # fmt: skip
-    """``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
+    """Return ``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
 
     ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
-    one input are one operation, which is recomputed whole or not at all.
+    one input are one operation, which is recomputed as one or not at all.
     """
     chosen = [bool(groups(op) & wanted) for op in ops] if wanted else []
     if not any(chosen):
         return Unit(tuple(ops))
     _mark_messages(ops, chosen)
-    cheap = {name for op, again in zip(ops, chosen, strict=True) if again and groups(op) & wanted & CHEAP
+    cheap = {name for op, is_chosen in zip(ops, chosen, strict=True) if is_chosen and groups(op) & wanted & CHEAP
              for name in op.writes}  # fmt: skip
     _mark_casts(ops, chosen, cheap)
-    written = {name for op, again in zip(ops, chosen, strict=True) if again for name in op.writes}
-    kept_by_others = {name for op, again in zip(ops, chosen, strict=True) if not again for name in op.keeps}
+    written = {name for op, is_chosen in zip(ops, chosen, strict=True) if is_chosen for name in op.writes}
+    kept_by_others = {name for op, is_chosen in zip(ops, chosen, strict=True) if not is_chosen for name in op.keeps}
     dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.stays}
     marked = [
         op._replace(
             recomputed=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written))))
         )
-        if again
+        if is_chosen
         else op
-        for op, again in zip(ops, chosen, strict=True)
+        for op, is_chosen in zip(ops, chosen, strict=True)
     ]
     if early_stop:
         marked = _stop_early(marked, frozenset(dropped), whole="layer" in wanted, fused=fused)
@@ -85,51 +86,55 @@ def recompute(
 
 
 def is_linear(op: Op) -> bool:
-    """Whether ``op`` is a linear layer that our engine may fuse with others on the same input; a router is not."""
+    """Return True if ``op`` is a linear layer that our engine may fuse with others on the same input; a router is not."""
     return op.kind == "matmul" and op.name != "moe.router"
 
 
 def fuses(op: Op, first: Op) -> bool:
-    """Whether our engine runs ``op`` in one operation with ``first``; the query of latent attention runs alone."""
+    """Return True if our engine runs ``op`` in one operation with ``first``; the query of latent attention runs alone."""
     apart = first.name == "attention.q" and op.name == "attention.kv_down"
     return is_linear(op) and is_linear(first) and op.reads == first.reads and not apart
 
 
 def _groups_of_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
-    """``ops`` in order, as lists: fused linear layers together, every other operation alone."""
-    found: list[Op] = []
+    """Yield ``ops`` in order, as lists: fused linear layers together, every other operation alone."""
+    fused_ops: list[Op] = []
     for op in ops:
-        if found and not fuses(op, found[0]):
-            yield found
-            found = []
-        found.append(op)
-    if found:
-        yield found
+        if fused_ops and not fuses(op, fused_ops[0]):
+            yield fused_ops
+            fused_ops = []
+        fused_ops.append(op)
+    if fused_ops:
+        yield fused_ops
 
 
 def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool, fused: bool) -> list[Op]:
-    """``ops`` without the mark where nothing is needed: neither a dropped tensor that the backward keeps or that is
-    read to recompute one, nor the input of an operation that gathers again. ``whole``: everything before the last
-    needed operation runs again.
+    """Return ``ops`` without the mark on those whose results are not needed.
+
+    Needed are a dropped tensor that the backward keeps or that is read to recompute one, and the input of an operation
+    that gathers again. ``whole``: everything before the last needed operation runs again.
     """
     needed = {name for op in ops for name in op.keeps} & dropped
-    entered = {name for op in ops if op.message and op.message.regather for name in op.writes}
-    found: list[Op] = []
+    regathered_inputs = {name for op in ops if op.message and op.message.regather for name in op.writes}
+    stopped_ops: list[Op] = []
     running = False
-    for together in reversed(list(_groups_of_linears(ops) if fused else ([op] for op in ops))):
-        first = together[0]  # all belong to the same groups
-        wanted = not entered.isdisjoint(first.reads) or any(not needed.isdisjoint(op.writes) for op in together)
-        running = first.recomputed and ((running and whole) or wanted)
-        found += [op if op.recomputed == running else op._replace(recomputed=running) for op in reversed(together)]
+    for group in reversed(list(_groups_of_linears(ops) if fused else ([op] for op in ops))):
+        first = group[0]  # all belong to the same groups
+        is_needed = not regathered_inputs.isdisjoint(first.reads) or any(
+            not needed.isdisjoint(op.writes) for op in group
+        )
+        running = first.recomputed and ((running and whole) or is_needed)
+        stopped_ops += [op if op.recomputed == running else op._replace(recomputed=running) for op in reversed(group)]
         if running:
             needed |= dropped.intersection(first.reads)
-    return found[::-1]
+    return stopped_ops[::-1]
 
 
 def _mark_casts(ops: Sequence[Op], chosen: list[bool], cheap: set[str]) -> None:
-    """Mark the casts of what a cheap group writes, which are dropped with it: the linear layer saves its input as it
-    was given, and casts it again (NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py and
-    transformer_layer.py, set_save_original_input).
+    """Mark the casts of the outputs of cheap groups, which are dropped with them.
+
+    The linear layer saves its input as it was given, and casts it again
+    (NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py and transformer_layer.py, set_save_original_input).
     """
     for index, op in enumerate(ops):
         if op.kind == "cast" and cheap.issuperset(op.reads):
@@ -139,11 +144,12 @@ def _mark_casts(ops: Sequence[Op], chosen: list[bool], cheap: set[str]) -> None:
 
 def _mark_messages(ops: Sequence[Op], chosen: list[bool]) -> None:
     """Mark also messages and casts that only recomputed operations read, so that their input is kept, not their output.
-    Not reductions of earlier operations' results, nor all_to_alls, whose output is as large as their input.
+
+    Reductions of earlier operations' results are excluded, and all_to_alls, whose output is as large as their input.
     """
     for index in reversed(range(len(ops))):
         op = ops[index]
-        serves = op.kind in ("message", "cast") and not op.name.endswith((".reduce", ".swap", ".share"))
-        if serves and not chosen[index]:
+        can_recompute = op.kind in ("message", "cast") and not op.name.endswith((".reduce", ".swap", ".share"))
+        if can_recompute and not chosen[index]:
             readers = [chosen[later] for later, other in enumerate(ops) if set(other.reads) & op.writes.keys()]
             chosen[index] = bool(readers) and all(readers)

@@ -1,8 +1,10 @@
-"""The operations of units by part, built once; a layer's attention once for all ways to cut its experts, its
-feed-forward part once for all micro-batches and cuts of sequences that make as many rows.
+"""The operations of units by the degrees of a rank, built once each.
 
-attention half (any ep, etp) + feed-forward half (any cp) → block → marked as recomputed → unit
-head = norm, modules of multi-token prediction with such a block each, losses
+A layer's attention is built once for all expert degrees, its feed-forward half once for all micro-batches and context
+degrees with the same number of rows.
+
+attention half (any ep, etp) + feed-forward half (any cp) → block → marked as recomputed → unit head = norm, multi-token
+prediction modules with such a block each, losses
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from fivefold.planner.counts.operations.mtp import Finish, head_unit
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.recompute import Unit
 
-MARKED = 100  # blocks kept to mark what is recomputed of each
+MARKED = 100  # cached blocks, of which variants of recomputation are made
 
 
 class Built:
-    """Operations of one model and job by part; what it returns is shared and must not be changed."""
+    """The operations of one model and job; the returned values are shared and must not be changed."""
 
     def __init__(self, model: Model, job: Job, example: Mapping[Kind, int]) -> None:
-        """``example``: a layer of each kind."""
+        """Start with empty caches; ``example``: a layer of each kind."""
         self.model, self.job, self.example = model, job, example
         self._locals: Cache[Part, Local] = Cache()
         self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
@@ -43,21 +45,23 @@ class Built:
         self._heads: Cache[Part, tuple[Op, ...]] = Cache()
 
     def local(self, part: Part) -> Local:
-        """The model's local sizes on one rank."""
+        """Return the model's local sizes on one rank."""
         if part not in self._locals:
             self._locals[part] = Local(self.model, self.job, part)
         return self._locals[part]
 
     def unit(self, part: Part, name: Kind | str) -> Unit:
-        """The operations of a unit."""
+        """Return the operations of a unit."""
         key = part, name
         if key not in self._units:
             self._units[key] = self._unit(part, name)
         return self._units[key]
 
     def in_order(self, part: Part, name: Kind | str) -> tuple[Op, ...]:
-        """The operations of a unit in order. In the head tensors have the names that they have in their own block, so
-        that what only operations decide is known of equal ones.
+        """Return the operations of a unit in order.
+
+        In the head, tensors keep the names that they have in their own block, so that equal operations are one object
+        and what depends only on operations is computed once.
         """
         if name != "head" or not self.model.predicted:
             return self.unit(part, name).ops
@@ -79,40 +83,45 @@ class Built:
         return head_unit(self.local(part), inside=inside, finish=self._finished(self.local(part)), named=named)
 
     def _block(self, part: Part, kind: Kind, *, layer: int) -> list[Op]:
-        """The operations of a block with none marked, which what is recomputed changes only if it is the layer."""
-        plain = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
-        local = self.local(plain)
-        block = plain, kind, local.narrow_stream(layer)
+        """Return a block's operations, none marked; they depend on recomputation only if full layers are recomputed."""
+        plain_part = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
+        local = self.local(plain_part)
+        block = plain_part, kind, local.narrow_stream(layer)
         if block not in self._blocks:
-            any_cut = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
-            any_rows = plain._replace(sequences=1, cp=1, ulysses=False)
-            attention = self._half(attention_half, any_cut, layer, key=(any_cut, *block[1:]))
-            rest = self._half(feedforward_half, plain, layer, key=(any_rows, local.rows, *block[1:]))
-            self._blocks[block] = [*attention, *rest]
+            attention_part = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
+            feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
+            attention = self._half(attention_half, attention_part, layer, key=(attention_part, *block[1:]))
+            feedforward = self._half(
+                feedforward_half, plain_part, layer, key=(feedforward_part, local.rows, *block[1:])
+            )
+            self._blocks[block] = [*attention, *feedforward]
         return self._blocks[block]
 
     def _half(self, half: Callable[..., list[Op]], part: Part, layer: int, *, key: tuple[object, ...]) -> list[Op]:
-        """The operations of half a block, which are the same for all parts of one ``key``."""
+        """Return the operations of half a block, which are the same for all degrees with one ``key``."""
         if key not in self._halves:
             local = self.local(part)
             self._halves[key] = [*map(self._finished(local), half(local, layer=layer))]
         return self._halves[key]
 
     def _finished(self, local: Local) -> Finish:
-        """What is done to every operation that was built."""
-        wide = self.job.precision.gradients_bytes == 1
+        """Return the function that is applied to every operation after it was built."""
+        has_one_byte_gradients = self.job.precision.gradients_bytes == 1
 
         def finish(op: Op) -> Op:
             op = in_one_kernel(op, local)
-            return _with_wide_gradients(op) if wide else op
+            return _with_wide_gradients(op) if has_one_byte_gradients else op
 
         return finish
 
 
 def _with_wide_gradients(op: Op) -> Op:
-    """``op`` where gradients of fp8 products have one byte: all others have two, so twice as many elements of one."""
-    narrow = sums_itself(op) and op.name != "head.out"
-    first = 1 if narrow or op.name == "moe.arrive" else 2
+    """Return ``op`` for gradients that have one byte only in fp8 matmuls.
+
+    All other gradients have two bytes, so they count twice as many one-byte elements.
+    """
+    has_one_byte = sums_itself(op) and op.name != "head.out"
+    first = 1 if has_one_byte or op.name == "moe.arrive" else 2
     biases = 1 if op.name == "moe.arrive" else 2
-    widths = tuple(size * (biases if at else first) for at, size in enumerate(op.gradient_widths))
+    widths = tuple(size * (biases if index else first) for index, size in enumerate(op.gradient_widths))
     return op._replace(gradient_widths=widths, biases=2 * op.biases)
