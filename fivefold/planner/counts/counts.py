@@ -133,7 +133,7 @@ class Counts:
         return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
-        """Return the (out, in) shapes of a block's weights whose matmul accumulates the gradient itself (fused wgrad)."""
+        """Return the (out, in) shapes of a block's weights whose matmul fuses the gradient's accumulation."""
         key = part, name
         if key not in self._shapes:
             ops = () if isinstance(name, str) else self.unit(part, name).ops
@@ -182,7 +182,7 @@ class Counts:
         return self._states[key]
 
     def local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
-        """Return a unit's dense and expert weights on one rank, each with its number of shards and of replicas of them."""
+        """Return a unit's dense and expert weights on one rank, each with its numbers of shards and replicas."""
         key = name, self.model.shares_table and apart(layout), layout.tp, layout.tp_inner, layout.ep, layout.etp
         if key not in self._local:
             weights = self.weights(layout, name)

@@ -96,15 +96,15 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
     """
     job, reduced = counts.job, gradients(counts, layout, chunks)
     width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
-    reduced = [each for each in reduced if each.shards * each.replicas > 1]
+    reduced = [gradient for gradient in reduced if gradient.shards * gradient.replicas > 1]
     if job.stack.weight_gradients == "bucketed":
         yield from _filled(reversed(reduced), width=width)
         return
     bucket_elements = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED
     if layout.zero <= 1:
-        sizes: Iterable[int] = [each.numel for each in reduced]
+        sizes: Iterable[int] = [gradient.numel for gradient in reduced]
     else:
-        sizes = [each.numel for each in reversed(reduced)]
+        sizes = [gradient.numel for gradient in reversed(reduced)]
     times = layout.micro_batches(job) if counts.reduces_each(layout) else 1
     collective = "reduce_scatter" if layout.zero == 3 else "all_reduce"
     group = "replica" if layout.shards == 1 else "shard"

@@ -45,7 +45,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
     for chunk in chunks:
         for run, times in stages[chunk]:
             unit_messages_once = [
-                each for each in _own_messages(counts, layout, run.name) if each.collective not in joined
+                sent for sent in _own_messages(counts, layout, run.name) if sent.collective not in joined
             ]
             unit_messages_once += copy_messages(counts, layout, run.name)
             rank_messages += [message._replace(times=message.times * times) for message in unit_messages_once]
@@ -83,8 +83,8 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("dp", "all_gather", gathers, payload, shards, group)
             reduces = micro_batches if reduces_every_backward else 1
             all_reduces = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
-            yield Message("dp", "all_reduce" if all_reduces else "reduce_scatter", reduces, padded * recipe.summed_bytes,
-                          shards, group)  # fmt: skip
+            yield Message("dp", "all_reduce" if all_reduces else "reduce_scatter", reduces,
+                          padded * recipe.summed_bytes, shards, group)  # fmt: skip
         if replicas > 1:
             payload = padded // shards * recipe.summed_bytes
             yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
@@ -97,9 +97,10 @@ def _own_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
         return messages_of_unit
     if name == "embed":
         return []
-    sizes = {(each.collective, each.group): each.payload for each in unit_messages(counts, layout, "embed")}
+    sizes = {(message.collective, message.group): message.payload for message in unit_messages(counts, layout, "embed")}
     return [
-        each._replace(payload=each.payload + sizes.get((each.collective, each.group), 0)) for each in messages_of_unit
+        message._replace(payload=message.payload + sizes.get((message.collective, message.group), 0))
+        for message in messages_of_unit
     ]
 
 
@@ -151,8 +152,8 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
         yield Message("ep", "all_to_all", forward_times + times, weights, layout.ep, "ep")
     if layout.etp > 1:
         yield Message("etp", "all_gather", plan_times, 8 * moe.experts * layout.etp, layout.etp, "etp")
-        for collective, each in (("all_gather", forward_times), ("reduce_scatter", times)):
-            yield Message("etp", collective, each, weights * layout.etp, layout.etp, "etp")
+        for collective, n_messages in (("all_gather", forward_times), ("reduce_scatter", times)):
+            yield Message("etp", collective, n_messages, weights * layout.etp, layout.etp, "etp")
     if scales := local.row_scales_bytes * copies:  # of fp8 rows in the forward, and of their gradients
         if layout.ep > 1:
             yield Message("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
@@ -187,7 +188,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
     if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
-        runs = (each for chunk in chunks for each in stages[chunk])
+        runs = (work for chunk in chunks for work in stages[chunk])
         payload = 8 * moe.experts * sum(times * counts.routed(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
@@ -199,7 +200,7 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
     """Yield the all-reduces of max |w| per scale after the update, for weights that are gathered in fp8."""
     sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
     if recipe.gathers == "fp8":
-        for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
+        for run, times in (work for chunk in chunks for work in counts.stage_work(layout)[chunk]):
             for unit, shards, _ in counts.local_parts(layout, run.name):
                 group = "expert_shard" if unit.name == "experts" else "shard"
                 scales = sum(count_scales(weight, recipe) for weight in unit.weights if multiplies(weight))

@@ -1,8 +1,8 @@
-"""Seconds of the actions of one layout: what an F, B, W, BW or FB of each stage takes.
+"""Seconds of the actions of one layout: F, B, W, BW and FB of each stage.
 
-Compute and a message that overlap take as long as the longer one, and the hidden part slows compute
-(``Constants.hidden_message_slowdown``). Under FB (DualPipe) it is the longer of
-max(compute of both, all their messages)  and  Σ over units max(compute, gather).
+Compute and a message that overlap take as long as the longer one, and the overlapped part slows compute
+(``Constants.hidden_message_slowdown``). Under FB (DualPipe) it is the longer of max(compute of both, all their
+messages) and Σ over units max(compute, gather).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fivefold.planner.time.unit_time import AXES
 
 
 class PassTime(NamedTuple):
-    """Seconds of one micro-batch through one stage in one direction, as a half of an FB needs them."""
+    """Seconds of one micro-batch through one stage in one direction, for a half of an FB."""
 
     compute: float
     stays: dict[str, float]  # exposed messages of axes that do not overlap, by axis
-    beside: dict[str, float]  # all messages of axes that overlap, hidden or not, by axis
-    hidden: float  # the part of ``beside`` that is hidden within the pass, for which ``compute`` is slowed already
-    gathers: float  # ZeRO-3's gathers, and reductions where they follow every backward
+    beside: dict[str, float]  # all messages of axes that overlap, overlapped or not, by axis
+    hidden: float  # the part of ``beside`` that overlaps the pass itself, for which ``compute`` is slowed already
+    gathers: float  # ZeRO-3's gathers, and reductions if they follow every backward
     gathered: float  # Σ over units max(work, those messages)
     meanwhile: float  # Σ over units min(work, those messages)
 
 
 def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Cost]:
-    """Return what each action takes: the single place that says so; of stages with equal units, computed once."""
+    """Return the cost of each action; computed once for stages with equal units. No other function computes it."""
     passes: dict[tuple[int, bool], PassTime] = {}
     costs: dict[Task, Cost] = {}
 
@@ -44,18 +44,18 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Cost
         if kind != "FB":
             return _with_sends(stages, time.forward if kind == "F" else time.backward if kind == "B" else time.whole)
         if stages.units.machine.backend == "gloo":  # one after the other
-            both = Cost(*add_up([(time.forward, 1), (stages.times[task.backward_stage].whole, 1)]))
+            fb_cost = Cost(*add_up([(time.forward, 1), (stages.times[task.backward_stage].whole, 1)]))
         else:
-            both = _paired(stages, timed(task.stage, back=False), timed(task.backward_stage, back=True))
-        return _with_sends(stages, both, hops=2)
+            fb_cost = _paired(stages, timed(task.stage, back=False), timed(task.backward_stage, back=True))
+        return _with_sends(stages, fb_cost, hops=2)
 
-    found: dict[Task, Cost] = {}
+    costs_of_tasks: dict[Task, Cost] = {}
     for task in tasks:
-        like = task.on_stages(stages.alike)
-        if like not in costs:
-            costs[like] = cost(like)
-        found[task] = costs[like]
-    return found
+        equal_task = task.on_stages(stages.alike)
+        if equal_task not in costs:
+            costs[equal_task] = cost(equal_task)
+        costs_of_tasks[task] = costs[equal_task]
+    return costs_of_tasks
 
 
 def _with_sends(stages: StageSeconds, cost: Cost, hops: int = 1) -> Cost:
@@ -65,28 +65,28 @@ def _with_sends(stages: StageSeconds, cost: Cost, hops: int = 1) -> Cost:
 def pass_seconds(stages: StageSeconds, stage: int, *, back: bool) -> PassTime:
     """Return the seconds of one direction of a stage, as a half of an FB."""
     compute = hidden = gathers = gathered = meanwhile = 0.0
-    stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+    unoverlapped, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
     overlap = stages.units.job.stack.overlap
     for run, times in stages.work[stage]:
-        unit, sent = stages.unit_seconds[stage][run].time, stages.unit_seconds[stage][run].messages
-        ours = unit.backward + unit.weight if back else unit.forward
-        shown, whole = unit.backward_exposed, unit.backward_apart
+        unit, unit_messages = stages.unit_seconds[stage][run].time, stages.unit_seconds[stage][run].messages
+        unit_compute = unit.backward + unit.weight if back else unit.forward
+        exposed, unoverlapped_exposed = unit.backward_exposed, unit.backward_apart
         if not back:
-            shown, whole = unit.forward_exposed, unit.forward_apart
-        work = ours
-        for axis, some, every in zip(AXES, shown, whole, strict=True):
+            exposed, unoverlapped_exposed = unit.forward_exposed, unit.forward_apart
+        work = unit_compute
+        for axis, exposed_seconds, message_seconds in zip(AXES, exposed, unoverlapped_exposed, strict=True):
             if axis in overlap:
-                beside[axis] += times * every
-                hidden += times * max(0.0, every - some)
+                beside[axis] += times * message_seconds
+                hidden += times * max(0.0, message_seconds - exposed_seconds)
             else:
-                stays[axis] += times * some
-                work += some
-        message = (sent.backward if back else sent.forward).seconds
-        compute += times * ours
+                unoverlapped[axis] += times * exposed_seconds
+                work += exposed_seconds
+        message = (unit_messages.backward if back else unit_messages.forward).seconds
+        compute += times * unit_compute
         gathers += times * message
         gathered += times * max(work, message)
         meanwhile += times * min(work, message)
-    return PassTime(compute, stays, beside, hidden, gathers, gathered, meanwhile)
+    return PassTime(compute, unoverlapped, beside, hidden, gathers, gathered, meanwhile)
 
 
 def _paired(stages: StageSeconds, one: PassTime, other: PassTime) -> Cost:
@@ -96,12 +96,12 @@ def _paired(stages: StageSeconds, one: PassTime, other: PassTime) -> Cost:
     overlapping = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
     messages = sum(overlapping.values())
     work = max(compute, messages) + sum(exposed.values())
-    slowed = max(0.0, min(compute, messages) - one.hidden - other.hidden)
+    slowed_seconds = max(0.0, min(compute, messages) - one.hidden - other.hidden)
     if messages > compute:
         exposed = {axis: exposed[axis] + overlapping[axis] * (1 - compute / messages) for axis in AXES}
     if stages.units.overlaps:
         exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
-        slowed += one.meanwhile + other.meanwhile
+        slowed_seconds += one.meanwhile + other.meanwhile
     else:
         exposed["dp"] = one.gathers + other.gathers
-    return Cost(compute + stages.units.constants.hidden_message_slowdown * slowed, exposed)
+    return Cost(compute + stages.units.constants.hidden_message_slowdown * slowed_seconds, exposed)

@@ -174,7 +174,7 @@ class Constants(Record):
         ),
     ] = 2.4e12 / 148
     # Scores, top-k, counts per expert and auxiliary loss; indices and rows of a permutation; splits of a message. With
-    # these kernels, layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
+    # them, layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
     moe_kernels: Annotated[
         dict[str, tuple[float, float]],
         About(

@@ -1,8 +1,9 @@
-"""Passes over memory of operations that PyTorch's kernels compute one after another (``kernels = "eager"``).
+"""Memory passes of operations that PyTorch's kernels compute one after another (``kernels = "eager"``).
 
 bytes that all kernels of an operation read and write / bytes that one kernel would (``Op.moved_bytes``)
 
-Counted of the engine's own functions (``trainer/model/kernels/``), operation by operation; a test holds them to that.
+They are counted from the engine's own functions (``trainer/model/kernels/``), operation by operation, and tested
+against them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fivefold.planner.counts.operations.op import Op
 
 
 class Passes(NamedTuple):
-    """Bytes relative to one kernel, and kernels that the host launches, forward and backward."""
+    """Bytes relative to one kernel, and the number of kernels that the host launches, forward and backward."""
 
     forward: float
     backward: float
@@ -21,8 +22,8 @@ class Passes(NamedTuple):
     backward_kernels: int
 
 
-# by operation and bytes of an element. norm: x is squared and summed, scaled in fp32, narrowed, weighted; the backward
-# makes six more fp32 tensors. loss: softmax in fp32, two maxima, a scatter, a product and a narrowing.
+# Keys: operation and bytes of an element. norm: x is squared and summed, scaled in fp32, cast, weighted;
+# the backward makes six more fp32 tensors. loss: softmax in fp32, two maxima, a scatter, a product and a cast.
 EAGER: dict[tuple[str, int], Passes] = {
     ("norm", 2): Passes(4.5, 12.0, 8, 12),
     ("norm", 4): Passes(2.5, 6.0, 7, 9),
@@ -40,6 +41,6 @@ ROPE_APART = Passes(4.58, 4.35, 15, 11)  # NVIDIA/Megatron-LM:megatron/core/mode
 
 
 def eager_passes(op: Op, *, width: int) -> Passes:
-    """The passes of ``op`` over elements of ``width`` bytes; one where PyTorch has a kernel for it."""
+    """Return the memory passes of ``op`` over elements of ``width`` bytes; one if PyTorch has a kernel for it."""
     kind = "experts" if op.name == "moe.experts.act" else op.kind
     return EAGER.get((kind, width), ONE)

@@ -1,8 +1,8 @@
-"""What comparable published runs measured where the planner said 1: intervals by class, with the bias in them.
+"""Expected intervals of step time and peak memory, from the errors of the planner on comparable published runs.
 
     ratio = measured / predicted, by constants set without the run's source (benchmarks/published/left_out.py)
-    weight of a source = ALIKE ^ (features in which its nearest runs differ), shared by its runs as they are alike
-    interval = quantiles of the weighted ratios, after ``DOUBT`` (the weight of a source that nobody has seen yet)
+    weight of a source = ALIKE ^ (features in which its nearest runs differ), split among its runs by similarity
+    interval = quantiles of the weighted ratios, with ``DOUBT`` added (the weight of a source not seen yet)
 
 ``errors.csv`` is written by ``python -m benchmarks.published --learn``: a row per source and class.
 """
@@ -23,15 +23,15 @@ from fivefold.model.spec import Model
 from fivefold.step import Interval
 
 TABLE = Path(__file__).with_name("errors.csv")
-ALIKE = 0.8  # what a source counts for whose runs differ in one feature
-DOUBT = 2.0  # sources' worth of ratios all over the place
-SPREAD = 2.0  # of those: the logarithms of all ratios, so many times as far from their middle
+ALIKE = 0.8  # weight of a source whose runs differ in one feature
+DOUBT = 2.0  # weight, in sources, of widely spread ratios
+SPREAD = 2.0  # factor by which those ratios' logarithms lie farther from the median
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 Quantity = Literal["time", "peak"]
 
 
 class RunClass(NamedTuple):
-    """Features by which runs err alike."""
+    """The features of a run; runs with equal features are expected to have similar errors."""
 
     generation: str  # of the chip
     nodes: str  # one, many
@@ -41,12 +41,12 @@ class RunClass(NamedTuple):
     recomputed: str  # nothing, some, all
 
     def differing(self, other: RunClass) -> int:
-        """In how many features two classes differ."""
+        """Return the number of features in which two classes differ."""
         return sum(ours != theirs for ours, theirs in zip(self, other, strict=True))
 
 
 class Cell(NamedTuple):
-    """What one source measured of one class: ratios in order, of ``rows`` runs on up to ``ranks`` ranks."""
+    """The measurements of one source for one class: ratios in order, of ``rows`` runs on up to ``ranks`` ranks."""
 
     quantity: Quantity
     source: str
@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
 
 def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> RunClass:
-    """The class of a run."""
+    """Return the class of a run."""
     chip, compute = machine.chip, job.precision.compute
     return RunClass(
         generation=chip.generation or chip.name,
@@ -72,76 +72,83 @@ def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
 def expected_interval(
     predicted: float, quantity: Quantity, *, of: RunClass, machine: Machine, ranks: int, path: Path = TABLE
 ) -> Interval | None:
-    """``expected`` of a run on so many ranks of ``machine``; None on CPUs, of which nothing is published."""
+    """Return ``expected`` for a run on ``ranks`` ranks of ``machine``; None on CPUs, for which nothing is published."""
     return expected(predicted, of=of, ranks=ranks, cells=read(quantity, path)) if machine.backend == "nccl" else None
 
 
 def expected(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell]) -> Interval | None:
-    """What to expect where ``predicted`` is predicted; None where nothing of the kind was published."""
+    """Return the interval to expect for the value ``predicted``; None if no comparable run was published."""
     if not cells:
         return None
     points = sorted(weighted_ratios(of, cells))
     low, lower, middle, upper, high = (predicted * exp(quantile(points, level)) for level in LEVELS)
-    alike = [cell for cell in cells if not of.differing(cell.of)]
-    whole = sum(weight for _, weight in points)
-    error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / whole
+    same_class = [cell for cell in cells if not of.differing(cell.of)]
+    total_weight = sum(weight for _, weight in points)
+    error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / total_weight
     return Interval(
         low_90=low, low_50=lower, middle=middle, high_50=upper, high_90=high, error=error,
-        sources=len({cell.source for cell in alike}), runs=sum(cell.rows for cell in alike),
+        sources=len({cell.source for cell in same_class}), runs=sum(cell.rows for cell in same_class),
         outside=tuple(_outside(of, ranks, cells)),
     )  # fmt: skip
 
 
 def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float, float]]:
-    """Yield (ln ratio, weight) of every ratio, and of the doubt."""
+    """Yield (ln ratio, weight) of every ratio, and those of the doubt."""
     sources: dict[str, list[tuple[Cell, float]]] = {}
     for cell in cells:
         sources.setdefault(cell.source, []).append((cell, ALIKE ** of.differing(cell.of)))
-    every = []
-    for found in sources.values():
-        most, total = max(weight for _, weight in found), sum(weight * cell.rows for cell, weight in found)
-        for cell, weight in found:
+    all_ratios = []
+    for weighted_cells in sources.values():
+        source_weight, total = (
+            max(weight for _, weight in weighted_cells),
+            sum(weight * cell.rows for cell, weight in weighted_cells),
+        )
+        for cell, weight in weighted_cells:
             share = weight * cell.rows / total / len(cell.ratios)
-            rows = sum(each.rows for each, _ in found)
+            rows = sum(cell_of_source.rows for cell_of_source, _ in weighted_cells)
             for ratio in cell.ratios:
-                yield log(ratio), most * share
-                every.append((log(ratio), cell.rows / rows / len(cell.ratios)))
-    every.sort()
-    middle, whole = quantile(every, 0.5), sum(weight for _, weight in every)
-    yield from ((middle + SPREAD * (ratio - middle), DOUBT * weight / whole) for ratio, weight in every)
+                yield log(ratio), source_weight * share
+                all_ratios.append((log(ratio), cell.rows / rows / len(cell.ratios)))
+    all_ratios.sort()
+    median, total_weight = quantile(all_ratios, 0.5), sum(weight for _, weight in all_ratios)
+    yield from ((median + SPREAD * (ratio - median), DOUBT * weight / total_weight) for ratio, weight in all_ratios)
 
 
 def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
-    """Return the value at ``level`` of values in order with weights: between the two whose middles enclose it."""
-    whole = sum(weight for _, weight in points)
-    below, last = 0.0, None
+    """Return the value at ``level`` of ordered weighted values: interpolated between the two whose midpoints enclose
+    it.
+    """
+    total_weight = sum(weight for _, weight in points)
+    weight_below, previous = 0.0, None
     for value, weight in points:
-        at = (below + weight / 2) / whole
-        if at >= level:
-            if last is None:
+        level_of_value = (weight_below + weight / 2) / total_weight
+        if level_of_value >= level:
+            if previous is None:
                 return value
-            before, where = last
-            return before + (value - before) * (level - where) / (at - where)
-        below, last = below + weight, (value, at)
+            previous_value, previous_level = previous
+            return previous_value + (value - previous_value) * (level - previous_level) / (
+                level_of_value - previous_level
+            )
+        weight_below, previous = weight_below + weight, (value, level_of_value)
     return points[-1][0]
 
 
 def _outside(of: RunClass, ranks: int, cells: Sequence[Cell]) -> Iterator[str]:
-    """In what the run lies outside of all that was measured."""
-    for field, ours in of._asdict().items():
-        if all(getattr(cell.of, field) != ours for cell in cells):
-            yield f"{field} {ours}"
-    most = max((cell.ranks for cell in cells if cell.of.generation == of.generation), default=0)
-    if most and ranks > most:
-        yield f"{ranks:,} ranks of {of.generation}, of which {most:,} at most were measured"
+    """Yield the features in which the run lies outside all measurements."""
+    for field, feature in of._asdict().items():
+        if all(getattr(cell.of, field) != feature for cell in cells):
+            yield f"{field} {feature}"
+    max_ranks = max((cell.ranks for cell in cells if cell.of.generation == of.generation), default=0)
+    if max_ranks and ranks > max_ranks:
+        yield f"{ranks:,} ranks of {of.generation}, of which {max_ranks:,} at most were measured"
     pairs = ((cell.of.precision, cell.of.kind) for cell in cells if cell.of.generation == of.generation)
-    if most and (of.precision, of.kind) not in set(pairs):
+    if max_ranks and (of.precision, of.kind) not in set(pairs):
         yield f"{of.kind} in {of.precision} on {of.generation}"
 
 
 @lru_cache(maxsize=4)
 def read(quantity: Quantity, path: Path = TABLE) -> tuple[Cell, ...]:
-    """The table's cells of one quantity; empty without the file."""
+    """Return the table's cells of one quantity; empty without the file."""
     if not path.exists():
         return ()
     with path.open(encoding="utf-8", newline="") as file:

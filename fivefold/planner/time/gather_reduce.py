@@ -1,4 +1,4 @@
-"""Seconds of one unit's messages of data parallelism: the gather of its weights and the reduction of its gradients."""
+"""Seconds of one unit's data-parallel messages: the gather of its weights and the reduction of its gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GatherReduceKey = tuple[object, ...]
 
 
 class GatherReduceTime(NamedTuple):
-    """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights, and
-    over replicas where that is done less often than the reduction.
+    """Seconds to gather a unit's weights, to reduce its gradients, and of further all-reduces (``copies``).
 
-    ``gather_busy``, ``reduce_busy``: of them those in which they keep the core busy (``Network.busy``). ``again``: to
-    gather them for a backward, if that is not as often as for a forward.
+    ``copies``: all-reduces of replicated weights, and over replicas if that is done less often than the reduction.
+    ``gather_busy``, ``reduce_busy``: the seconds of them in which they keep a core busy (``Network.busy``). ``again``:
+    to gather the weights for a backward, if that is less often than for a forward.
     """
 
     gather: float
@@ -30,7 +30,7 @@ class GatherReduceTime(NamedTuple):
 
 
 def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
-    """Return the values of a layout on which ``gather_reduce_seconds`` depends."""
+    """Return the values of a layout that ``gather_reduce_seconds`` depends on."""
     return (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp,
             layout.cp, layout.pp, layout.order, layout.pipeline.enters_both_ends, apart(layout),
             counts.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
@@ -38,27 +38,25 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
 
 def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name: Name) -> GatherReduceTime:
     """Return the seconds of one unit's messages, each sent once."""
-    each = counts.reduces_each(layout, name)
+    reduces_every_backward = counts.reduces_each(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
     for message in unit_messages(counts, layout, name):
-        asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
-        seconds, busy = network.seconds(*asked), network.busy(*asked)
+        collective = message.collective, message.payload, group_of(layout, message.group, message.ranks)
+        seconds, busy = network.seconds(*collective), network.busy(*collective)
         if message.collective == "all_gather":
             gather, gather_busy = gather + seconds, gather_busy + busy
-        elif message.group.endswith("replica") and each:
+        elif message.group.endswith("replica") and reduces_every_backward:
             copies += seconds
         else:
             reduce, reduce_busy = reduce + seconds, reduce_busy + busy
     for message in copy_messages(counts, layout, name):
-        pair = message.axis == "pp"
-        place = _dualpipe_replicas(layout) if pair else group_of(layout, message.group, message.ranks)
-        copies += message.times * network.seconds(message.collective, message.payload, place)
+        is_dualpipe = message.axis == "pp"
+        mesh_group = _dualpipe_replicas(layout) if is_dualpipe else group_of(layout, message.group, message.ranks)
+        copies += message.times * network.seconds(message.collective, message.payload, mesh_group)
     return GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
 
 
 def _dualpipe_replicas(layout: Layout) -> Group:
-    """Return the two ranks that hold the same stages under DualPipe: the first and last of the pipeline, the worst
-    case.
-    """
+    """Return the two ranks that hold the same stages under DualPipe: the ends of the pipeline, the worst case."""
     pp = group(layout, "pp")
     return Group(2, (pp.ranks - 1) * pp.stride)

@@ -1,7 +1,8 @@
 """Seconds of a kernel on a calibrated machine, interpolated between measured shapes in log space.
 
 The rate at a shape is the geometric mean of the nearest measured rates, weighted by inverse squared distance; a
-measured shape returns its own time. The curves are those of as many processes side by side as the layout has.
+measured shape returns its own time. The curves are those measured with as many concurrent processes as the layout has
+ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Place = tuple[float, ...]
 
 
 class Measured:
-    """Measured rates of ``machine`` by shape, in ``dtype``, with ``ranks`` of its processes side by side.
+    """Measured rates of ``machine`` by shape, in ``dtype``, with ``ranks`` of its processes running at the same time.
 
     FLOP/s for matmuls and attention, bytes/s for memory-bound kernels; ``Place`` is a shape in log2.
     """
@@ -45,18 +46,21 @@ class Measured:
                 curve[_log(k.moved_bytes)] = k.moved_bytes / k.seconds
 
     def matmul(self, m: int, n: int, k: int) -> float:
-        """Seconds of ``(m, k) @ (k, n)``."""
+        """Return the seconds of ``(m, k) @ (k, n)``."""
         return 2 * m * n * k / _between(self.matmuls, _log(m, n, k))
 
     def attention(self, causal_flops: int, *, shape: tuple[int, int, int], heads: int) -> tuple[float, float]:
-        """Seconds of causal attention, forward and backward; ``shape`` is (sequences, tokens, head dim)."""
+        """Return the seconds of causal attention, forward and backward; ``shape`` is (sequences, tokens, head dim)."""
         sequences, tokens, dim = shape
         place = _log(sequences * heads, tokens, dim)
         forward, backward = self.attentions
         return causal_flops / _between(forward, place), 2 * causal_flops / _between(backward, place)
 
     def moving(self, moved: float, *, kernel: str) -> float:
-        """Seconds of a kernel that reads and writes ``moved`` bytes, by its own curve or a copy's; 0: none measured."""
+        """Return the seconds of a kernel that reads and writes ``moved`` bytes, by its own or the copy's curve.
+
+        Return 0 if neither was measured.
+        """
         for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
             if name in self.bandwidths and moved:
                 return moved / _between(self.bandwidths[name], _log(moved))
@@ -68,7 +72,9 @@ def _log(*sizes: float) -> Place:
 
 
 def _between(rates: dict[Place, float], place: Sequence[float]) -> float:
-    """The rate at ``place``: mean of the nearest measured ones, weighted by inverse squared distance in log space."""
+    """Return the rate at ``place``: mean of the nearest measured ones, weighted by inverse squared distance in log
+    space.
+    """
     nearest = sorted((math.dist(place, known), rate) for known, rate in rates.items())[: 2 * len(place)]
     if nearest[0][0] < 1e-9:
         return nearest[0][1]
@@ -76,7 +82,7 @@ def _between(rates: dict[Place, float], place: Sequence[float]) -> float:
 
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float:
-    """Weighted geometric mean of (rate, weight) pairs: a straight line in log space."""
+    """Return the weighted geometric mean of (rate, weight) pairs: a straight line in log space."""
     pairs = list(weighted)
-    total = sum(weight for _, weight in pairs)
-    return math.exp(sum(weight * math.log(rate) for rate, weight in pairs) / total)
+    total_weight = sum(weight for _, weight in pairs)
+    return math.exp(sum(weight * math.log(rate) for rate, weight in pairs) / total_weight)

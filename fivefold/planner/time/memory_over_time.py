@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 def levels(
     planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None, rows: Rows | None = None
 ) -> tuple[Level, ...]:  # fmt: skip
-    """Live bytes by part at times of the step, for one pipeline rank; times are those of its row of ``spans``, which
-    are ``rows`` if they are known already.
+    """Return the live bytes by part at times of the step, for one pipeline rank.
+
+    Times are those of the rank's row of ``spans``; pass ``rows`` if the spans are known already.
     """
     row = (spans(planner, layout, limit=limit) if rows is None else rows)[rank]
     filler = _Filler(planner, layout, rank)
     micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
-    found = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
-    first = found[0]  # before a rank's first action, its states and gradients are live already
-    waiting = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
-    return (waiting, *found) if first.seconds > 0 else found
+    levels_of_spans = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
+    first = levels_of_spans[0]  # before a rank's first action, its states and gradients are already allocated
+    idle_level = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
+    return (idle_level, *levels_of_spans) if first.seconds > 0 else levels_of_spans
 
 
 class _Filler:
-    """Turns the spans of one rank into memory levels."""
+    """The memory levels along the spans of one rank."""
 
     def __init__(self, planner: Planner, layout: Layout, rank: int) -> None:
         self.planner, self.layout, self.rank = planner, layout, rank
@@ -46,63 +47,67 @@ class _Filler:
         self.update = over_time(self.counts, layout, rank=rank)[-1]
 
     def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
-        """Levels without a pipeline: ``passes`` has the first micro-batch, one for all in the middle, and the last."""
-        found = list(passes(self.counts, self.layout))
+        """Yield the levels without a pipeline; ``passes`` has the first micro-batch, one for all in the middle, and the
+        last.
+        """
+        pass_list = list(passes(self.counts, self.layout))
         for span in row:
             if span.kind in ("F", "BW"):
                 last = span.micro_batch == micro_batches - 1
-                one = len(found) - 2 if last else min(2 * span.micro_batch, len(found) - 4)
-                yield from self._along(span, span.stage, found[one + (span.kind == "BW")])
+                forward_index = len(pass_list) - 2 if last else min(2 * span.micro_batch, len(pass_list) - 4)
+                yield from self._along(span, span.stage, pass_list[forward_index + (span.kind == "BW")])
         yield from self._tail(row)
 
     def piped(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
-        """Levels with a pipeline: each action on top of what other micro-batches hold at that time."""
-        found = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
+        """Yield the levels with a pipeline: each action on top of what other micro-batches hold at that time."""
+        pass_iterator = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
         for span in row:
             if span.kind == "FB":
-                half = (span.start + span.end) / 2
-                yield from self._along(span._replace(end=half), span.stage, next(found))
-                yield from self._along(span._replace(start=half), span.backward_stage, next(found))
+                middle = (span.start + span.end) / 2
+                yield from self._along(span._replace(end=middle), span.stage, next(pass_iterator))
+                yield from self._along(span._replace(start=middle), span.backward_stage, next(pass_iterator))
             elif span.kind not in ("reduce", "update"):
-                yield from self._along(span, span.stage, next(found))
+                yield from self._along(span, span.stage, next(pass_iterator))
         yield from self._tail(row)
 
     def _tail(self, row: tuple[Span, ...]) -> Iterator[Level]:
-        """Levels after the last pass: reductions, which need no more than a bucket, and the update."""
+        """Yield the levels after the last pass: reductions, which need no more than a bucket, and the update."""
         for span in row:
             if span.kind == "reduce":
-                yield from (self._level(at) for at in (span.start, span.end))
+                yield from (self._level(seconds_of_end) for seconds_of_end in (span.start, span.end))
             elif span.kind == "update":
                 yield from (_at(seconds, self.update) for seconds in (span.start, span.end))
 
     def _level(self, seconds: float) -> Level:
-        """States and gradients only, as after the last pass."""
+        """Return a level with states and gradients only, as after the last pass."""
         return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
 
     def _along(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
-        """Levels of one pass: each moment at the middle of its unit; a backward counts units from the last one."""
+        """Yield the levels of one pass: each moment at the middle of its unit; a backward counts units from the last
+        one.
+        """
         if stage not in self.shares:
             self.shares[stage] = self._shares(stage)
-        (before, after, moments), shares = pass_moments, self.shares[stage]
+        (kept_before, kept_after, moments), shares = pass_moments, self.shares[stage]
         forward = _match(moments[-1])[2] == "forward"
-        yield _between(span.start, moments[0], kept=before)
+        yield _between(span.start, moments[0], kept=kept_before)
         for moment in moments:
             share = shares[_match(moment)[1]]
             yield _at(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
-        yield _between(span.end, moments[-1], kept=after)
+        yield _between(span.end, moments[-1], kept=kept_after)
 
     def _shares(self, chunk: int) -> dict[str, float]:
-        """Share of the stage's forward seconds at the middle of each unit, by its name."""
+        """Return the share of the stage's forward seconds at the middle of each unit, by its name."""
         runs = self.runs[chunk]
         seconds = [self.planner.units.unit(self.layout, run).forward for run in runs]
-        whole = sum(each * run.times for each, run in zip(seconds, runs, strict=True))
-        found: dict[str, float] = {}
+        total_seconds = sum(unit_seconds * run.times for unit_seconds, run in zip(seconds, runs, strict=True))
+        shares: dict[str, float] = {}
         now = 0.0
-        for run, each in zip(runs, seconds, strict=True):
+        for run, unit_seconds in zip(runs, seconds, strict=True):
             for index in range(run.times):
-                found[run.called(index)] = (now + (index + 0.5) * each) / whole
-            now += run.times * each
-        return found
+                shares[run.called(index)] = (now + (index + 0.5) * unit_seconds) / total_seconds
+            now += run.times * unit_seconds
+        return shares
 
 
 def _at(seconds: float, moment: Moment) -> Level:
@@ -113,7 +118,9 @@ def _at(seconds: float, moment: Moment) -> Level:
 
 
 def _between(seconds: float, moment: Moment, *, kept: int) -> Level:
-    """The level where a pass begins or ends: states of the nearest ``moment``, and ``kept`` bytes of activations."""
+    """Return the level at the start or end of a pass: states of the nearest ``moment``, and ``kept`` bytes of
+    activations.
+    """
     return Level(seconds, moment.states_bytes, moment.gradients_bytes, kept, 0, 0, 0)
 
 
@@ -121,6 +128,6 @@ _CAUSE = re.compile(r"(embed|head|block \d+) (gather|forward|backward|weights|re
 
 
 def _match(moment: Moment) -> re.Match[str]:
-    found = _CAUSE.match(moment.cause)
-    assert found is not None
-    return found
+    match = _CAUSE.match(moment.cause)
+    assert match is not None
+    return match

@@ -3,9 +3,9 @@
     runs out  <=>  peak x R + unreclaimable x (reserved - peak) + driver > capacity
 
 R: measured / predicted peak of comparable published runs (``errors.py``). Before it fails, PyTorch's allocator frees
-cached segments that are wholly free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside of
-others are lost. Driver: the CUDA context and NCCL. On a CPU the peak is the need: the probability is 0 or 1.
-Sources and calibration: docs/explanation/how-a-step-costs/memory-risk.md.
+cached segments that are entirely free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside
+other segments are lost. Driver: the CUDA context and NCCL. On a CPU the peak must fit as predicted: the probability is
+0 or 1. Sources and calibration: docs/explanation/how-a-step-costs/memory-risk.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals,
 from fivefold.planner.time.errors import RunClass, quantile, read, run_class, weighted_ratios
 from fivefold.units import MIB
 
-RECOMPUTATIONS = ("none", "selective", "full")  # of ``Layout.ac``: one of each class of ``RunClass.recomputed``
+RECOMPUTATIONS = ("none", "selective", "full")  # values of ``Layout.ac``: one for each class of ``RunClass.recomputed``
 
 
 class MemoryRisk:
@@ -35,30 +35,30 @@ class MemoryRisk:
     def probability(
         self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, lost: float = PUBLISHED.unreclaimable
     ) -> float:
-        """Return the probability of running out of memory with a predicted peak and what the allocator makes of it.
+        """Return the probability of running out of memory, given a predicted peak and the allocator's totals.
 
         ``totals``: None on a CPU. ``lost``: share of the fragmentation that cannot be avoided.
         """
-        room = self._room(totals, peak_bytes, layout, lost)
-        if room <= 0:
+        available = self._room(totals, peak_bytes, layout, lost)
+        if available <= 0:
             return 1.0
         ratios, levels = self._distribution(layout)
-        return 1 - _level(log(room / peak_bytes), ratios, levels)
+        return 1 - _level(log(available / peak_bytes), ratios, levels)
 
     def peak_limit(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, risk: float) -> int:
-        """Return the predicted peak up to which the risk is at most ``risk``, with the layout's fragmentation."""
+        """Return the largest predicted peak with a risk of at most ``risk``, with the layout's fragmentation."""
         return int(
             max(0.0, self._room(totals, peak_bytes, layout, PUBLISHED.unreclaimable)) / self._ratio(layout, risk)
         )
 
     def largest_peak(self, world: int, *, risk: float) -> int:
-        """Return bytes that the predicted peak of no layout over ``world`` ranks exceeds at a risk of at most ``risk``.
+        """Return an upper bound of the predicted peak of layouts over ``world`` ranks whose risk is at most ``risk``.
 
-        Without fragmentation, with the fewest communicators, by the class of error that allows the most.
+        It assumes no fragmentation, the fewest communicators, and the class of error that allows the largest peak.
         """
-        kinds = [Layout(dp=world, ac=ac) for ac in RECOMPUTATIONS]
-        room = self.capacity_bytes - (least_driver_bytes(self.machine, world) if self._on_gpu else 0)
-        return int(max(0.0, room / min(self._ratio(kind, risk) for kind in kinds))) + MIB  # for rounding
+        layouts = [Layout(dp=world, ac=ac) for ac in RECOMPUTATIONS]
+        capacity = self.capacity_bytes - (least_driver_bytes(self.machine, world) if self._on_gpu else 0)
+        return int(max(0.0, capacity / min(self._ratio(kind, risk) for kind in layouts))) + MIB  # for rounding
 
     @property
     def _on_gpu(self) -> bool:
@@ -76,41 +76,41 @@ class MemoryRisk:
         return exp(quantile(self._points(layout), 1 - risk))
 
     def _points(self, layout: Layout) -> tuple[tuple[float, float], ...]:
-        of = run_class(model=self.model, machine=self.machine, layout=layout, job=self.job)
-        return _points(of) if self._on_gpu else _exact()
+        kind = run_class(model=self.model, machine=self.machine, layout=layout, job=self.job)
+        return _points(kind) if self._on_gpu else _exact()
 
     def _distribution(self, layout: Layout) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return _cumulative(self._points(layout))
 
 
 def _exact() -> tuple[tuple[float, float], ...]:
-    """Return the distribution of a peak that is just as predicted."""
+    """Return the distribution of a peak that is exactly as predicted."""
     return ((0.0, 1.0),)
 
 
 @lru_cache(maxsize=256)
 def _points(of: RunClass) -> tuple[tuple[float, float], ...]:
-    """Return (ln ratio, weight) of all peaks that were published, in order, as runs of the class ``of`` weigh them."""
+    """Return (ln ratio, weight) of all published peaks, in order, weighted for runs of the class ``of``."""
     cells = read("peak")
     return tuple(sorted(weighted_ratios(of, cells))) if cells else _exact()
 
 
 @lru_cache(maxsize=256)
 def _cumulative(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the values of ``points`` and the level of each, as ``quantile`` has them."""
-    total, below, levels = sum(weight for _, weight in points), 0.0, []
+    """Return the values of ``points`` and the level of each, as in ``quantile``."""
+    total_weight, weight_below, levels = sum(weight for _, weight in points), 0.0, []
     for _, weight in points:
-        levels.append((below + weight / 2) / total)
-        below += weight
+        levels.append((weight_below + weight / 2) / total_weight)
+        weight_below += weight
     return tuple(value for value, _ in points), tuple(levels)
 
 
 def _level(value: float, values: tuple[float, ...], levels: tuple[float, ...]) -> float:
     """Return the share of the distribution up to ``value``: the inverse of ``quantile``."""
-    place = bisect_right(values, value)
-    if place == 0:
+    index = bisect_right(values, value)
+    if index == 0:
         return 0.0
-    if place == len(values):
+    if index == len(values):
         return 1.0
-    low, high = values[place - 1], values[place]
-    return levels[place - 1] + (levels[place] - levels[place - 1]) * (value - low) / (high - low)
+    low, high = values[index - 1], values[index]
+    return levels[index - 1] + (levels[index] - levels[index - 1]) * (value - low) / (high - low)

@@ -90,7 +90,7 @@ class MeasuredMessage(NamedTuple):
 
 @final
 class Network:
-    """The collectives of one machine; costs are cached by collective and group, as the search needs millions of them."""
+    """The collectives of one machine; costs are cached by collective and group, because a search needs millions."""
 
     def __init__(self, machine: Machine, constants: Constants = PUBLISHED) -> None:
         self._machine, self._constants = machine, constants
@@ -182,7 +182,7 @@ class Network:
         return Place(group.ranks, local, nodes, self._near(local), far)
 
     def _near(self, ranks: int) -> Tier:
-        """Return the near link for ``ranks`` of a node; if ranks are wired in pairs, only the wires among them count."""
+        """Return the near link for ``ranks`` of a node; if ranks are wired in pairs, only their wires count."""
         link, tier = self._machine.links[0], self._tiers[0]
         share = (ranks - 1) / (link.span - 1) if link.direct and 1 < ranks < link.span else 1.0
         return tier._replace(rate=share * tier.rate)
@@ -239,7 +239,7 @@ def _tree(place: Place, constants: Constants) -> list[Line]:
 
 
 def _switch(place: Place) -> list[Line]:
-    """Return the cost of in-switch reduction: a rank sends S bytes, and its sum of S / l once (NVIDIA/nccl issue 1083)."""
+    """Return the cost of in-switch reduction: a rank sends S bytes, its sum of S / l once (NVIDIA/nccl issue 1083)."""
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
         return []  # over many nodes the NICs limit it as they limit the tree
     per_byte = max((place.local + 1) / place.local / place.near.reduction, _far_load(place))
@@ -247,7 +247,7 @@ def _switch(place: Place) -> list[Line]:
 
 
 def _exchange(place: Place) -> Line:
-    """Return the cost of an all-to-all of all pairs at once: node traffic on the near link, the rest on the rank's NIC."""
+    """Return the cost of an all-to-all of all pairs at once: within the node on the near link, the rest on NICs."""
     near_peers, far_peers = place.local - 1, place.ranks - place.local
     per_byte = max(near_peers / place.near.rate, far_peers / place.far.rate) / place.ranks
     return Line(near_peers * place.near.quick + far_peers * place.far.quick, per_byte)

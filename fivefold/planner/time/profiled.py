@@ -1,10 +1,11 @@
-"""Seconds of units that were measured in the trainer's own step (``calibrate --for``), which come before all curves.
+"""Seconds of units that were measured in the trainer's own step (``calibrate --for``); they take precedence over all
+curves.
 
-    key = what the unit computes / how its weights are held        the same key is made when it is measured and here
+    key = the unit's computation / the sharding of its weights     the same key is made when it is measured and here
 
-A unit measured under another sharding stands in where its own was not measured. What was never measured takes the
-curves' time, multiplied by what the measured units take relative to theirs: kernels run slower in a step, with cold
-caches and the host's work between them, than one kernel repeated by itself.
+If a unit was not measured under its sharding, a measurement under another sharding is used. A unit that was never
+measured takes the curves' time, multiplied by the ratio of the measured units to their curves: kernels run slower in a
+step, with cold caches and the host's work between them, than one kernel repeated by itself.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from fivefold.machine.spec import Calibration, Machine, UnitPoint, UpdatePoint
 from fivefold.planner.counts.counts import Counts, Run, run_part
 from fivefold.planner.counts.operations.local_shapes import part_of
 
-# Of a stack: what changes the work of a unit, beside its list of operations.
+# Properties of a stack that change the work of a unit but not its list of operations.
 FACTS = ("attention", "loss", "kernels", "compile", "linears", "weight_gradients")
 
 
 class Profiled:
-    """The measured units of ``machine``, as seen by one model and job."""
+    """The measured units of ``machine`` for one model and job."""
 
     def __init__(self, counts: Counts, machine: Machine) -> None:
         self.counts, self.machine = counts, machine
         self.calibration = machine.calibration or Calibration(date="", torch="", cores=1)
         self._hashes: dict[object, str] = {}
-        self._update_hashes: dict[tuple[str, ...], str] = {}  # by what is kept in host memory
+        self._update_hashes: dict[tuple[str, ...], str] = {}  # by the states kept in host memory
         self._units: dict[int, dict[str, UnitPoint]] = {}
         self._updates: dict[int, dict[str, UpdatePoint]] = {}
         self._over: dict[int, float] = {}
 
     def unit(self, layout: Layout, run: Run) -> UnitPoint | None:
-        """The measurement of a unit, under this sharding or another one; None if there is none."""
+        """Return the measurement of a unit, under this sharding or another one; None if there is none."""
         points = self._units_of(beside(layout, self.machine))
         if not points:
             return None
@@ -42,33 +43,33 @@ class Profiled:
         return points.get(key) or points.get(key.partition("/")[0])
 
     def update(self, layout: Layout) -> UpdatePoint | None:
-        """The measurement of what a step does outside forward and backward, under this sharding; None: none."""
+        """Return the measurement of a step outside forward and backward, under this sharding; None if there is none."""
         ranks = beside(layout, self.machine)
         if ranks not in self._updates:
             self._updates[ranks] = {p.key: p for p in self.calibration.updates if p.ranks == ranks}
         return self._updates[ranks].get(self.update_key(layout)) if self._updates[ranks] else None
 
     def over_curves(self, layout: Layout) -> float:
-        """Seconds of measured units relative to their curves, in the median; 1 where none was measured."""
+        """Return the median of measured seconds relative to the curves; 1 if no unit was measured."""
         ranks = beside(layout, self.machine)
         if ranks not in self._over:
-            found = [p.over_curves for p in self._units_of(ranks).values() if p.label.startswith("block")]
-            self._over[ranks] = statistics.median(found) if found else 1.0
+            ratios = [p.over_curves for p in self._units_of(ranks).values() if p.label.startswith("block")]
+            self._over[ranks] = statistics.median(ratios) if ratios else 1.0
         return self._over[ranks]
 
     def unit_key(self, layout: Layout, run: Run) -> str:
-        """``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
+        """Return ``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
         part, job = run_part(part_of(layout), run), self.counts.job
         if (part, run.name) not in self._hashes:
             model = self.counts.model.model_dump(exclude={"name", "layers"})
             facts = [getattr(job.stack, name) for name in FACTS]
             ops = self.counts.unit(part, run.name).ops
             self._hashes[part, run.name] = _hash((ops, model, job.precision.model_dump(), facts, job.documents))
-        split = " split" if layout.pipeline.splits_backward else ""
-        return f"{self._hashes[part, run.name]}/{held(layout)}{split}"
+        suffix = " split" if layout.pipeline.splits_backward else ""
+        return f"{self._hashes[part, run.name]}/{held(layout)}{suffix}"
 
     def update_key(self, layout: Layout) -> str:
-        """As ``unit_key``, of the optimizer."""
+        """Return the key of the optimizer's update, in the form of ``unit_key``."""
         job = self.counts.job
         offloaded = tuple(sorted(layout.offloads(job), reverse=True))
         if offloaded not in self._update_hashes:
@@ -77,22 +78,22 @@ class Profiled:
 
     def _units_of(self, ranks: int) -> dict[str, UnitPoint]:
         if ranks not in self._units:
-            found: dict[str, UnitPoint] = {}
+            points_by_key: dict[str, UnitPoint] = {}
             for point in self.calibration.units:
                 if point.ranks == ranks:
-                    found[point.key] = found[point.key.partition("/")[0]] = point
-            self._units[ranks] = found
+                    points_by_key[point.key] = points_by_key[point.key.partition("/")[0]] = point
+            self._units[ranks] = points_by_key
         return self._units[ranks]
 
 
 def held(layout: Layout) -> str:
-    """How a layout holds weights and gradients, as far as it changes a rank's own work: copies, sums, casts."""
+    """Return how a layout holds weights and gradients, as far as it changes a rank's own work: copies, sums, casts."""
     replicas = layout.dp * layout.cp
     return f"zero{layout.zero} {layout.shards} of {replicas}" if replicas > 1 else "alone"
 
 
 def beside(layout: Layout, machine: Machine) -> int:
-    """How many ranks share the computer: on GPUs none does, as each has its own."""
+    """Return the number of ranks that share a computer; 1 on GPUs, because each rank has its own."""
     return 1 if machine.backend == "nccl" else min(layout.world, machine.ranks_per_node)
 
 

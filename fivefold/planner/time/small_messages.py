@@ -1,7 +1,7 @@
-"""Seconds of the messages that carry neither weights nor activations; on a CPU each costs as much as a layer's norm.
+"""Seconds of the messages that carry neither weights nor activations; on a CPU each takes as long as a layer's norm.
 
-norm, loss and stop votes once a step · counts per expert once a step
-counts and weights of routed tokens in every pass through a layer of experts
+norm, loss and stop votes once a step · counts per expert once a step counts and weights of routed tokens in every pass
+through a layer of experts
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from fivefold.planner.time.network import Network
 
 
 def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: tuple[int, ...]) -> dict[str, float]:
-    """Exposed seconds of a step by axis, for a rank that holds the stages ``chunks``."""
+    """Return the exposed seconds of a step by axis, for a rank that holds the stages ``chunks``."""
     if layout.world == 1:
         return {}
-    found = dict[str, float]()
-    sent = list(step_messages(counts, layout, chunks=chunks))
+    seconds_by_axis = dict[str, float]()
+    messages = list(step_messages(counts, layout, chunks=chunks))
     for chunk in chunks:
         for run, times in counts.stage_work(layout)[chunk]:
-            if routed := counts.routed(run.name):
-                sent += routing_messages(counts, layout, run, times=times * routed * passes(layout, counts.job))
-    for message in sent:
-        place = group_of(layout, message.group, message.ranks)
-        seconds = message.times * network.seconds(message.collective, message.payload, place)
-        found[message.axis] = found.get(message.axis, 0.0) + seconds
-    return found
+            if n_moe_layers := counts.routed(run.name):
+                messages += routing_messages(
+                    counts, layout, run, times=times * n_moe_layers * passes(layout, counts.job)
+                )
+    for message in messages:
+        mesh_group = group_of(layout, message.group, message.ranks)
+        seconds = message.times * network.seconds(message.collective, message.payload, mesh_group)
+        seconds_by_axis[message.axis] = seconds_by_axis.get(message.axis, 0.0) + seconds
+    return seconds_by_axis

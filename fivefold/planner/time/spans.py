@@ -1,9 +1,9 @@
-"""The spans (start, end) of one step per pipeline rank: the schedule played with the timeline's seconds.
+"""The spans (start, end) of one step per pipeline rank: the schedule simulated with the timeline's seconds.
 
     actions of the schedule | exposed reductions and gathers of data parallelism | update
 
 The last end is the step time of ``Planner.estimate``. A long step is drawn as a shorter one with the same warm-up and
-cool-down: the rounds left out in the middle all take the same time.
+cool-down: the omitted rounds in the middle all take the same time.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ Rows = tuple[tuple[Span, ...], ...]
 
 
 def shown(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
-    """Number of micro-batches that ``spans`` plays: all, or about ``limit``, but at least two rounds of pp."""
+    """Return the number of micro-batches that ``spans`` simulates: all, or about ``limit``, but at least two rounds of
+    pp.
+    """
     if limit is None or micro_batches <= limit:
         return micro_batches
-    rest = micro_batches % layout.pp  # only whole rounds may be left out
+    rest = micro_batches % layout.pp  # only full rounds may be omitted
     return min(micro_batches, rest + layout.pp * max(2, (limit - rest) // layout.pp))
 
 
 def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows:
-    """Each pipeline rank's spans in order of time, for ``shown`` micro-batches; ``limit=None``: the whole step."""
+    """Return each pipeline rank's spans in order of time, for ``shown`` micro-batches; no ``limit``: all."""
     count = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     ranks = memory(planner.counts, layout)
     if layout.pp == 1:
@@ -45,17 +47,17 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
         return (player.flat(count, ranks[0]),)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
     player = _Player(planner, layout, table.order.tasks)
-    late, seconds = player.stages.late, player.seconds
-    played = play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: late, queues=True)
+    hop_delay, seconds = player.stages.late, player.seconds
+    simulated = play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: hop_delay, queues=True)
     rows = []
-    for held, row, rank in zip(table.rank_stages, played.spans, ranks, strict=True):
+    for rank_stages, row, rank in zip(table.rank_stages, simulated.spans, ranks, strict=True):
         actions = [player.span(action, start, end) for action, start, end in row]
-        rows.append(player.finished(actions, held, rank))
+        rows.append(player.finished(actions, rank_stages, rank))
     return tuple(rows)
 
 
 class _Player:
-    """Makes spans from the actions of one layout and their seconds."""
+    """The spans of one layout's actions, from their seconds."""
 
     def __init__(self, planner: Planner, layout: Layout, tasks: Sequence[Task]) -> None:
         self.units, self.layout = planner.units, layout
@@ -65,12 +67,12 @@ class _Player:
         self.exposed = {task: _exposed(cost) for task, cost in costs.items()}
 
     def span(self, action: Action, start: float, end: float) -> Span:
-        """The span of one action of the schedule, with its exposed seconds and their axes."""
+        """Return the span of one action of the schedule, with its exposed seconds and their axes."""
         kind, stage, _, back, _ = action
         return Span(kind, str(action), start, end, *self.exposed[Task(kind, stage, back)], *action[1:])
 
     def flat(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
-        """The row of a layout without a pipeline: F and BW of one micro-batch after another."""
+        """Return the row of a layout without a pipeline: F and BW of one micro-batch after another."""
         row: list[Span] = []
         now = 0.0
         for micro_batch in range(count):
@@ -80,20 +82,22 @@ class _Player:
         return self.finished(row, (0,), rank)
 
     def finished(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:
-        """``row`` with its end: hidden reductions lengthen the last action; exposed ones and the update follow it."""
+        """Return ``row`` with its end: overlapped reductions lengthen the last action; exposed ones and the update
+        follow it.
+        """
         units = self.stages.unit_seconds[chunks[0]]
-        ends, small, update, _ = after_passes(self.units, self.layout, rank, chunks, units)
+        ends, small_seconds, update, _ = after_passes(self.units, self.layout, rank, chunks, units)
         row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
         start = row[-1].end
-        between = start + ends.exposed + sum(small.values())
-        gathers = self.layout.zero in (1, 2) and self.layout.shards > 1  # of the updated weights
-        name = "reduce gradients, gather weights" if gathers else "reduce gradients"
+        reduce_end = start + ends.exposed + sum(small_seconds.values())
+        gathers_weights = self.layout.zero in (1, 2) and self.layout.shards > 1  # gathers of the updated weights
+        name = "reduce gradients, gather weights" if gathers_weights else "reduce gradients"
         reduce = (
-            [Span("reduce", name, start, between, between - start, tuple({"dp": 0, **small}))]
-            if between > start
+            [Span("reduce", name, start, reduce_end, reduce_end - start, tuple({"dp": 0, **small_seconds}))]
+            if reduce_end > start
             else []
         )
-        return (*row, *reduce, Span("update", "update", between, between + update))
+        return (*row, *reduce, Span("update", "update", reduce_end, reduce_end + update))
 
 
 def _exposed(cost: Cost) -> tuple[float, tuple[str, ...]]:

@@ -22,8 +22,10 @@ from fivefold.layout.spec import Layout
 
 
 class Extrapolated(NamedTuple):
-    """Per pipeline rank: seconds at its end, seconds busy, how often it runs each of ``distinct_tasks``, by
-    index, the stages it holds, and the first rank with equal ones.
+    """The extrapolated times and work of each pipeline rank.
+
+    They are its end in seconds, its busy seconds, how often it runs each of ``distinct_tasks`` (by index), the stages
+    it holds, and the first rank with equal stages (``like``).
     """
 
     ends: list[float]
@@ -34,8 +36,10 @@ class Extrapolated(NamedTuple):
 
 
 class AlikeTasks(NamedTuple):
-    """The tasks of ``Rounds`` where some stages are equal: one of each that take equally long, the index among them of
-    each of ``Rounds.tasks``, and ``Rounds.whole`` in these indices. ``like``: the first rank with equal stages.
+    """The tasks of ``Rounds`` with equal tasks joined, if some stages are equal.
+
+    ``some``: one task of each group that takes equally long; ``place``: for each of ``Rounds.tasks`` its index among
+    them; ``whole``: ``Rounds.whole`` in these indices; ``like``: the first rank with equal stages.
     """
 
     some: tuple[Task, ...]
@@ -45,10 +49,10 @@ class AlikeTasks(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """What of ``extrapolate`` follows from the schedule alone.
+    """The part of ``extrapolate`` that depends only on the schedule.
 
-    ``tables``: those to play, with how often each rank runs each task in them; ``rounds``: of pp micro-batches that
-    follow the first; ``tasks``: all distinct ones; ``whole``: how often each rank runs each task in a step.
+    ``tables``: those to simulate, with how often each rank runs each task in them; ``rounds``: further rounds of pp
+    micro-batches; ``tasks``: all distinct ones; ``whole``: how often each rank runs each task in a step.
     """
 
     tables: list[tuple[Table, tuple[Mapping[Task, int], ...]]]
@@ -58,94 +62,100 @@ class Rounds(NamedTuple):
 
 
 def distinct_tasks(layout: Layout, micro_batches: int, alike: tuple[int, ...]) -> tuple[Task, ...]:
-    """Return one task of each that take equally long; ``alike``: of each stage the first one that is as fast."""
+    """Return one task of each group of equal duration; ``alike``: for each stage the first one of equal speed."""
     return alike_tasks(layout.schedule, layout.pp, layout.v, micro_batches, alike).some
 
 
 def extrapolate(
     layout: Layout, micro_batches: int, *, seconds: Sequence[float], hop: float, alike: tuple[int, ...]
 ) -> Extrapolated:  # fmt: skip
-    """Return ends and work of the layout's schedule, with the ``seconds`` of its ``distinct_tasks`` and ``hop`` seconds
-    per message.
+    """Return ends and work of the layout's schedule.
+
+    ``seconds``: those of its ``distinct_tasks``; ``hop``: seconds per message.
     """
-    asked = layout.schedule, layout.pp, layout.v, micro_batches, alike
-    found, tables = alike_tasks(*asked), rounds_of(*asked[:4]).tables
-    ends, busy = _played(*asked, tuple(seconds), hop)
-    return Extrapolated(ends, busy, found.whole, tables[0][0].rank_stages, found.like)
+    schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, alike
+    distinct, tables = alike_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
+    ends, busy = _played(*schedule_key, tuple(seconds), hop)
+    return Extrapolated(ends, busy, distinct.whole, tables[0][0].rank_stages, distinct.like)
 
 
 @lru_cache(maxsize=1024)
 def alike_tasks(
     name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]
 ) -> AlikeTasks:  # fmt: skip
-    """Those of stages of which some are ``alike``."""
+    """Return the tasks of a schedule with those of equal stages (``alike``) joined."""
     tables, _, tasks, whole = rounds_of(name, pp, v, micro_batches)
-    numbers: dict[Task, int] = {}
-    some: list[Task] = []
+    number_of_task: dict[Task, int] = {}
+    distinct: list[Task] = []
     for task in tasks:
-        same = task.on_stages(alike)
-        if numbers.setdefault(same, len(some)) == len(some):
-            some.append(same)
-        numbers[task] = numbers[same]
+        equal_task = task.on_stages(alike)
+        if number_of_task.setdefault(equal_task, len(distinct)) == len(distinct):
+            distinct.append(equal_task)
+        number_of_task[task] = number_of_task[equal_task]
     rows = []
-    for each in whole:
+    for task_counts in whole:
         times: Counter[int] = Counter()
-        for task, count in each.items():
-            times[numbers[task]] += count
+        for task, count in task_counts.items():
+            times[number_of_task[task]] += count
         rows.append(tuple(times.items()))
-    held = [tuple(alike[stage] for stage in stages) for stages in tables[0][0].rank_stages]
+    first_equal_stages = [tuple(alike[stage] for stage in stages) for stages in tables[0][0].rank_stages]
     return AlikeTasks(
-        tuple(some), tuple(numbers[task] for task in tasks), tuple(rows), tuple(held.index(each) for each in held)
+        tuple(distinct),
+        tuple(number_of_task[task] for task in tasks),
+        tuple(rows),
+        tuple(first_equal_stages.index(task_counts) for task_counts in first_equal_stages),
     )
 
 
-@lru_cache(maxsize=2048)  # layouts of a search often differ in nothing that the schedule sees
+@lru_cache(maxsize=2048)  # layouts of a search often differ in nothing that the schedule depends on
 def _played(
     name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...], durations: tuple[float, ...],
     hop: float,
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Seconds at the end of each rank and seconds busy; ``durations`` of some of the ``alike_tasks``."""
+    """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``alike_tasks``."""
     tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
-    found = alike_tasks(name, pp, v, micro_batches, alike)
-    known = {task: durations[place] for task, place in zip(tasks, found.place, strict=True)}
+    distinct = alike_tasks(name, pp, v, micro_batches, alike)
+    seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.place, strict=True)}
 
     def busy(tasks: Mapping[Task, int]) -> float:
-        return sum([times * known[task] for task, times in tasks.items()])
+        return sum([times * seconds_by_task[task] for task, times in tasks.items()])
 
     ends = [
-        list(play(table, seconds=known.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
+        list(play(table, seconds=seconds_by_task.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
         for table, _ in tables
     ]
-    works = [sum([times * durations[task] for task, times in row]) for row in found.whole]
+    works = [sum([times * durations[task] for task, times in row]) for row in distinct.whole]
     if not rounds:
         return ends[0], works
-    (early, late), ((_, few), (_, many)) = ends, tables
+    (first_ends, second_ends), ((_, first_tasks), (_, second_tasks)) = ends, tables
     # The busiest rank sets the pace; with uneven stages the two short schedules may be too short to show it.
-    pace = max(busy(more) - busy(less) for less, more in zip(few, many, strict=True))
-    return [first + rounds * max(second - first, pace) for first, second in zip(early, late, strict=True)], works
+    pace = max(busy(more) - busy(less) for less, more in zip(first_tasks, second_tasks, strict=True))
+    return [
+        first + rounds * max(second - first, pace) for first, second in zip(first_ends, second_ends, strict=True)
+    ], works
 
 
 @lru_cache(maxsize=1024)
 def rounds_of(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
-    """What is played of so many micro-batches, and what follows."""
+    """Return the tables that are simulated for ``micro_batches``, and the number of rounds that follow."""
     base = 3 * pp + micro_batches % pp
-    short = micro_batches <= base + pp
-    counts = (micro_batches,) if short else (base, base + pp)
+    is_short = micro_batches <= base + pp
+    counts = (micro_batches,) if is_short else (base, base + pp)
     tables = [(schedule(name, pp=pp, v=v, micro_batches=count), _tasks(name, pp, v, count)) for count in counts]
     tasks = tuple(dict.fromkeys(task for table, _ in tables for task in table.order.tasks))
-    if short:
+    if is_short:
         return Rounds(tables, 0, tasks, list(tables[0][1]))
     rounds = (micro_batches - base) // pp
-    whole: list[Mapping[Task, int]] = [
+    step_tasks: list[Mapping[Task, int]] = [
         {task: less.get(task, 0) + rounds * (times - less.get(task, 0)) for task, times in more.items()}
         for less, more in zip(tables[0][1], tables[1][1], strict=True)
     ]
-    return Rounds(tables, rounds, tasks, whole)
+    return Rounds(tables, rounds, tasks, step_tasks)
 
 
 @lru_cache(maxsize=1024)
 def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
-    """How often each rank runs each task."""
+    """Return how often each rank runs each task."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
     rows: list[dict[Task, int]] = [{} for _ in range(pp)]
     for (rank, task), times in Counter(zip(order.rank, order.task, strict=True)).items():

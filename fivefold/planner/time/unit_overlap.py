@@ -121,7 +121,7 @@ def leaves_link_free(units: Units, layout: Layout, axis: str) -> bool:
 
 
 def overlap_message(units: Units, message: MessageTime, room: float) -> tuple[float, float]:
-    """Return the exposed seconds of a message that overlaps ``room`` seconds of compute, and the slowdown of compute."""
+    """Return the exposed seconds of a message during ``room`` seconds of compute, and the slowdown of compute."""
     overlapped = min(message.travelling, room) if units.overlaps else 0.0
     return message.seconds - overlapped, units.contention * overlapped
 

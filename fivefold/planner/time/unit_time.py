@@ -83,7 +83,8 @@ def unit_kernels(
         )
     return UnitKernels(
         ops, times, tuple(index for index, op in enumerate(ops) if op.message is not None),
-        (forward, backward + recomputed_seconds, weight), launches, graphed, overlap_room[::-1] if stack.pairs else overlap_room,
+        (forward, backward + recomputed_seconds, weight), launches, graphed,
+        overlap_room[::-1] if stack.pairs else overlap_room,
         (longest, seconds_by_name[longest]),
     )  # fmt: skip
 

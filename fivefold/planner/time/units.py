@@ -134,7 +134,7 @@ class Units:
         return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)
 
     def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
-        """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a calibrated machine."""
+        """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a machine."""
         part = run_part(part, run)._replace(recomputed=frozenset())
         key = part, run.name, ranks
         times = self._kernels.get(key)

@@ -1,4 +1,4 @@
-"""Seconds of a rank's optimizer update: elementwise, and of whole matrices (Muon)."""
+"""Seconds of a rank's optimizer update: elementwise, or of full matrices (Muon)."""
 
 from __future__ import annotations
 
@@ -11,42 +11,46 @@ from fivefold.planner.time.units import Units
 
 
 def update_seconds(units: Units, layout: Layout, memory: RankMemory, chunks: tuple[int, ...]) -> float:
-    """Return the seconds of the whole update of a rank that holds the stages ``chunks``."""
+    """Return the seconds of the full update of a rank that holds the stages ``chunks``."""
     return elementwise_seconds(units, layout, memory) + matrix_seconds(units, layout, chunks)
 
 
 def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory) -> float:
     """Return the seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.
 
-    Clipping reads the gradient twice and writes it. Sums of gradients are zeroed and, on several ranks, scaled.
+    Clipping reads the gradient twice and writes it. Gradient sums are zeroed and, on several ranks, scaled.
     """
     job = units.job
     recipe, prices, numel = job.precision, units.prices(layout), rank.updated
     measured = units.profiled.update(layout) if units.profiled is not None else None
     if measured is not None:
         return measured.seconds * numel / measured.elements
-    update = int(numel * (3 * recipe.updated_bytes + 2 * find_cost(job.optimizer.kind).moved_bytes(job)))
-    clip = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
-    cast = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
-    sums = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
-    seconds = prices.moving(update, kernel="adamw") + prices.moving(clip + cast + sums, kernel="add")
+    update_bytes = int(numel * (3 * recipe.updated_bytes + 2 * find_cost(job.optimizer.kind).moved_bytes(job)))
+    clip_bytes = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
+    cast_bytes = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
+    sums_bytes = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
+    seconds = prices.moving(update_bytes, kernel="adamw") + prices.moving(
+        clip_bytes + cast_bytes + sums_bytes, kernel="add"
+    )
     if "optimizer" in layout.offloads(job):
         constants = units.constants
-        both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
+        transfer_bytes = numel * (recipe.summed_bytes + recipe.weights_bytes)
         seconds = (
-            both_ways / (constants.host_link_share * constants.host_link_bandwidth)
-            + update / constants.host_memory_bandwidth
+            transfer_bytes / (constants.host_link_share * constants.host_link_bandwidth)
+            + update_bytes / constants.host_memory_bandwidth
         )
     return seconds
 
 
 def matrix_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> float:
-    """Return the seconds of an update of whole matrices (Muon): its messages and its products, with no overlap."""
+    """Return the seconds of an update of full matrices (Muon): its messages and its products, with no overlap."""
     prices, network, seconds = units.prices(layout), units.network, 0.0
     for message in update_messages(units.counts, layout, chunks=chunks):
-        place = group(layout, message.group)
-        seconds += message.times * network.seconds(message.collective, message.payload, place)
-    for each in update_products(units.counts, layout, chunks=chunks):
-        product = prices.matmul(each.rows, each.columns, each.inner, dtype="bf16", batch=each.number)
-        seconds += each.times * product
+        mesh_group = group(layout, message.group)
+        seconds += message.times * network.seconds(message.collective, message.payload, mesh_group)
+    for product in update_products(units.counts, layout, chunks=chunks):
+        product_seconds = prices.matmul(
+            product.rows, product.columns, product.inner, dtype="bf16", batch=product.number
+        )
+        seconds += product.times * product_seconds
     return seconds

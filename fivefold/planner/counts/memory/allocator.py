@@ -88,7 +88,7 @@ def allocator_totals(
 
 
 def segment(size: int) -> int:
-    """Return the bytes of the segment that PyTorch's allocator requests from the driver for a tensor of ``size`` bytes."""
+    """Return the bytes of the segment that PyTorch's allocator requests for a tensor of ``size`` bytes."""
     if size <= 0:
         return 0
     if size <= MIB:
@@ -192,7 +192,7 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int
 
 
 def _largest(counts: Counts, layout: Layout, runs: Iterable[Run], *, most: int) -> list[int]:
-    """Return the bytes of a pipeline rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
+    """Return the sizes of a rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = part_of(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:

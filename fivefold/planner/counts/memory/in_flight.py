@@ -315,7 +315,7 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     end = np.searchsorted(rank, rank, side="right") - 1
 
     def before(some: Bools) -> Ints:
-        """By stage of the rank how many passes of ``some`` came before each."""
+        """Return, by stage of the rank, how many passes of ``some`` precede each pass."""
         here = is_own_stage & some[:, None]
         count = np.cumsum(here, axis=0, dtype=np.int32) - here
         return np.asarray(count - count[start])
@@ -355,7 +355,9 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
         rank, kind, stage, first, last,
         np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
         gathered[is_own_stage] & (~is_w if rules.keeps else forward),
-        np.column_stack([between_f_and_b, between_b_and_w, has_sums, has_w_sums, is_reduced, gathered_by_others, stays, messages]).astype(np.int64),
+        np.column_stack(
+            [between_f_and_b, between_b_and_w, has_sums, has_w_sums, is_reduced, gathered_by_others, stays, messages]
+        ).astype(np.int64),
     )  # fmt: skip
 
 

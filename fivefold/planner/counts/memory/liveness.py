@@ -49,7 +49,7 @@ NO_SUMS, NO_WAITS = Sums(), Waits()
 
 
 class Gradient:
-    """A gradient in memory; the two inputs of an addition share one. ``keeper``: the operation whose W reads it last."""
+    """A gradient in memory; both inputs of an addition share one. ``keeper``: the operation whose W reads it last."""
 
     __slots__ = ("bytes", "keeper", "users")
 
@@ -129,7 +129,7 @@ def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
 
 
 def play(entered: EnteredUnit, *, sums: Sums) -> Profile:
-    """Return the live bytes of one unit; ``sums``: what the first gradients allocate, empty if it is allocated already."""
+    """Return the live bytes of one unit; ``sums``: allocated by the first gradients, empty if allocated before."""
     forward = _play_forward(entered)
     backward = Backward(entered, forward, sums=sums)
     backward.run()

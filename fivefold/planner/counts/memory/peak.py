@@ -220,7 +220,7 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
     passes_of_ranks = live_passes(*schedule_key)
     stages = table_of(layout, job).rank_stages if layout.pp > 1 else ((0,),)
     kinds = [tuple(rules.kinds[stage] for stage in held) for held in stages]
-    first_equal = [kinds.index(each) for each in kinds]  # the first rank with equal stages
+    first_equal = [kinds.index(rank_kinds) for rank_kinds in kinds]  # the first rank with equal stages
 
     def of_each(count: Callable[[tuple[int, ...]], Value]) -> list[Value]:
         known = {rank: count(stages[rank]) for rank in set(first_equal)}
@@ -365,7 +365,7 @@ def _on_device(rules: PassRules, chunk: Chunk) -> int:
 
 
 def _received(rules: PassRules, held: Sequence[int]) -> int:
-    """Return the bytes of the receive buffers of all micro-batches of a step, and of what unsimulated backwards leave."""
+    """Return the bytes of a step's receive buffers, and of what backwards leave that are not simulated."""
     if not rules.buffers.received:
         return 0
     layout, job = rules.layout, rules.counts.job

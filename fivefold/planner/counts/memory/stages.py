@@ -197,7 +197,7 @@ def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
 
 
 def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
-    """Return the bytes of the head's gathered weights and of a ``table`` that it shares; 0 in a stage without the head."""
+    """Return the bytes of the head's gathered weights and of a tied ``table``; 0 in a stage without the head."""
     return units[-1].state.whole + table if units[-1].run.name == "head" else 0
 
 

@@ -69,7 +69,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     it has pipeline stages.
     """
     quantised_names = frozenset(
-        each.name for each in uncut if quantised(each.numel, vector=each.is_vector)
+        weight.name for weight in uncut if quantised(weight.numel, vector=weight.is_vector)
     )  # if moments scale
     recipe, zero_policy = job.precision, policy(layout, job)
     padded = padded_numel(unit, shards=shards)

@@ -27,7 +27,7 @@ def attention(local: Local, source: str, *, layer: int) -> list[Op]:
 
 
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
-    """Count the query-key pairs of one sequence and head: T² (``causal=False``), or those that mask and window allow."""
+    """Count the query-key pairs of one sequence and head: T² (``causal=False``), or those within mask and window."""
     tokens = job.sequence
     chunk = chunk_of(model, job, layer=layer)
     if chunk is not None:
@@ -46,7 +46,7 @@ def window_of(model: Model, job: Job, *, layer: int) -> int | None:
 
 
 def chunk_of(model: Model, job: Job, *, layer: int) -> int | None:
-    """Return the chunk that a layer attends within; None if it has none, or one that is no shorter than the sequence."""
+    """Return the chunk that a layer attends within; None if it has none, or none shorter than the sequence."""
     return _bound(model, job, layer=layer) if model.window_kind == "chunks" else None
 
 
@@ -166,7 +166,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
 
 
 def _drops(local: Local) -> bool:
-    """Return True if our sliding-window kernel computes the core because of attention dropout, whose masks it redraws."""
+    """Return True if attention dropout selects our sliding-window kernel, which redraws the masks."""
     dropped = local.model.dropout_rates.attention > 0
     return dropped and local.job.stack.attention != "unfused" and local.facts.own_attention
 
@@ -296,7 +296,7 @@ def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
 
 
 def _unfused(local: Local, core: Op) -> list[Op]:
-    """List unfused attention, which writes T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
+    """List the unfused core with T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
     width, (q, k, v) = local.width, core.reads
     n_pairs = local.rows * local.heads * local.job.sequence
     half_core = core._replace(

@@ -147,7 +147,8 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
         "moe.arrive", "message", (tensor, "share", cast if in_fp8 else "routed"),
         {"arrived": received * row_bytes, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
         differentiates=(tensor, "share"), stays=("dispatch_plan",),
-        forward_scratch=max(0, received - sent) * scaled_row_bytes if in_fp8 and _needs_sort(local) else 0,  # the sent copy is freed
+        # the sent copy is freed
+        forward_scratch=max(0, received - sent) * scaled_row_bytes if in_fp8 and _needs_sort(local) else 0,
     )  # fmt: skip
     return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrival]
 
@@ -234,7 +235,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         widths = tuple(size * local_experts for size in op.gradient_widths)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
-            parameters=op.parameters * local_experts, gradient_widths=widths[:of_matmul], biases=sum(widths[of_matmul:]),
+            parameters=op.parameters * local_experts, gradient_widths=widths[:of_matmul],
+            biases=sum(widths[of_matmul:]),
             shape=(max(1, rows // local_experts), *op.shape[1:]), batch=local_experts, keeps=(*op.keeps, *ends),
         )  # fmt: skip
         return settled(op, local.job)

@@ -98,7 +98,7 @@ def _casts_forward(linears: Sequence[Op], *, cut: bool) -> int:
 
 
 def _casts_backward(linears: Sequence[Op], *, width: int) -> tuple[int, int]:
-    """Return the bytes of casts while dx is computed (each layer after the first adds a dx), and during the largest dW."""
+    """Return the bytes of casts while dx is computed (layers after the first add theirs), and during the largest dW."""
     casts = [op.casts for op in linears]
     dgrad_bytes = max(
         cast.gradient + cast.transposed + (cast.product if index else 0) for index, cast in enumerate(casts)

@@ -177,7 +177,8 @@ def head(local: Local) -> list[Op]:
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
-            writes={"loss": 4, "softmax": fp32_logits}, keeps=("logits", "softmax") if keeps_logits else ("softmax",), in_place=False,
+            writes={"loss": 4, "softmax": fp32_logits},
+            keeps=("logits", "softmax") if keeps_logits else ("softmax",), in_place=False,
             forward_scratch=fp32_logits * separate + (fp32_logits if width < 4 else 0),
             backward_scratch=(2 + separate) * fp32_logits - logits, scratch_tensor=fp32_logits,
             moved_bytes=logits + 3 * fp32_logits, moved_backward_bytes=logits + 3 * fp32_logits,
@@ -231,7 +232,8 @@ def _chunked_loss(local: Local) -> list[Op]:
         parameters=weight + bias, gradient_widths=(weight, bias) if bias else (weight,),
         flops=flops, causal_flops=flops, shape=(rows, vocab, model.width),
         moved_backward_bytes=4 * rows * vocab * width,  # read and written in both passes of ``fused``
-        backward_scratch=2 * gathered_bytes - gathered_bytes // part.tp + logits + softmax + bias * width, regathered=gathered_bytes,
+        backward_scratch=2 * gathered_bytes - gathered_bytes // part.tp + logits + softmax + bias * width,
+        regathered=gathered_bytes,
         differentiates=("h",), delivers=True,
     )]  # fmt: skip
     if part.tp > 1:
@@ -240,7 +242,8 @@ def _chunked_loss(local: Local) -> list[Op]:
         n_chunks, rest = divmod(rows, chunk)
         loss_messages = [
             Message("tp", "", sums, size, regather=regather),
-            *(Message("tp", "", "all_reduce", chunk_rows * 4, times=3 * times) for chunk_rows, times in ((chunk, n_chunks), (rest, 1))
+            *(Message("tp", "", "all_reduce", chunk_rows * 4, times=3 * times)
+              for chunk_rows, times in ((chunk, n_chunks), (rest, 1))
               if chunk_rows),
         ]  # fmt: skip
         names = ("loss.own", "loss.sums", "loss.chunks", "loss.rest")

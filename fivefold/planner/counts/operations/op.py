@@ -151,7 +151,8 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
         # trainer/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
         # the result if that is fp32
         forward_scratch=0 if has_no_scratch else numel * copy_bytes,
-        backward_scratch=0 if has_no_scratch else numel * (8 if copy_bytes else 4), scratch_tensor=0 if has_no_scratch else numel * 4,
+        backward_scratch=0 if has_no_scratch else numel * (8 if copy_bytes else 4),
+        scratch_tensor=0 if has_no_scratch else numel * 4,
     )  # fmt: skip
     if not kind.plain or kind.norm.is_one_kernel:
         return op
@@ -173,7 +174,7 @@ def elementwise(
     name: str, kind: Kind, reads: tuple[str, ...], out: str, *, size: int, keeps: tuple[str, ...] = (),
     backward_scratch: int = 0, mask: int = 0,
 ) -> Op:  # fmt: skip
-    """Return an operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a kept dropout mask."""
+    """Return an operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a dropout mask."""
     writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
     return Op(
         name, kind, reads, writes, passes=kind == "add", keeps=(*keeps, *([f"{out}.mask"] if mask else ())),

@@ -86,12 +86,12 @@ def recompute(
 
 
 def is_linear(op: Op) -> bool:
-    """Return True if ``op`` is a linear layer that our engine may fuse with others on the same input; a router is not."""
+    """Return True if ``op`` is a linear layer that our engine may fuse with others on its input; a router is not."""
     return op.kind == "matmul" and op.name != "moe.router"
 
 
 def fuses(op: Op, first: Op) -> bool:
-    """Return True if our engine runs ``op`` in one operation with ``first``; the query of latent attention runs alone."""
+    """Return True if our engine runs ``op`` in one operation with ``first``; latent attention's query runs alone."""
     apart = first.name == "attention.q" and op.name == "attention.kv_down"
     return is_linear(op) and is_linear(first) and op.reads == first.reads and not apart
 
