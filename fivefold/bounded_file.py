@@ -21,8 +21,12 @@ SETTINGS_BYTES = 4 * MIB  # TOML, Python, scripts; tomllib takes 0.4 s for a MiB
 RECORD_BYTES = 64 * MIB  # JSON: steps, searches, indexes of weights, tokenizers
 ROWS_BYTES = 512 * MIB  # a line per step of a run or per row of a sweep
 LIMITS = {  # by suffix; all others have SETTINGS_BYTES. PyYAML takes six seconds for a MiB
-    ".json": RECORD_BYTES, ".jsonl": ROWS_BYTES, ".csv": RECORD_BYTES, ".yaml": MIB, ".yml": MIB,
-}  # fmt: skip
+    ".json": RECORD_BYTES,
+    ".jsonl": ROWS_BYTES,
+    ".csv": RECORD_BYTES,
+    ".yaml": MIB,
+    ".yml": MIB,
+}
 PIPE_SECONDS = 30.0  # timeout for all of a pipe (process substitution, or a named pipe with a writer)
 _CHUNK_BYTES = MIB
 

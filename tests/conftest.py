@@ -138,9 +138,12 @@ def _child(rank: int, ranks: int, store: str, results: Any, function: Callable[.
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
+            "gloo",
+            store=dist.FileStore(store, ranks),
+            rank=rank,
+            world_size=ranks,
             timeout=datetime.timedelta(seconds=60),
-        )  # fmt: skip
+        )
         results.put((rank, pickle.dumps(function(*arguments))))  # bytes: no tensor handles across processes
         dist.barrier()
         dist.destroy_process_group()

@@ -60,9 +60,29 @@ def find_module(args: object) -> list[str] | None:
 def fork_python(process: Any, args: Any, *options: Any) -> None:
     """Stand in for ``Popen._execute_child``, whose positional arguments ``options`` are (CPython 3.11 to 3.14)."""
     (
-        executable, preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell, stdin_read, stdin_write, stdout_read,
-        stdout_write, stderr_read, stderr_write, _, gid, gids, uid, umask, start_new_session, process_group,
-    ) = options  # fmt: skip
+        executable,
+        preexec_fn,
+        close_fds,
+        pass_fds,
+        cwd,
+        env,
+        _,
+        _,
+        shell,
+        stdin_read,
+        stdin_write,
+        stdout_read,
+        stdout_write,
+        stderr_read,
+        stderr_write,
+        _,
+        gid,
+        gids,
+        uid,
+        umask,
+        start_new_session,
+        process_group,
+    ) = options
     module = find_module(args)
     unusual = executable or shell or pass_fds or gids or (gid, uid, umask) != (None, None, -1) or process_group != -1
     # A fork of another thread than the first would leave that thread's event loop running in the child.
@@ -174,8 +194,14 @@ def _forget_process_groups() -> None:
     from torch.distributed import distributed_c10d as c10d
 
     world = c10d._world
-    for groups in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag,
-                   world.tags_to_pg):  # fmt: skip
+    for groups in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+    ):
         KEPT.append(dict(groups))
         groups.clear()
     KEPT.append(world.default_pg)

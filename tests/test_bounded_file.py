@@ -60,10 +60,12 @@ def test_a_link_to_what_never_ends_is_refused_at_once(tmp_path: Path, name: str)
     path = tmp_path / name
     path.symlink_to("/dev/zero")
     readers = {
-        "run.toml": [read_file], "step.json": [read_file, lambda path: run_folder.read(path.parent)],
-        "log.jsonl": [read_lines], "trace.json": [lambda path: read_trace([path]), lambda path: explain([path])],
+        "run.toml": [read_file],
+        "step.json": [read_file, lambda path: run_folder.read(path.parent)],
+        "log.jsonl": [read_lines],
+        "trace.json": [lambda path: read_trace([path]), lambda path: explain([path])],
         "dump.pickle": [lambda path: explain([path])],
-    }  # fmt: skip
+    }
     for reader in readers[name]:
         begin = time.process_time()
         with pytest.raises(Mistake, match=r"is a device or a socket; name a file or a pipe|is no regular file"):

@@ -70,10 +70,18 @@ def test_nothing_of_the_tests_is_left_in_it(probe: Path, monkeypatch: pytest.Mon
     drawn = random.random()
     random.seed(7)
     try:
-        with (probe / "open.txt").open("w"), subprocess.Popen(
-            PREDICT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=probe,
-            env=os.environ | {"PROBE": "child"}, start_new_session=True,
-        ) as child:  # fmt: skip
+        with (
+            (probe / "open.txt").open("w"),
+            subprocess.Popen(
+                PREDICT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=probe,
+                env=os.environ | {"PROBE": "child"},
+                start_new_session=True,
+            ) as child,
+        ):
             assert child.stdin
             assert child.stdout
             assert child.poll() is None

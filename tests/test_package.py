@@ -40,8 +40,11 @@ def test_every_file_of_data_is_in_the_package() -> None:
     data = [name for name in files if not name.endswith(".py") and name not in links]
     assert "web/book/index.md" in data
     assert "planner/time/errors.csv" in data
-    assert [name for name in data if not any(fnmatch(name, each) and name.count("/") == each.count("/") for each in
-            patterns)] == []  # fmt: skip
+    assert [
+        name
+        for name in data
+        if not any(fnmatch(name, each) and name.count("/") == each.count("/") for each in patterns)
+    ] == []
 
 
 def test_its_facts_agree() -> None:
@@ -101,9 +104,14 @@ main()
 def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     """No torch, no Altair, no pyarrow: whatever the base does not name cannot be imported."""
     ended = subprocess.run(
-        [sys.executable, "-c", BARE, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", BARE, *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert ended.returncode == 0, ended.stderr
     assert said in ended.stdout
     assert words[0] != "report" or (tmp_path / "report.html").exists()
@@ -121,9 +129,14 @@ def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], ne
     machine = (ROOT / "examples/machines/whole.toml").read_text()
     (tmp_path / "fivefold/local.toml").write_text(machine)
     ended = subprocess.run(
-        [sys.executable, "-c", BARE, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        [sys.executable, "-c", BARE, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
     assert needs in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -142,9 +155,14 @@ def test_python_says_it_too(call: str, line: str, tmp_path: Path) -> None:
     bare = BARE.rpartition("from fivefold")[0]
     code = f"{bare}import fivefold as ff\ntry:\n    {call}\nexcept ff.Mistake as mistake:\n    print(mistake)\n"
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert line in ended.stdout, ended.stderr
     assert ended.stdout.count("\n") == 1
 
@@ -169,7 +187,12 @@ def test_the_shell_completes(line: str, expected: set[str]) -> None:
     words = {"_FIVEFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     code = "import sys; sys.argv = ['fivefold']; from fivefold.cli import main; main()"
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | words, cwd=ROOT, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code],
+        env=os.environ | words,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=300,
-    )  # fmt: skip
+    )
     assert set(ended.stdout.split()) == expected

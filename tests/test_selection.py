@@ -74,8 +74,10 @@ def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
         items.append(pytest.Function.from_parent(request.node.parent, name=str(case.values), callobj=uses_nothing))
         for each in case.marks:
             items[-1].add_marker(each)
-    short, long = ({item.name for item in items} - {item.name for item in mark(items, fast=False, long=long)}
-                   for long in (False, True))  # fmt: skip
+    short, long = (
+        {item.name for item in items} - {item.name for item in mark(items, fast=False, long=long)}
+        for long in (False, True)
+    )
     assert short == {"(0,)", "(3,)", "(6,)"}
     assert short | long == {item.name for item in items}
     assert not short & long

@@ -33,15 +33,22 @@ def test_each_reason_comes_with_what_to_do() -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.parametrize(("user", "has", "installs"), [("0", False, True), ("0", True, False), ("1000", False, False)])
 def test_ci_installs_the_browser_where_it_is_missing(tmp_path: Path, user: str, has: bool, installs: bool) -> None:
-    for name, does in {"id": f"echo {user}", "apt-get": "echo apt-get $@", "make": "echo make $@",
-                       **({"chromium": ""} if has else {})}.items():  # fmt: skip
+    for name, does in {
+        "id": f"echo {user}",
+        "apt-get": "echo apt-get $@",
+        "make": "echo make $@",
+        **({"chromium": ""} if has else {}),
+    }.items():
         (tmp_path / name).write_text(f"#!{shutil.which('sh')}\n{does}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "dirname").symlink_to(shutil.which("dirname") or "")
     ran = subprocess.run(
-        [shutil.which("bash") or "", str(ROOT / ".ci" / "run")], env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [shutil.which("bash") or "", str(ROOT / ".ci" / "run")],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     lines = ran.stdout.splitlines()
     assert ("apt-get install -y -qq --no-install-recommends chromium" in lines) == installs
     assert lines[-2:] == ["make lint", "make test"]

@@ -60,6 +60,7 @@ def test_what_no_run_can_mean_is_refused(values: dict[str, object], line: str) -
 def test_groups_say_what_is_otherwise() -> None:
     usual = Optimizer(weight_decay=0.2)
     assert [usual.rates(part) for part in ("vectors", "head", None)] == [(1, 0), (1, 0.2), (1, 0.2)]
-    job = Job.read({"optimizer": {"groups": [{"of": "vectors", "rate": 0.5}, {"of": "head", "weight_decay": 0}]}},
-                   origin="run")  # fmt: skip
+    job = Job.read(
+        {"optimizer": {"groups": [{"of": "vectors", "rate": 0.5}, {"of": "head", "weight_decay": 0}]}}, origin="run"
+    )
     assert [job.optimizer.rates(part) for part in ("vectors", "head", "router")] == [(0.5, 0), (1, 0), (1, 0.1)]

@@ -140,8 +140,10 @@ def headline(report: Report) -> str:
         errors = sorted(abs(each.predicted / each.measured - 1) for each in mine)
         half, most = (errors[ceil(share * len(errors)) - 1] for share in (0.5, 0.9))
         sources = dict.fromkeys(each.source for each in mine)
-        mean = fmean(fmean(abs(each.predicted / each.measured - 1) for each in mine if each.source == source)
-                     for source in sources)  # fmt: skip
+        mean = fmean(
+            fmean(abs(each.predicted / each.measured - 1) for each in mine if each.source == source)
+            for source in sources
+        )
         lines.append(
             f"- **{len(mine):,} {name} of {len(sources)} sources**: half within {half:.1%}, nine tenths within "
             f"{most:.0%}; the mean error of a source is {mean:.0%}.\n"

@@ -101,8 +101,9 @@ def _draw(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     points = [
         (s.source, s.row, s.quantity, s.ranks, s.predicted, s.measured)
-        for s in report.scores if s.quantity in ("time", "peak") and s.ranks
-    ]  # fmt: skip
+        for s in report.scores
+        if s.quantity in ("time", "peak") and s.ranks
+    ]
     for quantity, picture in published_charts.pictures(points).items():
         save(picture, folder / f"{quantity}.svg")
         say(f"drew {folder / quantity}.svg")

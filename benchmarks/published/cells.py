@@ -107,8 +107,9 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     patterns = []
     for name in models.names():
         parts = re.findall(r"[a-z]+|\d+(?:\.\d+)?", name)
-        text = "[ _-]?".join(r"3(?:\.1)?" if name.startswith("llama3-") and part == "3" else re.escape(part)
-                             for part in parts)  # fmt: skip
+        text = "[ _-]?".join(
+            r"3(?:\.1)?" if name.startswith("llama3-") and part == "3" else re.escape(part) for part in parts
+        )
         patterns.append((name, re.compile(text + rest, re.IGNORECASE)))
     return tuple(patterns)
 
@@ -127,9 +128,14 @@ def printed(model: Model, row: Row) -> Model:
     if moe and not row.get("ep"):
         raise Mistake("over how many ranks the experts lie is not printed")
     ours = {
-        "hidden": model.width, "heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn,
-        "experts": moe.experts if moe else 0, "topk": moe.topk if moe else 0, "moe_ffn": moe.ffn if moe else 0,
-    }  # fmt: skip
+        "hidden": model.width,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "ffn": model.ffn,
+        "experts": moe.experts if moe else 0,
+        "topk": moe.topk if moe else 0,
+        "moe_ffn": moe.ffn if moe else 0,
+    }
     for key, figure in ours.items():
         if (said := integer(row, key)) and said != figure:
             raise Mistake(f"{key} is {said}, where {model.name} has {figure}")

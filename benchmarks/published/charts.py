@@ -36,8 +36,10 @@ def scatter(points: Sequence[Point]) -> Chart:
     rows = _rows(points)
     ends = [reach(each / size for point in points for each in point[4:]) for reach in (min, max)]
     scale = alt.Scale(type="log", domain=ends, nice=False, padding=8)
-    x, y = (alt.X("measured:Q", title=f"measured {name}, {unit}", scale=scale),
-            alt.Y("predicted:Q", title=f"predicted, {unit}", scale=scale))  # fmt: skip
+    x, y = (
+        alt.X("measured:Q", title=f"measured {name}, {unit}", scale=scale),
+        alt.Y("predicted:Q", title=f"predicted, {unit}", scale=scale),
+    )
     line = alt.Chart(alt.Data(values=[{"measured": end, "predicted": end} for end in ends]))
     dots = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=22, opacity=0.5)
     marks = _by_source(alt)
@@ -71,17 +73,25 @@ def _by_source(alt: Any) -> dict[str, Any]:
     """A colour and a shape for each source: there are more of them than colours that can be told apart."""
     legend = alt.Legend(orient="right", title=None)
     shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
-    return {"color": alt.Color("source:N", legend=legend),
-            "shape": alt.Shape("source:N", legend=legend, scale=alt.Scale(range=shapes))}  # fmt: skip
+    return {
+        "color": alt.Color("source:N", legend=legend),
+        "shape": alt.Shape("source:N", legend=legend, scale=alt.Scale(range=shapes)),
+    }
 
 
 def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
     size = WORDS[points[0][2]][2]
     return [
-        {"source": source, "row": row, "ranks": ranks, "predicted": predicted / size, "measured": measured / size,
-         "error": predicted / measured - 1}
+        {
+            "source": source,
+            "row": row,
+            "ranks": ranks,
+            "predicted": predicted / size,
+            "measured": measured / size,
+            "error": predicted / measured - 1,
+        }
         for source, row, _, ranks, predicted, measured in points[:: -(-len(points) // MOST_POINTS)]
-    ]  # fmt: skip
+    ]
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -82,10 +82,16 @@ def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
 def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> RenderableType:
     """Return a table of all runs; ``scores``: (source, row, layout, quantity, predicted, measured), in s or bytes."""
     rows = tuple(
-        (source, row, layout, quantity, *(_amount(quantity, number) for number in (predicted, measured)),
-         f"{predicted / measured - 1:+.1%}")
+        (
+            source,
+            row,
+            layout,
+            quantity,
+            *(_amount(quantity, number) for number in (predicted, measured)),
+            f"{predicted / measured - 1:+.1%}",
+        )
         for source, row, layout, quantity, predicted, measured in scores
-    )  # fmt: skip
+    )
     headings = ("source", "row", "layout", "of", "predicted", "measured", "error")
     return Grid(headings, rows, words=("source", "row", "layout", "of"))
 
@@ -98,9 +104,12 @@ def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Return a table of errors on one half of a machine's runs, before and after calibrating on the other half."""
     rows = tuple(
         (
-            row["chip"], str(row["runs"]), f"{row['stock']:.1%}", f"{row['tuned']:.1%}",
+            row["chip"],
+            str(row["runs"]),
+            f"{row['stock']:.1%}",
+            f"{row['tuned']:.1%}",
             ", ".join(f"{name} x{factor:.2f}" for name, factor in row["factors"].items() if factor != 1) or "none",
         )
         for row in found
-    )  # fmt: skip
+    )
     return Grid(("chip", "runs", "stock", "calibrated", "factors"), rows, words=("chip", "factors"))

@@ -105,9 +105,12 @@ class Bench:
 def job_of(*, precision: str = "fp32", compiled: bool = False, pipeline: bool = False) -> Job:
     """A step of about a second on two cores."""
     return Job(
-        sequence=256 if pipeline else 512, global_batch=8 if pipeline else 4, precision=recipe(precision),
-        compile=compiled, learning_rate=LearningRate(kind="constant", peak=1e-4),
-    )  # fmt: skip
+        sequence=256 if pipeline else 512,
+        global_batch=8 if pipeline else 4,
+        precision=recipe(precision),
+        compile=compiled,
+        learning_rate=LearningRate(kind="constant", peak=1e-4),
+    )
 
 
 def one_process(bench: Bench) -> list[Result]:
@@ -173,10 +176,18 @@ def table(results: list[Result]) -> Grid:
     """One row per race and other."""
     headings = ("ours", "tokens/s", "against", "ratio", "from", "to", "rounds", "target")
     rows = tuple(
-        (r.setting, f"{r.tokens_per_second:,.0f}", r.other, f"{r.ratio:.3f}", f"{r.lowest:.3f}", f"{r.highest:.3f}",
-         str(r.rounds), _judged(r))
+        (
+            r.setting,
+            f"{r.tokens_per_second:,.0f}",
+            r.other,
+            f"{r.ratio:.3f}",
+            f"{r.lowest:.3f}",
+            f"{r.highest:.3f}",
+            str(r.rounds),
+            _judged(r),
+        )
         for r in results
-    )  # fmt: skip
+    )
     return Grid(headings, rows, words=("ours", "against"))
 
 

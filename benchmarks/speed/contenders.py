@@ -51,18 +51,30 @@ def plain(model: Model, job: Job) -> Step:
 def transformers(model: Model, job: Job) -> Step:
     """Hugging Face's Llama, unmodified."""
     config = LlamaConfig(
-        vocab_size=model.vocab, hidden_size=model.width, intermediate_size=model.ffn, num_hidden_layers=model.layers,
-        num_attention_heads=model.heads, num_key_value_heads=model.kv_heads, head_dim=model.head_dim,
-        rms_norm_eps=model.norm_epsilon, max_position_embeddings=job.sequence, use_cache=False,
+        vocab_size=model.vocab,
+        hidden_size=model.width,
+        intermediate_size=model.ffn,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        rms_norm_eps=model.norm_epsilon,
+        max_position_embeddings=job.sequence,
+        use_cache=False,
         attn_implementation="sdpa",  # type: ignore[call-arg]
-    )  # fmt: skip
+    )
     llama = LlamaForCausalLM(config)
     renamed = {
-        "blocks.": "model.layers.", "norm1": "input_layernorm", "norm2": "post_attention_layernorm",
-        "attention.out": "self_attn.o_proj", **{f"attention.{x}.": f"self_attn.{x}_proj." for x in "qkv"},
+        "blocks.": "model.layers.",
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+        "attention.out": "self_attn.o_proj",
+        **{f"attention.{x}.": f"self_attn.{x}_proj." for x in "qkv"},
         **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
-        "embed.tokens": "model.embed_tokens", "head.norm": "model.norm", "head.out": "lm_head",
-    }  # fmt: skip
+        "embed.tokens": "model.embed_tokens",
+        "head.norm": "model.norm",
+        "head.out": "lm_head",
+    }
     llama.load_state_dict({_renamed(name, renamed): x for name, x in drawn(model, seed=job.seed).items()})
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -75,17 +87,38 @@ def transformers(model: Model, job: Job) -> Step:
 
 def litgpt(model: Model, job: Job) -> Step:
     """litgpt's GPT, unmodified, with the loss of its pretraining."""
-    gpt = GPT(Config(
-        block_size=job.sequence, n_layer=model.layers, n_embd=model.width, padded_vocab_size=model.vocab,
-        vocab_size=model.vocab, n_head=model.heads, n_query_groups=model.kv_heads, head_size=model.head_dim,
-        norm_class_name="RMSNorm", norm_eps=model.norm_epsilon, parallel_residual=False, rotary_percentage=1.0,
-        rope_base=int(model.rope_theta), bias=False, mlp_class_name="LLaMAMLP", intermediate_size=model.ffn,
-    ))  # fmt: skip
+    gpt = GPT(
+        Config(
+            block_size=job.sequence,
+            n_layer=model.layers,
+            n_embd=model.width,
+            padded_vocab_size=model.vocab,
+            vocab_size=model.vocab,
+            n_head=model.heads,
+            n_query_groups=model.kv_heads,
+            head_size=model.head_dim,
+            norm_class_name="RMSNorm",
+            norm_eps=model.norm_epsilon,
+            parallel_residual=False,
+            rotary_percentage=1.0,
+            rope_base=int(model.rope_theta),
+            bias=False,
+            mlp_class_name="LLaMAMLP",
+            intermediate_size=model.ffn,
+        )
+    )
     renamed = {
-        "blocks.": "transformer.h.", "norm1": "norm_1", "norm2": "norm_2", "attention.out": "attn.proj",
-        "mlp.gate": "mlp.fc_1", "mlp.up": "mlp.fc_2", "mlp.down": "mlp.proj",
-        "embed.tokens": "transformer.wte", "head.norm": "transformer.ln_f", "head.out": "lm_head",
-    }  # fmt: skip
+        "blocks.": "transformer.h.",
+        "norm1": "norm_1",
+        "norm2": "norm_2",
+        "attention.out": "attn.proj",
+        "mlp.gate": "mlp.fc_1",
+        "mlp.up": "mlp.fc_2",
+        "mlp.down": "mlp.proj",
+        "embed.tokens": "transformer.wte",
+        "head.norm": "transformer.ln_f",
+        "head.out": "lm_head",
+    }
     whole = drawn(model, seed=job.seed)
     for layer in range(model.layers):
         heads = [whole.pop(f"blocks.{layer}.attention.{x}.weight") for x in "qkv"]
@@ -113,9 +146,13 @@ def _loop(module: nn.Module, blocks: Iterable[nn.Module], loss_of: Loss, job: Jo
         module.bfloat16()
     settings = job.optimizer
     optimizer = torch.optim.AdamW(
-        masters, lr=job.learning_rate.peak, betas=settings.betas, eps=settings.epsilon,
-        weight_decay=settings.weight_decay, fused=True,
-    )  # fmt: skip
+        masters,
+        lr=job.learning_rate.peak,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
 
     def step(tokens: Tensor) -> float:
         loss = loss_of(tokens[:, :-1], tokens[:, 1:])

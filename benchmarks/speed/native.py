@@ -66,13 +66,18 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
 
     plan = {
         "embed.tokens": row(input_layouts=Replicate()),
-        "blocks.*.norm1": SequenceParallel(), "blocks.*.norm2": SequenceParallel(),
-        "blocks.*.attention": gathered(None, None), "blocks.*.mlp": gathered(),
-        **{f"blocks.*.attention.{x}": column() for x in "qkv"}, "blocks.*.attention.out": row(),
-        "blocks.*.mlp.gate": column(), "blocks.*.mlp.up": column(), "blocks.*.mlp.down": row(),
+        "blocks.*.norm1": SequenceParallel(),
+        "blocks.*.norm2": SequenceParallel(),
+        "blocks.*.attention": gathered(None, None),
+        "blocks.*.mlp": gathered(),
+        **{f"blocks.*.attention.{x}": column() for x in "qkv"},
+        "blocks.*.attention.out": row(),
+        "blocks.*.mlp.gate": column(),
+        "blocks.*.mlp.up": column(),
+        "blocks.*.mlp.down": row(),
         "head.norm": SequenceParallel(),
         "head.out": column(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
-    }  # fmt: skip
+    }
     parallelize_module(decoder, mesh, plan)
 
     def step(tokens: Tensor) -> float:
@@ -95,9 +100,11 @@ def pipeline(model: Model, job: Job, *, layout: Layout) -> Step:
     modules = nn.ModuleList(Decoder(model, seed=job.seed, layers=layers[at]) for at in held)
     stages = [PipelineStage(module, at, len(layers), device) for module, at in zip(modules, held, strict=True)]
     schedule = kind(
-        stages if several else stages[0], count, scale_grads=False,
+        stages if several else stages[0],
+        count,
+        scale_grads=False,
         loss_fn=lambda logits, targets: cross_entropy(logits, targets) / count,
-    )  # fmt: skip
+    )
 
     def step(tokens: Tensor) -> float:
         modules.zero_grad()

@@ -69,12 +69,14 @@ def ours(folder: Path) -> dict[int, Found]:
 
     return {
         each.rank: Found(
-            each.idle_seconds * 1e6, each.compute_seconds * 1e6,
-            (each.exposed_seconds + each.memcpy_alone_seconds) * 1e6, each.window_seconds * 1e6,
+            each.idle_seconds * 1e6,
+            each.compute_seconds * 1e6,
+            (each.exposed_seconds + each.memcpy_alone_seconds) * 1e6,
+            each.window_seconds * 1e6,
             100 * (each.overlap or 0.0),
         )
         for each in read([folder]).report.whole
-    }  # fmt: skip
+    }
 
 
 def apart(left: Found, right: Found) -> float:
@@ -153,9 +155,13 @@ def huge(gib: float) -> None:
 
 
 def compare(
-    name: str, folder: Path, frozen: dict[int, dict[int, Found]] | None = None, seed: int = 0,
-    *, mine_from: Path | None = None,
-) -> float:  # fmt: skip
+    name: str,
+    folder: Path,
+    frozen: dict[int, dict[int, Found]] | None = None,
+    seed: int = 0,
+    *,
+    mine_from: Path | None = None,
+) -> float:
     """Print a line for a folder of traces; the largest difference over its ranks, in percent."""
     begun = time.perf_counter()
     mine = ours(mine_from or folder)

@@ -49,8 +49,15 @@ def main() -> None:
     layout = Layout.parse(asked.layout)
     with tempfile.TemporaryDirectory() as folder:
         job = Job(sequence=256, global_batch=8, steps=asked.steps, precision=recipe("bf16"))
-        run = Run(model=asked.model, folder=Path(folder), job=job, evaluate_sequences=2 * layout.dp * layout.mbs,
-                  evaluate_every=10**6, trace_steps=asked.steps, sample="")  # fmt: skip
+        run = Run(
+            model=asked.model,
+            folder=Path(folder),
+            job=job,
+            evaluate_sequences=2 * layout.dp * layout.mbs,
+            evaluate_every=10**6,
+            trace_steps=asked.steps,
+            sample="",
+        )
         (run.folder / "text").mkdir()
         for number in range(40):
             (run.folder / "text" / f"{number}.txt").write_text(f"document {number}: " + "all work, no play. " * 300)
@@ -67,8 +74,10 @@ def main() -> None:
     low, _, high = statistics.quantiles(found, n=4)
     error = 1.2533 * (high - low) / 1.349 / len(found) ** 0.5
     usual = 1e3 * statistics.median(untraced)
-    print(f"{asked.layout}: {len(found)} traced steps of {usual:.1f} ms, {marks} spans each: "
-          f"{statistics.median(found) - 1:+.2%} ± {error:.2%}")  # fmt: skip
+    print(
+        f"{asked.layout}: {len(found)} traced steps of {usual:.1f} ms, {marks} spans each: "
+        f"{statistics.median(found) - 1:+.2%} ± {error:.2%}"
+    )
 
 
 def _rank(rank: int, run: Run, layout: Layout, answers: Any) -> None:

@@ -69,8 +69,12 @@ def convert_math(text: str) -> str:
 
     text = re.sub(r"\$\$(.+?)\$\$", lambda found: convert(found[1].strip(), display="block"), text, flags=re.DOTALL)
     parts = re.split(r"(`[^`\n]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"(?<![\w$])\$([^$\n]+)\$(?!\w)",
-                   lambda found: convert(found[1]), part) for part in parts)  # fmt: skip
+    return "".join(
+        part
+        if part.startswith("`")
+        else re.sub(r"(?<![\w$])\$([^$\n]+)\$(?!\w)", lambda found: convert(found[1]), part)
+        for part in parts
+    )
 
 
 def convert_links(text: str, page: Path, known: set[str]) -> str:

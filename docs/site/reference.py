@@ -25,8 +25,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 DOCS = Path(__file__).parents[1]
 RESULTS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.results.sweep_row:Row")
 KINDS = {
-    "field": "read", "part": "read, together with other keys", "near": "approximated",
-}  # fmt: skip
+    "field": "read",
+    "part": "read, together with other keys",
+    "near": "approximated",
+}
 
 
 class Section(NamedTuple):
@@ -267,12 +269,14 @@ def write_models() -> str:
     from fivefold.model.catalog import named, names
 
     parts = [
-        "# Models", "",
+        "# Models",
+        "",
         "Names for the argument `MODEL`. A Hugging Face `config.json`, a folder that holds one, or a",
-        "[model file](configuration.md#model-file) work as well.", "",
+        "[model file](configuration.md#model-file) work as well.",
+        "",
         "| name | parameters | layers | width | heads (kv) | experts | vocabulary | source |",
         "| --- | --: | --: | --: | --: | --: | --: | --- |",
-    ]  # fmt: skip
+    ]
     for name in names():
         model = named(name)
         experts = f"{model.moe.experts}, top {model.moe.topk}" if model.moe else ""
@@ -288,12 +292,14 @@ def write_machines() -> str:
     from fivefold.machine.catalog import names, resolve
 
     parts = [
-        "# Machine catalog", "",
+        "# Machine catalog",
+        "",
         "Names for the argument `MACHINE`: `h100` is one node, `h100:512` are 512 GPUs. How to change one fact or to",
-        "describe your own: [machines](machines.md). Rates are per GPU and direction.", "",
+        "describe your own: [machines](machines.md). Rates are per GPU and direction.",
+        "",
         "| name | GPUs per node | memory | memory rate | dense 16-bit peak | links, from near to far |",
         "| --- | --: | --: | --: | --: | --- |",
-    ]  # fmt: skip
+    ]
     for name in names():
         machine = resolve(name, local=Path("none"))
         chip = machine.chip
@@ -320,13 +326,14 @@ def find_keys() -> dict[str, dict[str, Any]]:
 def write_keys() -> str:
     """Return how each key of other software is read, as a page."""
     parts = [
-        "# Keys of other software", "",
+        "# Keys of other software",
+        "",
         "The keys that `fivefold read` and `--from` understand, with the default of the version that is read. Any",
         "other key that can change a training step is an error unless `--ignore KEY` accepts an answer without it",
         "([why](../how-to/configs/index.md#keys-that-are-not-modelled)); keys of logs, checkpoints and evaluation",
         "have no effect. The most frequent keys, with the keywords that you would write instead:",
         "[if you come from another trainer](coming-from-other-trainers.md).",
-    ]  # fmt: skip
+    ]
     for software, table in find_keys().items():
         parts += [
             "",
@@ -421,16 +428,23 @@ def write_cheat_sheet() -> str:
     @page{size:A4 landscape;margin:6mm}@media print{body{padding:0}}
     @media screen and (max-width:900px){.fivefold{columns:1}}
     """
-    return ('<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Fivefold: cheat sheet</title>'
-            '<meta name="viewport" content="width=device-width,initial-scale=1">'
-            f"<style>{STYLE}{style}</style></head><body><h1>Fivefold {ff.__version__}</h1>"
-            f'<main class="fivefold">{body}</main></body></html>\n')  # fmt: skip
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Fivefold: cheat sheet</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{STYLE}{style}</style></head><body><h1>Fivefold {ff.__version__}</h1>"
+        f'<main class="fivefold">{body}</main></body></html>\n'
+    )
 
 
 PAGES = {
-    "commands.md": write_commands, "configuration.md": write_configuration, "results.md": write_results,
-    "python.md": write_python, "models.md": write_models, "machine-catalog.md": write_machines, "keys.md": write_keys,
-}  # fmt: skip
+    "commands.md": write_commands,
+    "configuration.md": write_configuration,
+    "results.md": write_results,
+    "python.md": write_python,
+    "models.md": write_models,
+    "machine-catalog.md": write_machines,
+    "keys.md": write_keys,
+}
 """The pages of ``docs/reference`` that are generated, with the functions that write them."""
 
 

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 @documented(TrainOptions)
 def train(
-    run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, machine: str | None = None,
-    force: bool = False, trace: int | None = None,
-) -> RunFolder:  # fmt: skip
+    run: Where | Mapping[str, Any],
+    *,
+    layout: str | Layout | None = None,
+    machine: str | None = None,
+    force: bool = False,
+    trace: int | None = None,
+) -> RunFolder:
     """Train as ``fivefold train`` does, in separate processes (extra ``train``); return the run's folder.
 
     ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``. The result is

@@ -69,10 +69,22 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
 @documented(SearchOptions)
 @told
 def search(
-    model: str | Model, machine: str | Machine, *, by: Aim = "time", top: int = 10, also: Sequence[str] = (),
-    where: str = "", memory: str | None = None, within: float | None = None, exact: bool = False, front: int = 1,
-    measure: int = 0, two: bool = False, risk: float = FITS_RISK, **job: Unpack[JobWords],
-) -> SearchResult:  # fmt: skip
+    model: str | Model,
+    machine: str | Machine,
+    *,
+    by: Aim = "time",
+    top: int = 10,
+    also: Sequence[str] = (),
+    where: str = "",
+    memory: str | None = None,
+    within: float | None = None,
+    exact: bool = False,
+    front: int = 1,
+    measure: int = 0,
+    two: bool = False,
+    risk: float = FITS_RISK,
+    **job: Unpack[JobWords],
+) -> SearchResult:
     """Find the best of all legal layouts that fit, and why the others lost. ``proposal`` is the simplest of the best.
 
     ``search --keep`` is ``walk``, and a search over several machines is ``across``.
@@ -86,17 +98,34 @@ def search(
         if not 1 <= number <= MOST_SHOWN:
             raise Mistake(f"{name}={number} must be 1 to {MOST_SHOWN}")
     return found_layouts(
-        _model(model), limited(_machine(machine), memory), job_of(job), also=also, measure=measure, by=by, top=top,
-        levels=front, within=None if exact else ALIKE if within is None else within, where=Constraint.parse(where),
-        two_dimensional=two, risk=risk,
-    )  # fmt: skip
+        _model(model),
+        limited(_machine(machine), memory),
+        job_of(job),
+        also=also,
+        measure=measure,
+        by=by,
+        top=top,
+        levels=front,
+        within=None if exact else ALIKE if within is None else within,
+        where=Constraint.parse(where),
+        two_dimensional=two,
+        risk=risk,
+    )
 
 
 @documented(PlanOptions)
 def playbook(
-    model: str | Model, machine: str | Machine, *, tokens: float = 1e12, batch: Batch = "advised", where: str = "",
-    price: Sequence[str] = (), assume: Sequence[str] = (), risk: float = FITS_RISK, **job: Unpack[JobWords],
-) -> Playbook:  # fmt: skip
+    model: str | Model,
+    machine: str | Machine,
+    *,
+    tokens: float = 1e12,
+    batch: Batch = "advised",
+    where: str = "",
+    price: Sequence[str] = (),
+    assume: Sequence[str] = (),
+    risk: float = FITS_RISK,
+    **job: Unpack[JobWords],
+) -> Playbook:
     """Plan a run step by step, from tokens to a layout; ``run_file`` of the result is the TOML that ``train`` takes."""
     from fivefold.requests.across import priced
     from fivefold.requests.playbook import playbook as run
@@ -112,10 +141,20 @@ plan = playbook  # the command's name
 
 @documented(SearchRequest)
 def across(
-    model: str | Model, machines: Sequence[str | Machine], *, by: Goal = "time", tokens: float | None = None,
-    price: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
-    where: str = "", within: float | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
-) -> Offers:  # fmt: skip
+    model: str | Model,
+    machines: Sequence[str | Machine],
+    *,
+    by: Goal = "time",
+    tokens: float | None = None,
+    price: Sequence[str] = (),
+    deadline: str | None = None,
+    ranks: str | None = None,
+    assume: Sequence[str] = (),
+    where: str = "",
+    within: float | None = None,
+    risk: float = FITS_RISK,
+    **job: Unpack[JobWords],
+) -> Offers:
     """Compare one run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
 
     ``across("llama3-70b", ["h100:512", "b200:256"], tokens=2e12, by="cost", price=["h100=2.2/h", "b200=4/h"])``
@@ -125,17 +164,33 @@ def across(
     from fivefold.requests.commands import ALIKE
 
     return offers(
-        _model(model), [_machine(name) for name in machines], job_of(job), by=by, where=Constraint.parse(where),
-        within=ALIKE if within is None else within, tokens=tokens, prices=price, deadline=deadline, ranks=ranks,
-        assume=assume, risk=risk,
-    )  # fmt: skip
+        _model(model),
+        [_machine(name) for name in machines],
+        job_of(job),
+        by=by,
+        where=Constraint.parse(where),
+        within=ALIKE if within is None else within,
+        tokens=tokens,
+        prices=price,
+        deadline=deadline,
+        ranks=ranks,
+        assume=assume,
+        risk=risk,
+    )
 
 
 @documented(SearchRequest)
 def walk(
-    model: str | Model, machine: str | Machine, layout: str | Layout, *, by: By = "time", where: str = "",
-    memory: str | None = None, risk: float = FITS_RISK, **job: Unpack[JobWords],
-) -> Walk:  # fmt: skip
+    model: str | Model,
+    machine: str | Machine,
+    layout: str | Layout,
+    *,
+    by: By = "time",
+    where: str = "",
+    memory: str | None = None,
+    risk: float = FITS_RISK,
+    **job: Unpack[JobWords],
+) -> Walk:
     """Try one change at a time from ``layout``: ``search --keep``."""
     from fivefold.layout.where import Where as Constraint
     from fivefold.planner.predict import planner
@@ -150,10 +205,18 @@ def walk(
 
 @documented(AskOptions)
 def ask(
-    question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
-    tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), noise: str | None = None,
-    risk: float = FITS_RISK, **job: Unpack[JobWords],
-) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:  # fmt: skip
+    question: Question,
+    model: str | Model,
+    machine: str | Machine,
+    layout: str | Layout | None = None,
+    *,
+    tokens: float = 1e12,
+    price: Sequence[str] = (),
+    assume: Sequence[str] = (),
+    noise: str | None = None,
+    risk: float = FITS_RISK,
+    **job: Unpack[JobWords],
+) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:
     """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run" or "changes".
 
     Without a layout, the answer is for the fastest layout that fits.
@@ -167,18 +230,29 @@ def ask(
     chosen = None if layout is None else _layout(layout)
     (priced_machine,) = priced([_machine(machine)], price)
     replies = answers(
-        question, _model(model), priced_machine, chosen, job=job_of(job), tokens=tokens, site=assumed(assume),
-        noise=noise_of(noise), risk=risk, counted=not isinstance(machine, str) or is_counted(machine),
-    )  # fmt: skip
+        question,
+        _model(model),
+        priced_machine,
+        chosen,
+        job=job_of(job),
+        tokens=tokens,
+        site=assumed(assume),
+        noise=noise_of(noise),
+        risk=risk,
+        counted=not isinstance(machine, str) or is_counted(machine),
+    )
     _warn(replies[0].remarks if replies else ())
     return Rows(replies)
 
 
 @documented(CompareOptions)
 def compare(
-    *what: str, stacks: str | Sequence[str] = (), precisions: str | Sequence[str] = (), risk: float = FITS_RISK,
+    *what: str,
+    stacks: str | Sequence[str] = (),
+    precisions: str | Sequence[str] = (),
+    risk: float = FITS_RISK,
     **job: Unpack[JobWords],
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Compare predicted steps side by side: a model with every layout on every machine, or run files.
 
     ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
@@ -187,9 +261,13 @@ def compare(
     from fivefold.requests.cases import cases
 
     selected_cases = cases(
-        what, job_of(job), stacks=_names(stacks, option="stacks="), precisions=_names(precisions, option="precisions="),
-        machine=_machine, risk=risk,
-    )  # fmt: skip
+        what,
+        job_of(job),
+        stacks=_names(stacks, option="stacks="),
+        precisions=_names(precisions, option="precisions="),
+        machine=_machine,
+        risk=risk,
+    )
     comparison = run(selected_cases, risk=risk)
     _warn([line for variant in comparison.variants if variant.step is not None for line in variant.step.remarks])
     return comparison
@@ -198,9 +276,16 @@ def compare(
 @documented(DryrunOptions)
 @told
 def dryrun(
-    model: str | Model, machine: str | Machine, layout: str | Layout, *, schedule: Where | None = None,
-    every_rank: bool = False, every_layer: bool = False, ranks: Sequence[int] = (), **job: Unpack[JobWords],
-) -> Rehearsal:  # fmt: skip
+    model: str | Model,
+    machine: str | Machine,
+    layout: str | Layout,
+    *,
+    schedule: Where | None = None,
+    every_rank: bool = False,
+    every_layer: bool = False,
+    ranks: Sequence[int] = (),
+    **job: Unpack[JobWords],
+) -> Rehearsal:
     """Dry-run a step: execute the real training code, for any number of ranks, on one CPU (extra ``train``).
 
     ``step`` of the result is None if the job would raise or hang; ``findings`` lists everything that would go wrong.
@@ -214,9 +299,15 @@ def dryrun(
     from fivefold.dry_run import dryrun as run
 
     rehearsal = run(
-        model=spec, machine=chips, layout=chosen, job=wanted, table=table, every_rank=every_rank,
-        replay=not every_layer, ranks=tuple(ranks),
-    )  # fmt: skip
+        model=spec,
+        machine=chips,
+        layout=chosen,
+        job=wanted,
+        table=table,
+        every_rank=every_rank,
+        replay=not every_layer,
+        ranks=tuple(ranks),
+    )
     _warn(describe_idle(chosen, chips))
     return rehearsal
 
@@ -224,9 +315,14 @@ def dryrun(
 @documented(SweepOptions)
 @told
 def sweep(
-    what: Where | Mapping[str, Any], *, out: Where | None = None, measure: bool = False, steps: int = 8,
-    timeout: float = 300.0, risk: float = FITS_RISK,
-) -> Rows[Row]:  # fmt: skip
+    what: Where | Mapping[str, Any],
+    *,
+    out: Where | None = None,
+    measure: bool = False,
+    steps: int = 8,
+    timeout: float = 300.0,
+    risk: float = FITS_RISK,
+) -> Rows[Row]:
     """Predict every combination of models, machines, ranks, layouts and jobs, one row each.
 
     ``what``: a sweep file, or its tables as a mapping. ``measure`` also runs each row that fits. Rows are written to
@@ -271,9 +367,14 @@ def _journal(path: Path | None) -> Iterator[Journal]:
 @documented(TraceOptions)
 @told
 def trace(
-    files: Where | Sequence[Where], *, step: int | None = None, top: int = 10, machine: str | Machine | None = None,
-    against: tuple[str, str, str] | None = None, **job: Unpack[JobWords],
-) -> Traced:  # fmt: skip
+    files: Where | Sequence[Where],
+    *,
+    step: int | None = None,
+    top: int = 10,
+    machine: str | Machine | None = None,
+    against: tuple[str, str, str] | None = None,
+    **job: Unpack[JobWords],
+) -> Traced:
     """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer.
 
     ``against``: model, machine and layout; their predicted step is compared with the traces. Takes a job.

@@ -17,9 +17,17 @@ if TYPE_CHECKING:
 
 @told
 def watch(
-    model: Any, optimizer: Any, /, *, tokens: int = 0, mesh: Any = None, stage: int = 0, called: str = "",
-    against: tuple[str | Model, str | Machine, str | Layout] | None = None, **job: Unpack[JobWords],
-) -> Watched:  # fmt: skip
+    model: Any,
+    optimizer: Any,
+    /,
+    *,
+    tokens: int = 0,
+    mesh: Any = None,
+    stage: int = 0,
+    called: str = "",
+    against: tuple[str | Model, str | Machine, str | Layout] | None = None,
+    **job: Unpack[JobWords],
+) -> Watched:
     """Measure memory, FLOPs, messages and seconds of a step in the enclosed loop; the result is ``watched.step``.
 
     ``model``, ``optimizer``: a module as it is trained (wrapped by DistributedDataParallel, sharded, …) and its
@@ -40,5 +48,6 @@ def watch(
         tokens = tokens or int(str(predicted.job["sequence"])) * int(str(predicted.job["global_batch"]))
     elif job:
         raise Mistake("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
-    return run(model, optimizer, tokens=tokens, mesh=mesh, stage=stage, predicted=predicted, machine=machine,
-               called=called)  # fmt: skip
+    return run(
+        model, optimizer, tokens=tokens, mesh=mesh, stage=stage, predicted=predicted, machine=machine, called=called
+    )

@@ -49,9 +49,12 @@ class Timing(NamedTuple):
 
 
 def calibrate_hosts(
-    process: Process, *, quick: bool = False, points: Points | None = None,
+    process: Process,
+    *,
+    quick: bool = False,
+    points: Points | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Machine | None:  # fmt: skip
+) -> Machine | None:
     """Measure the hosts of ``process``'s world; return the machine on rank 0, None on the other ranks.
 
     Every rank calls it. Raises ``Mistake`` if there are GPUs, or if hosts have unequal numbers of ranks.
@@ -206,15 +209,20 @@ def _machine(found: list[Machine], links: list[CollectivePoint], *, ranks: int, 
     }
     calibration = calibrations[0].replace(**slowest | {"collectives": (*slowest["collectives"], *links)})
     facts = Facts(
-        device=first.chip.name.partition(",")[0], backend=first.backend, torch=calibration.torch,
+        device=first.chip.name.partition(",")[0],
+        backend=first.backend,
+        torch=calibration.torch,
         memory_bytes=min(machine.chip.memory_bytes for machine in found) * (local if first.backend == "gloo" else 1),
-    )  # fmt: skip
+    )
     host_only = Calibration.model_validate(calibration.model_dump() | {"collectives": slowest["collectives"]})
     host = fit_machine(host_only, facts=facts, ranks=local)
     return host.replace(
-        name="hosts", ranks=ranks, ranks_per_node=local, calibration=calibration,
+        name="hosts",
+        ranks=ranks,
+        ranks_per_node=local,
+        calibration=calibration,
         links=(host.links[0], between(links, span=ranks, date=calibration.date)),
-    )  # fmt: skip
+    )
 
 
 def between(points: list[CollectivePoint], *, span: int, date: str) -> Link:

@@ -41,9 +41,14 @@ DEEP = 6  # layers of a stage that are run: with fewer, more tensors would stay 
 
 
 def profile(
-    *, model: Model, layout: Layout, job: Job, machine: Machine, cores: int,
+    *,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    machine: Machine,
+    cores: int,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Machine:  # fmt: skip
+) -> Machine:
     """Return ``machine`` with the units of this run in its store; earlier units with the same key are replaced.
 
     ``machine`` is a calibrated one. Raises ``Mistake`` for micro-batches that alternate within a unit, ``Fault`` when a
@@ -206,8 +211,11 @@ def _points(
     stages, last = stage_layers(counts.model.layers, layout), layout.pp * layout.v - 1
     rows_by_run: dict[Run, list[tuple[float, float, float, float]]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
-        names = [*(["embed"] if stage == 0 else []), *(f"block {layer}" for layer in stages[stage]),
-                 *(["head"] if stage == last else [])]  # fmt: skip
+        names = [
+            *(["embed"] if stage == 0 else []),
+            *(f"block {layer}" for layer in stages[stage]),
+            *(["head"] if stage == last else []),
+        ]
         if not any(f"F {name}" in one.timed for name in names):
             continue
         runs = {name: _run_of(name, counts, layout) for name in names}
@@ -243,11 +251,15 @@ def _point(
 ) -> UnitPoint:
     forward, backward, weight = (statistics.fmean(row[i] for row in rows) for i in range(3))
     return UnitPoint(
-        key=key, label=f"{run.name if isinstance(run.name, str) else 'block'} {layout}", ranks=ranks,
-        forward_seconds=forward, backward_seconds=backward, weight_seconds=weight,
+        key=key,
+        label=f"{run.name if isinstance(run.name, str) else 'block'} {layout}",
+        ranks=ranks,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        weight_seconds=weight,
         over_curves=(forward + backward + weight) / (curve.forward + curve.backward + curve.weight),
         spread=statistics.median(row[3] for row in rows),
-    )  # fmt: skip
+    )
 
 
 def _run_of(name: str, counts: Counts, layout: Layout) -> Run:

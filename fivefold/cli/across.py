@@ -28,10 +28,20 @@ def show_offers(
     with bar("searching") as progress:
         counter = iter(range(1, 10**6))
         results = offers(
-            model, machines, job, by=request.by, where=where, within=within, tokens=request.tokens,
-            prices=request.price, deadline=request.deadline, ranks=request.ranks, assume=request.assume,
-            risk=request.risk, done=lambda name: progress(name, next(counter), 0),
-        )  # fmt: skip
+            model,
+            machines,
+            job,
+            by=request.by,
+            where=where,
+            within=within,
+            tokens=request.tokens,
+            prices=request.price,
+            deadline=request.deadline,
+            ranks=request.ranks,
+            assume=request.assume,
+            risk=request.risk,
+            done=lambda name: progress(name, next(counter), 0),
+        )
     if not request.as_json:
         from fivefold.rendering.question import describe_job
 

@@ -51,9 +51,12 @@ def read_config(
         raise Mistake(f"--from {file}: on what machine? say --gpus h100:64")
     config = load_config([str(file)], build_request(gpus), ignore=ignore or ())
     return {
-        "model": config.model, "layout": config.layout, "machine": machine_of(gpus, config.layout.world),
-        "job": load_job(**options, base=config.job.model_dump()), "notes": config.notes,
-    }  # fmt: skip
+        "model": config.model,
+        "layout": config.layout,
+        "machine": machine_of(gpus, config.layout.world),
+        "job": load_job(**options, base=config.job.model_dump()),
+        "notes": config.notes,
+    }
 
 
 @contextmanager

@@ -46,8 +46,10 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
 
     outcome = proof.outcome
     if outcome.stopped:
-        say(f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
-             f"saved {outcome.checkpoint}; the same command goes on from there")  # fmt: skip
+        say(
+            f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
+            f"saved {outcome.checkpoint}; the same command goes on from there"
+        )
         raise SystemExit(1)
     say(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
     if proof.text:

@@ -46,7 +46,16 @@ def layouts(incomplete: str) -> list[str]:
     from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 
     previous_keywords, space, typed = incomplete.rpartition(" ")
-    keywords = [*(f"{axis}{degree}" for axis in ("dp", "tp", "pp", "cp", "ep") for degree in (2, 4, 8, 16, 32, 64)),
-             *(f"zero{stage}" for stage in (1, 2, 3)), *(f"mbs{size}" for size in (1, 2, 4, 8)), "v2", "v4",
-             "ac=selective", "ac=full", "cp=ulysses", "nosp", *SCHEDULES]  # fmt: skip
+    keywords = [
+        *(f"{axis}{degree}" for axis in ("dp", "tp", "pp", "cp", "ep") for degree in (2, 4, 8, 16, 32, 64)),
+        *(f"zero{stage}" for stage in (1, 2, 3)),
+        *(f"mbs{size}" for size in (1, 2, 4, 8)),
+        "v2",
+        "v4",
+        "ac=selective",
+        "ac=full",
+        "cp=ulysses",
+        "nosp",
+        *SCHEDULES,
+    ]
     return [previous_keywords + space + keyword for keyword in keywords if keyword.startswith(typed)]

@@ -30,8 +30,12 @@ def prepare_corpus(run: Run, model: Model) -> Index:
 
     with terminal_progress() as progress:
         index = prepare(
-            run.data.corpus, tokenizer=run.data.tokenizer, directory=run.folder / "data",
-            holdout=run.data.heldout, key=run.data.key, progress=progress,
-        )  # fmt: skip
+            run.data.corpus,
+            tokenizer=run.data.tokenizer,
+            directory=run.folder / "data",
+            holdout=run.data.heldout,
+            key=run.data.key,
+            progress=progress,
+        )
     run.shards(model)
     return index

@@ -61,9 +61,13 @@ def _said(line: str, *, code: int) -> int:
 
 
 def remark(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int,
-    file: TextIO | None = None, line: str | None = None,
-) -> None:  # fmt: skip
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Print our own warnings in one line, and only once: the processes of a run leave it to their launcher."""
     if not issubclass(category, Remark):
         print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")

@@ -57,9 +57,11 @@ def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> in
     else:
         info = typer.Argument(**settings)
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info],
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[kind, info],
         default=inspect.Parameter.empty if default is PydanticUndefined else default,
-    )  # fmt: skip
+    )
 
 
 def make_option(name: str, schema: type[Request]) -> Any:

@@ -67,8 +67,13 @@ def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> N
     from fivefold.planner.time.spans import spans
     from fivefold.rendering import trace
 
-    about = {"model": step.model, "machine": step.machine, "layout": step.layout, "step_seconds":
-             f"{step.time.step_seconds:.6g}", "drawn": _drawn(planner, layout, IN_TRACE)}  # fmt: skip
+    about = {
+        "model": step.model,
+        "machine": step.machine,
+        "layout": step.layout,
+        "step_seconds": f"{step.time.step_seconds:.6g}",
+        "drawn": _drawn(planner, layout, IN_TRACE),
+    }
     trace.save(spans(planner, layout, limit=IN_TRACE), path, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")
 

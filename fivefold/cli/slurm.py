@@ -50,10 +50,14 @@ def script(
     """Return the sbatch script; SBATCH_… variables set partition and account. ``words``: further arguments."""
     nodes, ranks = _shape(layout, machine)
     options = {
-        "job-name": f"fivefold-{run.folder.name}", "nodes": nodes, "ntasks-per-node": ranks,
+        "job-name": f"fivefold-{run.folder.name}",
+        "nodes": nodes,
+        "ntasks-per-node": ranks,
         **({"gpus-per-node": ranks} if machine.backend == "nccl" else {}),
-        "output": run.folder / "slurm-%j.txt", "open-mode": "append", "signal": f"B:USR1@{WARNING_SECONDS}",
-    }  # fmt: skip
+        "output": run.folder / "slurm-%j.txt",
+        "open-mode": "append",
+        "signal": f"B:USR1@{WARNING_SECONDS}",
+    }
     command = shlex.join([sys.executable, "-m", "fivefold", "train", str(path), "--layout", str(layout), *words])
     command += " --force" if force else ""
     command += f" --trace {run.trace_steps}" if run.trace_steps else ""

@@ -70,8 +70,10 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearse
     error = 1e6 * max(rank_trace.clock_error for rank_trace in traces)
     about = {"model": model.name, "machine": machine.name, "layout": str(layout), "clock_error_us": f"{error:.1f}"}
     trace.write(trace.lanes(traces, predicted=predicted, rehearsed=rehearsed), path, about=about)
-    say(f"wrote {path}: {len(traces[0].steps)} steps of {len(traces)} ranks, whose clocks agree to {error:.0f} us; "
-        "open it at https://ui.perfetto.dev")  # fmt: skip
+    say(
+        f"wrote {path}: {len(traces[0].steps)} steps of {len(traces)} ranks, whose clocks agree to {error:.0f} us; "
+        "open it at https://ui.perfetto.dev"
+    )
 
 
 def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[tuple[Span, ...], ...]:
@@ -92,6 +94,8 @@ def draw(folder: Path, step: Step) -> None:
     rows_by_kind = run_folder.lanes(folder)
     if not rows_by_kind:
         return
-    charts.save(pipeline.draw_lanes(rows_by_kind, step=step, drawn="messages at the end of the action they belong to"),
-                folder / "lanes.svg")  # fmt: skip
+    charts.save(
+        pipeline.draw_lanes(rows_by_kind, step=step, drawn="messages at the end of the action they belong to"),
+        folder / "lanes.svg",
+    )
     say(f"drew {folder / 'lanes.svg'}")

@@ -153,9 +153,15 @@ class TensorProbe:
 
 
 def examine(
-    *, model: Model, job: Job, source: Source | None, tokens: NDArray[Any], end: int, device: torch.device,
+    *,
+    model: Model,
+    job: Job,
+    source: Source | None,
+    tokens: NDArray[Any],
+    end: int,
+    device: torch.device,
     report: Callable[[str, int, int], None],
-) -> Numerics:  # fmt: skip
+) -> Numerics:
     """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or initialised.
 
     Needs a process group of one rank. With loss scaling, the scale is halved, as in training, until no gradient of a
@@ -176,11 +182,16 @@ def examine(
             break
         scale /= 2
     return Numerics(
-        model=model.name, recipe=job.precision.name, weights="drawn" if source is None else str(source.path),
-        tokens=tokens[:, 1:].size, loss=probe.loss if math.isfinite(probe.loss) else None,
-        reference_loss=reference.loss, loss_scale=scale, rows=probe.rows(),
+        model=model.name,
+        recipe=job.precision.name,
+        weights="drawn" if source is None else str(source.path),
+        tokens=tokens[:, 1:].size,
+        loss=probe.loss if math.isfinite(probe.loss) else None,
+        reference_loss=reference.loss,
+        loss_scale=scale,
+        rows=probe.rows(),
         rerouted=probe.rerouted / probe.choices if probe.choices else None,
-    )  # fmt: skip
+    )
 
 
 def _first_scale(job: Job) -> float:
@@ -188,9 +199,15 @@ def _first_scale(job: Job) -> float:
 
 
 def _run(
-    probe: TensorProbe, *, job: Job, model: Model, weights: dict[str, Tensor] | None, tokens: Tensor, end: int,
+    probe: TensorProbe,
+    *,
+    job: Job,
+    model: Model,
+    weights: dict[str, Tensor] | None,
+    tokens: Tensor,
+    end: int,
     device: torch.device,
-) -> TensorProbe:  # fmt: skip
+) -> TensorProbe:
     """Run one micro-batch forward and backward in the engine, scaled as in the job's step; return ``probe``."""
     layout = Layout.parse(f"dp1 mbs{len(tokens)}")
     table = schedule(layout.schedule, pp=1, v=1, micro_batches=1)

@@ -32,9 +32,17 @@ __all__ = ["Rehearsal", "dryrun"]
 
 
 def dryrun(
-    *, model: Model, machine: Machine, layout: Layout, job: Job, table: Table | None = None, every_rank: bool = False,
-    replay: bool = True, ranks: Sequence[int] = (), progress: Callable[[int, int], None] | None = None,
-) -> Rehearsal:  # fmt: skip
+    *,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    job: Job,
+    table: Table | None = None,
+    every_rank: bool = False,
+    replay: bool = True,
+    ranks: Sequence[int] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Rehearsal:
     """Run a dry run of a training step. ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom
     pipeline schedule. ``progress(done, total)`` is called before each rank. Raises ``Mistake`` for an invalid layout or
     job.

@@ -135,8 +135,11 @@ def deadlocks(played: Streams) -> list[str]:
         begin = next(i for i, link in enumerate(path) if link.endpoint is step.endpoint)
         path = [step, *path[begin + 1 :]]  # the repeated step, as reached from the last one: it has ``queued`` set
     ranks = sorted({played.tapes[link.endpoint.rank].rank for link in path})
-    fix = ("issue them in the same order on both ranks, as one batch, or over groups of their own"
-            if any(link.queued for link in path) else "start what the other waits for before waiting")  # fmt: skip
+    fix = (
+        "issue them in the same order on both ranks, as one batch, or over groups of their own"
+        if any(link.queued for link in path)
+        else "start what the other waits for before waiting"
+    )
     lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_describe_step(link, played) for link in path)}; {fix}"]
     for index, endpoint in sorted(blocked.items()):
         if not any(link.endpoint.rank == index for link in path):

@@ -167,9 +167,13 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
         ("tp", "ffn", model.ffn, tp),
         ("tp", "ffn of shared experts", _shared_ffn(model), tp),
         ("ep", "experts", experts, _near("ep", layout.ep, lambda n: experts % n == 0 == ranks % n, most=experts)),
-        ("etp", "expert ffn", expert_ffn,
-         _near("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp)),
-    ):  # fmt: skip
+        (
+            "etp",
+            "expert ffn",
+            expert_ffn,
+            _near("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp),
+        ),
+    ):
         degree = getattr(layout, axis)
         if size % degree:
             yield f"{name}={size} is not divisible by {axis}={degree}; {fix}"

@@ -257,9 +257,28 @@ _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
-_WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES,
-          "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses", "offload=optimizer", "offload=activations",
-          "offload=optimizer+activations"]  # fmt: skip
+_WORDS = [
+    "dp2",
+    "tp2",
+    "cp2",
+    "pp2",
+    "ep2",
+    "etp2",
+    "v2",
+    "mbs1",
+    "zero1",
+    "nosp",
+    *SCHEDULES,
+    *_ZERO_STAGES,
+    "ac=none",
+    "ac=selective",
+    "ac=full",
+    "cp=ring",
+    "cp=ulysses",
+    "offload=optimizer",
+    "offload=activations",
+    "offload=optimizer+activations",
+]
 
 
 def split_tokens(text: str) -> list[str]:

@@ -20,8 +20,12 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {"<=": le, ">=": ge, "<": lt, 
 CP_KINDS: tuple[str, ...] = get_args(CpKind)
 NUMBERS = ("dp", "tp", "cp", "pp", "ep", "etp", "v", "mbs", "zero", "shards")
 WORDS: dict[str, tuple[str, ...]] = {
-    "ac": (), "schedule": SCHEDULES, "order": ("default",), "kind": CP_KINDS, "sp": ("yes", "no"),
-}  # fmt: skip
+    "ac": (),
+    "schedule": SCHEDULES,
+    "order": ("default",),
+    "kind": CP_KINDS,
+    "sp": ("yes", "no"),
+}
 
 
 class Term(NamedTuple):
@@ -78,9 +82,11 @@ def value_of(layout: Layout, field: str) -> object:
     """Return the value that a layout has for a field of ``Where``."""
     values: dict[str, object] = {
         "order": "default" if layout.order == DEFAULT_ORDER else "-".join(layout.order),
-        "kind": layout.cp_kind, "sp": "yes" if layout.sp else "no", "ac": layout.recomputation,
+        "kind": layout.cp_kind,
+        "sp": "yes" if layout.sp else "no",
+        "ac": layout.recomputation,
         "shards": 1 if layout.zero == 0 else layout.shard_group or layout.dp * layout.cp,
-    }  # fmt: skip
+    }
     return values[field] if field in values else getattr(layout, field)
 
 

@@ -403,9 +403,7 @@ def is_counted(text: str) -> bool:
     return spell_machine(text).partition(" ")[0].lower() not in ROWS
 
 
-def resolve(
-    text: str, *, local: Path, ranks: int | None = None, find: Callable[[str], Path] = Path
-) -> Machine:  # fmt: skip
+def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[[str], Path] = Path) -> Machine:
     """Return the machine named ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4`` or ``local``.
 
     Further words override fields (``overrides.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that

@@ -14,8 +14,7 @@ from fivefold.machine.spec import Link, Machine
 from fivefold.record import Mistake, nearest
 from fivefold.units import GIB, KIB, MIB
 
-SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB,
-         "TiB": 2**40}  # fmt: skip
+SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
 BITS = {"Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 OWNER = "as named by its owner"
 

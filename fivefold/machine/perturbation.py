@@ -22,11 +22,12 @@ def with_network(machine: Machine, *, bandwidth: float = 1.0, latency: float = 1
         link
         if link.span <= machine.ranks_per_node
         else link.replace(
-            bandwidth=link.bandwidth * bandwidth, latency_seconds=link.latency_seconds * latency,
+            bandwidth=link.bandwidth * bandwidth,
+            latency_seconds=link.latency_seconds * latency,
             reduction_bandwidth=link.reduction_bandwidth and link.reduction_bandwidth * bandwidth,
         )
         for link in machine.links
-    )  # fmt: skip
+    )
     known = machine.calibration
     if known is not None:
         points = (

@@ -20,9 +20,12 @@ from fivefold.step import FITS_RISK, Step
 
 MOST = 12  # variants: more cannot be read side by side
 STATES = {
-    "parameters": "parameter state", "gradients": "gradient state", "optimizer": "optimizer state",
-    "activations": "activations", "temporary": "temporary",
-}  # fmt: skip
+    "parameters": "parameter state",
+    "gradients": "gradient state",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "temporary": "temporary",
+}
 PARTS = ("bubble", "optimizer", "data", "host")
 LARGE = 1e12  # tokens to which hours and dollars are stated
 
@@ -83,10 +86,12 @@ def _facts(cases: Sequence[Case]) -> list[list[str]]:
     names = {"stack": {case.job.stack.name for case in cases}, "precision": {c.job.precision.name for c in cases}}
     told = {"sequence", "global_batch", "stack.name", "precision.name"}
     fields = [
-        field for field in dict.fromkeys(field for job in jobs for field in job)
-        if field not in told and len({job.get(field) for job in jobs}) > 1
+        field
+        for field in dict.fromkeys(field for job in jobs for field in job)
+        if field not in told
+        and len({job.get(field) for job in jobs}) > 1
         and len(names.get(field.partition(".")[0], {""})) == 1
-    ]  # fmt: skip
+    ]
     found = []
     for case, job in zip(cases, jobs, strict=True):
         machine, *words = case.machine.name.split()
@@ -112,9 +117,11 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     def row(name: str, unit: Unit, better: Any, of: Callable[[Step], float | str | None]) -> Quantity:
         values = (of(step) for step in steps)
         return Quantity(
-            name=name, unit=unit, better=better,
+            name=name,
+            unit=unit,
+            better=better,
             values=tuple(float(value) if isinstance(value, int) else value for value in values),
-        )  # fmt: skip
+        )
 
     yield row("step", "seconds", "less", lambda step: step.time.step_seconds)
     yield row("tokens per GPU", "per second", "more", lambda step: step.tokens_per_second_per_gpu)
@@ -123,15 +130,21 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     yield row("bound by", "words", "neither", lambda step: step.time.bound_by)
     yield row("GPU-hours of 1 T tokens", "count", "less", _hours)
     yield Quantity(
-        name="cost of 1 T tokens", unit="dollars", better="less",
-        values=tuple(None if (price := case.machine.dollars_per_rank_hour) is None else _hours(step) * price
-                     for case, step in told),
-    )  # fmt: skip
+        name="cost of 1 T tokens",
+        unit="dollars",
+        better="less",
+        values=tuple(
+            None if (price := case.machine.dollars_per_rank_hour) is None else _hours(step) * price
+            for case, step in told
+        ),
+    )
     yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
     yield Quantity(
-        name="left of memory", unit="bytes", better="more",
+        name="left of memory",
+        unit="bytes",
+        better="more",
         values=tuple(float(_left_bytes(case, step)) for case, step in told),
-    )  # fmt: skip
+    )
     yield row("risk of running out", "share", "less", lambda step: step.memory.risk)
     for part in STATES:
         name = STATES[part]

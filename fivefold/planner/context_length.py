@@ -27,9 +27,15 @@ MOST_CP = 64
 
 
 def lengths(
-    *, model: Model, machine: Machine, job: Job, layout: Layout, search: Callable[[Job], SearchResult],
-    target: int = TARGET, risk: float = FITS_RISK,
-) -> Lengths:  # fmt: skip
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout,
+    search: Callable[[Job], SearchResult],
+    target: int = TARGET,
+    risk: float = FITS_RISK,
+) -> Lengths:
     """The curves of a layout, and what must change for sequences of ``target`` tokens; ``search``: of a job."""
     answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
     sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
@@ -49,9 +55,13 @@ def lengths(
         curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=longest, points=points))
     changes = _changes(model, machine, job, layout, answer, search=search, target=target)
     return Lengths(
-        model=model.name, machine=machine.name, answer=answer, curves=tuple(curves), target=target,
+        model=model.name,
+        machine=machine.name,
+        answer=answer,
+        curves=tuple(curves),
+        target=target,
         changes=tuple(changes),
-    )  # fmt: skip
+    )
 
 
 def _varied(layout: Layout) -> Iterator[Layout]:
@@ -65,7 +75,7 @@ def _varied(layout: Layout) -> Iterator[Layout]:
 
 def _points(
     layout: Layout, sizes: list[int], planner: Callable[[int, int], Planner], *, job: Job
-) -> Iterator[LengthPoint]:  # fmt: skip
+) -> Iterator[LengthPoint]:
     chunk = layout.dp * layout.mbs
     for tokens in sizes:
         batch = max(1, round(job.tokens_per_step / tokens / chunk)) * chunk
@@ -74,9 +84,12 @@ def _points(
             continue
         step = found.step(layout)
         yield LengthPoint(
-            tokens=tokens, fits=found.fits(layout), peak_bytes=step.memory.peak_bytes,
-            step_seconds=step.time.step_seconds, mfu=step.mfu.causal,
-        )  # fmt: skip
+            tokens=tokens,
+            fits=found.fits(layout),
+            peak_bytes=step.memory.peak_bytes,
+            step_seconds=step.time.step_seconds,
+            mfu=step.mfu.causal,
+        )
 
 
 def _longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
@@ -87,9 +100,15 @@ def _longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: 
 
 
 def _changes(
-    model: Model, machine: Machine, job: Job, layout: Layout, answer: Answer, *,
-    search: Callable[[Job], SearchResult], target: int,
-) -> Iterator[str]:  # fmt: skip
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout,
+    answer: Answer,
+    *,
+    search: Callable[[Job], SearchResult],
+    target: int,
+) -> Iterator[str]:
     """What must change for sequences of ``target`` tokens, by the search over all layouts."""
     if model.position == "learned" and target > model.positions:
         yield f"the model: it has {model.positions} learned positions"

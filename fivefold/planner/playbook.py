@@ -99,10 +99,12 @@ def ladder(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
         ]
         rungs.append((f"zero3 and full recomputation{beside}", {"zero": 3, "ac": "full", **with_experts}))
         rungs += [
-            (f"pp{pp} and full recomputation{beside}",
-             {"tp": min(8, node), "pp": pp, "zero": 1, "ac": "full", **with_experts})
+            (
+                f"pp{pp} and full recomputation{beside}",
+                {"tp": min(8, node), "pp": pp, "zero": 1, "ac": "full", **with_experts},
+            )
             for pp in (4, 16)
-        ]  # fmt: skip
+        ]
     for words, fields in rungs:
         layout = _spread(fields, world=world, batch=batch)
         if layout is not None and layout not in seen:
@@ -156,10 +158,15 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
 def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
     """The walk from where we are, one change at a time, and what ``search`` proposes of all layouts."""
     tried = [
-        Tried(layout=change.layout, why=f"{change.change}: {change.faster - 1:+.1%}", fits=change.fits,
-              peak_bytes=change.memory_bytes, step_seconds=change.step_seconds)
+        Tried(
+            layout=change.layout,
+            why=f"{change.change}: {change.faster - 1:+.1%}",
+            fits=change.fits,
+            peak_bytes=change.memory_bytes,
+            step_seconds=change.step_seconds,
+        )
         for change in walk.path
-    ]  # fmt: skip
+    ]
     step = proposal.choice.step
     last = walk.path[-1] if walk.path else walk.start
     gain = last.step_seconds / step.time.step_seconds - 1
@@ -188,9 +195,12 @@ def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
     found = planner.estimate(layout)
     over = planner.excess_bytes(layout, found.ranks)
     return Tried(
-        layout=str(layout), why=f"{else_}too large by {show_bytes(over)}" if over else fits, fits=not over,
-        peak_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
-    )  # fmt: skip
+        layout=str(layout),
+        why=f"{else_}too large by {show_bytes(over)}" if over else fits,
+        fits=not over,
+        peak_bytes=found.peak_bytes,
+        step_seconds=found.step_time.seconds,
+    )
 
 
 def _who(model: Model, size: float, tokens: float) -> str:
@@ -210,9 +220,16 @@ Report = Callable[[str], None]
 
 
 def stages(
-    model: Model, machine: Machine, job: Job, *, tokens: float, said: bool, walk: Callable[[Planner, Layout], Walk],
-    propose: Callable[[Job], Proposal], risk: float = FITS_RISK,
-) -> tuple[Sequence[Stage], Job, Proposal]:  # fmt: skip
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    tokens: float,
+    said: bool,
+    walk: Callable[[Planner, Layout], Walk],
+    propose: Callable[[Job], Proposal],
+    risk: float = FITS_RISK,
+) -> tuple[Sequence[Stage], Job, Proposal]:
     """All steps; ``walk`` and ``propose`` are those of ``search``."""
     validate_job(model, job)
     first, job = batch_stage(model, job, tokens=tokens, said=said)

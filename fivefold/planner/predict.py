@@ -56,9 +56,16 @@ class Planner:
     """Predicts steps of one model, machine and job for any layout; counts and prices are cached between layouts."""
 
     def __init__(
-        self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None, straggler: float = 1.0,
-        risk: float = FITS_RISK, constants: Constants = PUBLISHED,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        model: Model,
+        machine: Machine,
+        job: Job,
+        counts: Counts | None = None,
+        straggler: float = 1.0,
+        risk: float = FITS_RISK,
+        constants: Constants = PUBLISHED,
+    ) -> None:
         """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse.
 
         ``straggler``: how many times slower the kernels of one rank are, for which the others wait. ``risk``: the
@@ -159,8 +166,11 @@ class Planner:
     def _operations(self, layout: Layout) -> Iterator[Operation]:
         """Every operation of every distinct unit, with the number of units in the model."""
         part, prices = part_of(layout), self.units.prices(layout)
-        tally = {run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
-                 for stage in self.counts.stage_work(layout) for run, _ in stage}  # fmt: skip
+        tally = {
+            run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
+            for stage in self.counts.stage_work(layout)
+            for run, _ in stage
+        }
         for run, times in tally.items():
             local = self.counts.local(part)
             unit = self.counts.unit(run_part(part, run), run.name)

@@ -92,9 +92,13 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
     )
     step = found.best[0].step
     return Answer(
-        question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
-        memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
-    )  # fmt: skip
+        question="fewest GPUs",
+        line=f"{ranks} of {machine.name}",
+        value=ranks,
+        layout=step.layout,
+        memory_bytes=step.memory.peak_bytes,
+        step_seconds=step.time.step_seconds,
+    )
 
 
 def _node_multiples(low: int, high: int, node: int) -> list[int]:
@@ -120,9 +124,13 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     step = search(model=largest, machine=machine, job=job, top=1, risk=risk, tight=False, using=using).best[0].step
     line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
     answer = Answer(
-        question="largest model", line=line, value=largest.parameters, layout=step.layout,
-        memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
-    )  # fmt: skip
+        question="largest model",
+        line=line,
+        value=largest.parameters,
+        layout=step.layout,
+        memory_bytes=step.memory.peak_bytes,
+        step_seconds=step.time.step_seconds,
+    )
     return answer, largest
 
 
@@ -136,18 +144,27 @@ def scaled(model: Model, factor: float) -> Model:
     return Model.read(
         model.model_dump()
         | {
-            "name": name, "layers": layers, "kv_heads": kv_heads, "heads": ratio * kv_heads,
-            "width": 8 * round(model.width * share / 8), "ffn": 64 * ceil(model.ffn * share / 64),
+            "name": name,
+            "layers": layers,
+            "kv_heads": kv_heads,
+            "heads": ratio * kv_heads,
+            "width": 8 * round(model.width * share / 8),
+            "ffn": 64 * ceil(model.ffn * share / 64),
             "moe": model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
         },
         origin=name,
-    )  # fmt: skip
+    )
 
 
 def sound_batches(
-    *, job: Job, layout: Layout, tokens: float, model: Model | None = None, noise: float | None = None,
+    *,
+    job: Job,
+    layout: Layout,
+    tokens: float,
+    model: Model | None = None,
+    noise: float | None = None,
     machine: Machine | None = None,
-) -> list[Batch]:  # fmt: skip
+) -> list[Batch]:
     """Global batches that the layout can split, in powers of two: of 4 to 60 million tokens for a run of ``tokens``, or
     from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less. Of a
     ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``Mistake`` if none is.
@@ -163,17 +180,17 @@ def sound_batches(
         sizes = _legal_batches(sizes, model=model, machine=machine, job=job, layout=layout)
     return [
         Batch(
-            global_batch=size * chunk, tokens=size * chunk * job.sequence, micro_batches=size,
+            global_batch=size * chunk,
+            tokens=size * chunk * job.sequence,
+            micro_batches=size,
             steps=ceil(tokens / (size * chunk * job.sequence)),
             who=tuple(_who(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
         )
         for size in sizes
-    ]  # fmt: skip
+    ]
 
 
-def _legal_batches(
-    sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout
-) -> list[int]:  # fmt: skip
+def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout) -> list[int]:
     """Return the numbers of micro-batches with which the layout is legal; a ``Mistake`` if it is with none of them."""
 
     chunk, found, mistake = layout.dp * layout.mbs, list[int](), Mistake()
@@ -271,9 +288,13 @@ def _most(fits: Callable[[int], bool], *, limit: int) -> int:
 def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> Answer:
     found = planner.estimate(layout)
     return Answer(
-        question=question, line=line, value=value, layout=str(layout),
-        memory_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
-    )  # fmt: skip
+        question=question,
+        line=line,
+        value=value,
+        layout=str(layout),
+        memory_bytes=found.peak_bytes,
+        step_seconds=found.step_time.seconds,
+    )
 
 
 def _too_large(planner: Planner, layout: Layout) -> str:

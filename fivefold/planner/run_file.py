@@ -25,8 +25,12 @@ def told(content: str, job: Job, *, run: WholeRun, command: str) -> str:
         f"# {run.seconds / 86400:.1f} days on {run.ranks} GPUs, {run.step_seconds:.3g} s a step",
     ]
     tail = [
-        "", "[data]", 'corpus = "stdlib"  # a file or folder of your own',
+        "",
+        "[data]",
+        'corpus = "stdlib"  # a file or folder of your own',
         'tokenizer = "bytes"  # bpe:SIZE, or a tokenizer.json: of no more tokens than the model has',
-        "", "[checkpoints]", f"every_steps = {every}  # {run.interval_seconds:.0f} s: what loses the least",
-    ]  # fmt: skip
+        "",
+        "[checkpoints]",
+        f"every_steps = {every}  # {run.interval_seconds:.0f} s: what loses the least",
+    ]
     return "\n".join([*head, content.rstrip("\n"), *tail]) + "\n"

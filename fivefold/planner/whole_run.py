@@ -83,18 +83,37 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
     kwh = None if watts is None else hours * watts / 1000
     whole = None if kwh is None else kwh * site.node_power * site.pue
     return WholeRun(
-        model=step.model, machine=machine.name, layout=step.layout, ranks=step.world, tokens=tokens, steps=steps,
-        step_seconds=step.time.step_seconds, peak_bytes=step.memory.peak_bytes,
-        capacity_bytes=machine.chip.memory_bytes, risk=step.memory.risk,
-        training_seconds=training, seconds=seconds, low_seconds=low, high_seconds=high,
-        lost=_lost(training, site=site, interval=interval, **times), failures=seconds / between,
+        model=step.model,
+        machine=machine.name,
+        layout=step.layout,
+        ranks=step.world,
+        tokens=tokens,
+        steps=steps,
+        step_seconds=step.time.step_seconds,
+        peak_bytes=step.memory.peak_bytes,
+        capacity_bytes=machine.chip.memory_bytes,
+        risk=step.memory.risk,
+        training_seconds=training,
+        seconds=seconds,
+        low_seconds=low,
+        high_seconds=high,
+        lost=_lost(training, site=site, interval=interval, **times),
+        failures=seconds / between,
         between_failures_seconds=None if between == inf else between,
-        checkpoint_bytes=size, blocked_seconds=blocked, written_seconds=written, interval_seconds=interval,
-        young_seconds=sqrt(2 * blocked * min(between, NEVER)), goodput=training / seconds,
-        curve=tuple(_curve(interval, **times)), gpu_hours=hours,
-        dollars=None if price is None else hours * price, chip_kwh=kwh, kwh=whole,
-        co2_kg=None if whole is None else whole * site.carbon / 1000, site=site,
-    )  # fmt: skip
+        checkpoint_bytes=size,
+        blocked_seconds=blocked,
+        written_seconds=written,
+        interval_seconds=interval,
+        young_seconds=sqrt(2 * blocked * min(between, NEVER)),
+        goodput=training / seconds,
+        curve=tuple(_curve(interval, **times)),
+        gpu_hours=hours,
+        dollars=None if price is None else hours * price,
+        chip_kwh=kwh,
+        kwh=whole,
+        co2_kg=None if whole is None else whole * site.carbon / 1000,
+        site=site,
+    )
 
 
 def _seconds(training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float) -> float:
@@ -104,17 +123,18 @@ def _seconds(training: float, *, site: Site, interval: float, blocked: float, re
 
 def _lost(
     training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Seconds by what they are lost to. A piece fails exp((τ + δ) / M) - 1 times, and each time it takes
     M·(exp(R / M) - 1) to be back.
     """
     pieces, each = training * (1 + site.evaluation) / interval, interval + blocked
     fails = 0.0 if between == inf else expm1(each / between)
     return {
-        "evaluation": training * site.evaluation, "checkpoints": pieces * blocked,
+        "evaluation": training * site.evaluation,
+        "checkpoints": pieces * blocked,
         "restarts": pieces * fails * between * expm1(restart / between) if fails else 0.0,
         "repeated": max(0.0, pieces * (between * fails - each)) if fails else 0.0,
-    }  # fmt: skip
+    }
 
 
 def _bound(

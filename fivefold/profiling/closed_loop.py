@@ -98,9 +98,15 @@ def write_trace(trace: RankTrace, folder: Path) -> None:
 
 
 def measured_step(
-    outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process,
+    outcome: Outcome,
+    *,
+    run: Run,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    process: Process,
     predicted: Step | None = None,
-) -> Step | None:  # fmt: skip
+) -> Step | None:
     """Gather the measurements of all ranks into a step record, equal on each rank; None if the run was too short.
 
     Memory is that of the fullest rank of each stage, time that of the slowest rank. ``predicted`` is used for the

@@ -18,7 +18,7 @@ LINK = 3.0  # a link is slow from this many times the seconds of the machine, or
 
 def findings(
     times: Sequence[RankTime], *, predicted: Time, expected: Callable[[Message], float] | None = None
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Return one line for each problem. ``expected``: seconds of a message on the machine."""
     stalls = [*_loader(times)]
     stalled = {rank for rank, _ in stalls}

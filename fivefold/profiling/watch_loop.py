@@ -46,9 +46,18 @@ class Watched:
     """The result of ``watch``; ``step`` is available once the loop has ended."""
 
     def __init__(
-        self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], *, mesh: DeviceMesh | None, stage: int,
-        tokens: int, described: Mapping[str, Any], machine: Machine | None, predicted: Step | None, fake: bool,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        *,
+        mesh: DeviceMesh | None,
+        stage: int,
+        tokens: int,
+        described: Mapping[str, Any],
+        machine: Machine | None,
+        predicted: Step | None,
+        fake: bool,
+    ) -> None:
         self.model, self.optimizers, self.stage, self.tokens = model, optimizers, stage, tokens
         self.described, self.machine, self.predicted, self._fake = described, machine, predicted, fake
         self._axes = _axis_names(mesh)
@@ -78,9 +87,12 @@ class Watched:
     def __enter__(self) -> Self:
         self._buckets = _bucket_bytes(self.model)
         self.meter: LoopMeter | None = LoopMeter(
-            self._living(), states=self._states_bytes, axis=self._axis, hidden_bytes=self._buckets,
+            self._living(),
+            states=self._states_bytes,
+            axis=self._axis,
+            hidden_bytes=self._buckets,
             fake=self._fake,
-        )  # fmt: skip
+        )
         for optimizer in self.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before))
         self._hooks.append(self.optimizers[-1].register_step_post_hook(self._after))
@@ -129,11 +141,15 @@ class Watched:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return Measured(
             parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_bytes=_bytes(self.model.parameters()), gradients_bytes=_bytes(gradients),
-            optimizer_bytes=sum(tensor.nbytes for tensor in moments), kept_bytes=meter.kept_bytes,
+            parameters_bytes=_bytes(self.model.parameters()),
+            gradients_bytes=_bytes(gradients),
+            optimizer_bytes=sum(tensor.nbytes for tensor in moments),
+            kept_bytes=meter.kept_bytes,
             peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
-            peak_cause=meter.peak_cause, flops=meter.flops, traffic=meter.traffic,
-        )  # fmt: skip
+            peak_cause=meter.peak_cause,
+            flops=meter.flops,
+            traffic=meter.traffic,
+        )
 
     def _moments(self) -> Iterator[Tensor]:
         for optimizer in self.optimizers:
@@ -211,19 +227,30 @@ class Watched:
         )
         world = len(everyone)
         return Step(
-            kind="measured", world=world, memory=memory, work=work, **self.described,
+            kind="measured",
+            world=world,
+            memory=memory,
+            work=work,
+            **self.described,
             traffic=traffic_of(ranks[numbers[0]]),
             time=Time(step_seconds=seconds, compute_seconds=max(0.0, seconds - update), optimizer_seconds=update),
             tokens_per_second_per_gpu=self.tokens / seconds / world if seconds else 0.0,
             mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=peak or inf),
-        )  # fmt: skip
+        )
 
 
 def watch(
-    model: nn.Module, optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...], *, tokens: int = 0,
-    mesh: DeviceMesh | None = None, stage: int = 0, predicted: Step | None = None, machine: Machine | None = None,
-    called: str = "", fake: bool = False,
-) -> Watched:  # fmt: skip
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...],
+    *,
+    tokens: int = 0,
+    mesh: DeviceMesh | None = None,
+    stage: int = 0,
+    predicted: Step | None = None,
+    machine: Machine | None = None,
+    called: str = "",
+    fake: bool = False,
+) -> Watched:
     """Watch a loop that trains ``model`` with ``optimizer`` (or several optimizers, of which the last ends a step).
 
     ``tokens``: tokens of a step, over all ranks. ``mesh``: the mesh whose dimensions name the axes of messages.
@@ -250,8 +277,17 @@ def watch(
         where = machine.name if machine else "this one"
         layout = called or f"dp{world}"
         described = {"model": name, "machine": where, "layout": layout, "job": {}, "stack": "own loop"}
-    return Watched(model, optimizers, mesh=mesh, stage=stage, tokens=tokens, described=described, machine=machine,
-                   predicted=predicted, fake=fake)  # fmt: skip
+    return Watched(
+        model,
+        optimizers,
+        mesh=mesh,
+        stage=stage,
+        tokens=tokens,
+        described=described,
+        machine=machine,
+        predicted=predicted,
+        fake=fake,
+    )
 
 
 def _axis_names(mesh: DeviceMesh | None) -> dict[str, str]:

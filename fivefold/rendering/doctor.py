@@ -47,12 +47,16 @@ def page(found: Diagnosis) -> RenderableType:
 def _costs(found: Diagnosis) -> Grid:
     rows = tuple(
         (
-            cost.what, show_bytes(cost.peak_bytes), show_bytes(cost.states_bytes), show_bytes(cost.kept_bytes),
-            show_count(cost.flops), str(sum(message.messages for message in cost.traffic)),
+            cost.what,
+            show_bytes(cost.peak_bytes),
+            show_bytes(cost.states_bytes),
+            show_bytes(cost.kept_bytes),
+            show_count(cost.flops),
+            str(sum(message.messages for message in cost.traffic)),
             show_bytes(sum(message.bytes for message in cost.traffic)),
         )
         for cost in found.costs
-    )  # fmt: skip
+    )
     return Grid(("", "peak", "states", "kept", "FLOPs", "messages", "sent"), rows, words=("",))
 
 

@@ -74,10 +74,13 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
     if len(fitting) < 2:
         return []
     dots = [
-        Point(row.peak_bytes or 0, row.tokens_per_second_per_gpu or 0.0,
-              f"{row.model} on {row.ranks} {row.machine}, {row.layout}")
+        Point(
+            row.peak_bytes or 0,
+            row.tokens_per_second_per_gpu or 0.0,
+            f"{row.model} on {row.ranks} {row.machine}, {row.layout}",
+        )
         for row in fitting[:: -(-len(fitting) // MOST_POINTS)]
-    ]  # fmt: skip
+    ]
     label = "throughput against memory"
     picture_svg = draw_rows(dots, label=label)
     title = heading("Throughput against memory", "tokens per second and GPU", level=level)

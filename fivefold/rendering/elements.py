@@ -150,8 +150,9 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None
         filled = "".join(
             f'<i style="{BLOCK};height:22px;width:{100 * size / scale_max:.3f}%;background:{colours.get(part, GREY)}" '
             f'title="{words(part)}"></i>'
-            for part, size in bar.parts.items() if size > 0
-        )  # fmt: skip
+            for part, size in bar.parts.items()
+            if size > 0
+        )
         mark = f'<u style="left:{100 * limit / scale_max:.3f}%"></u>' if shows_limit and limit else ""
         lines.append(
             f'<div class="row"><span>{words(bar.name)}</span> <div class="track"><div class="bar">{filled}</div>{mark}'

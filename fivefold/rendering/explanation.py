@@ -50,15 +50,19 @@ def _memory(memory: HeldMemory) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if memory.parts:
         remark = f"{show_bytes(memory.held_bytes)} in tensors"
-        parts += [heading(f"Memory of {memory.device}", remark),
-                  show_bars(Parts(split_bytes(memory.parts), total_bytes))]  # fmt: skip
+        parts += [
+            heading(f"Memory of {memory.device}", remark),
+            show_bars(Parts(split_bytes(memory.parts), total_bytes)),
+        ]
     if memory.lines:
         rows = tuple(
             (show_bytes(line.bytes), str(line.blocks), line.category, f"{line.operation}  {line.line}".strip() or "–")
             for line in memory.lines
         )
-        parts += [heading("By line of code", "the largest first"),
-                  Grid(("size", "blocks", "category", "made by"), rows, words=("category", "made by"))]  # fmt: skip
+        parts += [
+            heading("By line of code", "the largest first"),
+            Grid(("size", "blocks", "category", "made by"), rows, words=("category", "made by")),
+        ]
     return parts
 
 
@@ -90,12 +94,16 @@ def _change(beside: AgainstPrediction) -> Text:
     if beside.change is not None:
         needed = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
         slower = f"{beside.slower:.1%} slower" if beside.slower else "not slower"
-        return Text.assemble("least change that fits: ", (beside.change.change, "bold green"),
-                             f", {needed} of {capacity}, {slower}: {beside.change.layout}",
-                             overflow="fold")  # fmt: skip
+        return Text.assemble(
+            "least change that fits: ",
+            (beside.change.change, "bold green"),
+            f", {needed} of {capacity}, {slower}: {beside.change.layout}",
+            overflow="fold",
+        )
     if beside.layout:
-        return Text.assemble("no single change fits; the fastest layout that does: ", (beside.layout, "bold green"),
-                             overflow="fold")  # fmt: skip
+        return Text.assemble(
+            "no single change fits; the fastest layout that does: ", (beside.layout, "bold green"), overflow="fold"
+        )
     if max(row.found_bytes or 0 for row in beside.rows) <= beside.room_bytes:
         return Text(f"it fits in {capacity}", style="green")
     return Text("no layout over these ranks fits: take more of them, or a machine with more memory", style="bold red")

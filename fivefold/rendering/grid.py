@@ -102,8 +102,11 @@ class Grid:
 def make_grid(columns: Sequence[Column[Item]], records: Iterable[Item]) -> Grid:
     """Return the table of ``records``, a row each; wide columns in which every cell is empty are left out."""
     values = [[column.value(record) for column in columns] for record in records]
-    indices = [index for index, column in enumerate(columns)
-            if not column.is_wide or any(row[index] not in (None, "") for row in values)]  # fmt: skip
+    indices = [
+        index
+        for index, column in enumerate(columns)
+        if not column.is_wide or any(row[index] not in (None, "") for row in values)
+    ]
     shown_columns = [columns[index] for index in indices]
     return Grid(
         tuple(column.heading for column in shown_columns),

@@ -106,8 +106,11 @@ def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> 
 def time(steps: Sequence[Step]) -> str:
     """Return seconds by cause: a bar and a column for each step."""
     columns = [causes(step_of_column.time) for step_of_column in steps]
-    names = [name for name in dict.fromkeys(name for column in columns for name in column)
-             if any(column.get(name) for column in columns)]  # fmt: skip
+    names = [
+        name
+        for name in dict.fromkeys(name for column in columns for name in column)
+        if any(column.get(name) for column in columns)
+    ]
     rows = [
         Bar(
             step_of_column.kind,
@@ -169,17 +172,21 @@ def _proposed(what: Proposal) -> list[str]:
     similar_text = f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"
     return [
         heading("Proposal", "; ".join([similar_text, what.remark] if what.remark else [similar_text])),
-        paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")), figures(list_key_figures(what.choice.step)),
-        time([what.choice.step]), grid(make_grid(CHOICES, what.why)),
-    ]  # fmt: skip
+        paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")),
+        figures(list_key_figures(what.choice.step)),
+        time([what.choice.step]),
+        grid(make_grid(CHOICES, what.why)),
+    ]
 
 
 def _robust(what: Robustness) -> list[str]:
     """Return the layout with the smallest regret, and the regret of layouts in each scenario."""
     return [
-        heading("Most robust", worded(what)), paragraph(Raw(f"<b><code>{words(what.rows[0].layout)}</code></b>")),
-        grid(regrets(what)), grid(make_scenario_grid(what)),
-    ]  # fmt: skip
+        heading("Most robust", worded(what)),
+        paragraph(Raw(f"<b><code>{words(what.rows[0].layout)}</code></b>")),
+        grid(regrets(what)),
+        grid(make_scenario_grid(what)),
+    ]
 
 
 def walk(what: Walk) -> str:
@@ -217,9 +224,13 @@ def comparison(what: Comparison) -> str:
     ]
     variants = table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
     shared_parts = map(paragraph, describe_shared(what))
-    return block(*shared_parts, variants,
-                 paragraph(Raw(f"<b>{words(finding(what))}</b>")), *map(paragraph, why(what)),
-                 grid(make_difference_grid(what)))  # fmt: skip
+    return block(
+        *shared_parts,
+        variants,
+        paragraph(Raw(f"<b>{words(finding(what))}</b>")),
+        *map(paragraph, why(what)),
+        grid(make_difference_grid(what)),
+    )
 
 
 def run(what: RunFolder) -> str:
@@ -238,10 +249,12 @@ def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
         return parts
     error = predicted.time.step_seconds - measured.time.step_seconds
     return [
-        *parts, heading("Time"), time(steps),
+        *parts,
+        heading("Time"),
+        time(steps),
         heading("What makes up the error", f"{show_difference(error)} of {show_seconds(measured.time.step_seconds)}"),
         grid(make_budget_grid(predicted.time, measured.time)),
-    ]  # fmt: skip
+    ]
 
 
 def section(what: Section) -> str:

@@ -35,10 +35,17 @@ def chart(found: Lengths) -> Chart:
     """Draw memory above and MFU below, over the length; one colour per cp, one dash pattern per recomputation."""
     alt, (unit, name) = _altair(), _unit(found)
     values = [
-        {"tokens": point.tokens, "memory": point.peak_bytes / unit, "mfu": point.mfu, "cp": f"cp{curve.cp}",
-         "ac": f"ac={curve.ac}", "fits": point.fits}
-        for curve in found.curves for point in curve.points
-    ]  # fmt: skip
+        {
+            "tokens": point.tokens,
+            "memory": point.peak_bytes / unit,
+            "mfu": point.mfu,
+            "cp": f"cp{curve.cp}",
+            "ac": f"ac={curve.ac}",
+            "fits": point.fits,
+        }
+        for curve in found.curves
+        for point in curve.points
+    ]
     cps = list(dict.fromkeys(value["cp"] for value in values))
     scale = alt.Scale(domain=cps, range=list(SERIES[: len(cps)]))
     x = alt.X(

@@ -24,9 +24,14 @@ from fivefold.units import byte_unit, show_bytes, show_seconds
 LOOKS = {
     part: (colour(part), letter)
     for part, letter in {
-        "states": "█", "gradients": "▓", "activations": "▒", "gathers": "=", "logits": "%", "temporary": "·",
+        "states": "█",
+        "gradients": "▓",
+        "activations": "▒",
+        "gathers": "=",
+        "logits": "%",
+        "temporary": "·",
     }.items()
-}  # fmt: skip
+}
 LINES = 12  # height of the text picture
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 

@@ -48,8 +48,10 @@ def headline(found: Numerics) -> str:
 
 def _about(found: Numerics) -> str:
     loss = "not finite" if found.loss is None else f"{found.loss:.5f}"
-    words = [f"{found.model}, {found.tokens:,} tokens, weights {found.weights}",
-             f"loss {loss}, in fp32 {found.reference_loss:.5f}"]  # fmt: skip
+    words = [
+        f"{found.model}, {found.tokens:,} tokens, weights {found.weights}",
+        f"loss {loss}, in fp32 {found.reference_loss:.5f}",
+    ]
     if found.loss_scale != 1:
         words.append(f"loss scaled by {found.loss_scale:g}")
     if found.rerouted is not None:
@@ -66,11 +68,15 @@ def _grid(rows: Iterable[Compared]) -> Grid:
         worst = max(rows_of_name, key=lambda row: row.error)
         cells.append(
             (
-                name, _share(worst.error), "–" if worst.layer is None else str(worst.layer),
-                f"{min(row.cosine for row in rows_of_name):.6f}", _share(max(row.underflow for row in rows_of_name)),
-                _share(max(row.overflow for row in rows_of_name)), f"{max(row.largest for row in rows_of_name):.3g}",
+                name,
+                _share(worst.error),
+                "–" if worst.layer is None else str(worst.layer),
+                f"{min(row.cosine for row in rows_of_name):.6f}",
+                _share(max(row.underflow for row in rows_of_name)),
+                _share(max(row.overflow for row in rows_of_name)),
+                f"{max(row.largest for row in rows_of_name):.3g}",
             )
-        )  # fmt: skip
+        )
     return Grid(
         headings=("", "error", "layer", "cosine", "underflow", "overflow", "largest"), rows=tuple(cells), words=("",)
     )
@@ -94,11 +100,14 @@ def error_map(found: Numerics) -> charts.Chart:
             continue
         values: list[dict[str, Any]] = [
             {
-                "name": row.name, "layer": "–" if row.layer is None else row.layer, "error": max(row.error, 1e-9),
-                "underflow": row.underflow, "overflow": row.overflow,
+                "name": row.name,
+                "layer": "–" if row.layer is None else row.layer,
+                "error": max(row.error, 1e-9),
+                "underflow": row.underflow,
+                "overflow": row.overflow,
             }
             for row in rows
-        ]  # fmt: skip
+        ]
         names = list(dict.fromkeys(row.name for row in rows))
         colour = alt.Color(
             "error:Q", title="error", scale=alt.Scale(type="log", scheme="viridis"), legend=alt.Legend(format=".0e")

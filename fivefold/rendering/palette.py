@@ -59,10 +59,17 @@ def break_lines(text: str, *, width: float, size: float, letter: float = 0.6) ->
 def heading(title: str | list[str], subtitle: str | list[str] = "") -> dict[str, Any]:
     """Return the title of a chart, on top left; it states the finding."""
     return {
-        "text": title, **({"subtitle": subtitle} if subtitle else {}), "anchor": "start", "frame": "bounds",
-        "fontSize": 17, "subtitleFontSize": 12, "color": INK, "subtitleColor": PALE_INK, "offset": 14,
+        "text": title,
+        **({"subtitle": subtitle} if subtitle else {}),
+        "anchor": "start",
+        "frame": "bounds",
+        "fontSize": 17,
+        "subtitleFontSize": 12,
+        "color": INK,
+        "subtitleColor": PALE_INK,
+        "offset": 14,
         "subtitlePadding": 5,
-    }  # fmt: skip
+    }
 
 
 CONFIG: dict[str, Any] = {

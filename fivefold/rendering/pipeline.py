@@ -27,11 +27,16 @@ Rows = Sequence[Sequence[Span]]
 LOOKS = {
     kind: (name, colour(kind), letter)
     for kind, name, letter in (
-        ("F", "forward", "█"), ("BW", "backward", "▓"), ("B", "backward", "▓"), ("W", "weight gradients", "▒"),
-        ("messages", "messages, exposed", "!"), ("reduce", "reduce, gather", "="), ("update", "update", "#"),
+        ("F", "forward", "█"),
+        ("BW", "backward", "▓"),
+        ("B", "backward", "▓"),
+        ("W", "weight gradients", "▒"),
+        ("messages", "messages, exposed", "!"),
+        ("reduce", "reduce, gather", "="),
+        ("update", "update", "#"),
         ("data", "data", "d"),
     )
-}  # fmt: skip
+}
 SAME = 0.99  # share of the step's time above which a drawing shows the full step
 
 
@@ -134,8 +139,10 @@ def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[st
             overlap = min(end, column + 1) - max(start, column)
             cover[column][block.kind] = cover[column].get(block.kind, 0.0) + overlap
     busy = [sum(widths.values()) for widths in cover]
-    cells = [(max(widths, key=lambda kind: widths[kind]), "" if share > 0.5 else "·") if share > 0.1 else ("", "")
-             for widths, share in zip(cover, busy, strict=True)]  # fmt: skip
+    cells = [
+        (max(widths, key=lambda kind: widths[kind]), "" if share > 0.5 else "·") if share > 0.1 else ("", "")
+        for widths, share in zip(cover, busy, strict=True)
+    ]
     for block, start, end in placed:
         first, last = round(start), round(end)
         if last - first > len(block.text) and all(kind == block.kind for kind, _ in cells[first:last]):

@@ -28,10 +28,13 @@ def page(found: Playbook) -> RenderableType:
         Text(step.layout, style="bold cyan", overflow="fold"),
         Text(
             f"{show_seconds(step.time.step_seconds)} a step, {show_bytes(step.memory.peak_bytes)}, MFU "
-            f"{step.mfu.causal:.1%}", overflow="fold",
+            f"{step.mfu.causal:.1%}",
+            overflow="fold",
         ),
-        expectation(step), Text(""), brief(found.run),
-    ]  # fmt: skip
+        expectation(step),
+        Text(""),
+        brief(found.run),
+    ]
     for software, lines in found.typed.items():
         parts.append(heading(f"With {software}"))
         parts += [Text(line, overflow="fold") for line in lines]

@@ -44,9 +44,14 @@ class Moment(NamedTuple):
 
 
 def page(
-    step: Step, *, findings: Sequence[str], moment: Moment, first: StageMemory, predicted: Step | None = None,
+    step: Step,
+    *,
+    findings: Sequence[str],
+    moment: Moment,
+    first: StageMemory,
+    predicted: Step | None = None,
     assumed: Sequence[str] = (),
-) -> RenderableType:  # fmt: skip
+) -> RenderableType:
     """Return the page of a dry run.
 
     ``assumed``: where the dry run differs from the real run. ``first``: memory of the first step on ``moment.rank``,

@@ -63,9 +63,11 @@ def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
     """Return the text of the file."""
     commands = "\n".join(asked.commands)
     reproduction = [
-        heading("To make it again", level=2), f"<pre>{words(commands)}</pre>", heading("Environment", level=2),
+        heading("To make it again", level=2),
+        f"<pre>{words(commands)}</pre>",
+        heading("Environment", level=2),
         table(("", " "), list(asked.environment.items()), left=("", " ")),
-    ]  # fmt: skip
+    ]
     body = "".join([heading(title, level=1), *parts, *reproduction])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -77,8 +79,13 @@ def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
 
 def of_step(step: Step, drawing: Drawing | None = None) -> list[str]:
     """Return the parts of a step: the question, then memory, time and its other figures."""
-    return [*question(step), heading("The step", level=2), figures(list_key_figures(step)), *html.expected(step),
-            *resources(step, drawing)]  # fmt: skip
+    return [
+        *question(step),
+        heading("The step", level=2),
+        figures(list_key_figures(step)),
+        *html.expected(step),
+        *resources(step, drawing),
+    ]
 
 
 def resources(step: Step, drawing: Drawing | None) -> list[str]:
@@ -94,8 +101,10 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
         remark = pipeline.finding(step.time, drawing.rows)
-        parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", remark),
-                  *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=remark)]  # fmt: skip
+        parts += [
+            heading("Pipeline" if step.time.bubble_seconds else "A rank over time", remark),
+            *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=remark),
+        ]
         parts += [paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []
     view = view_step(step)
     parts += [html.section(view.traffic), html.section(view.work)]
@@ -112,11 +121,13 @@ def question(step: Step, *, found: bool = False) -> list[str]:
         ("layout", "to be found" if found else step.layout),
         ("batch", f"{batch:,} sequences of {sequence:,} tokens, {show_count(sequence * batch)} tokens a step"),
         ("job", describe_step(step)),
-    ]  # fmt: skip
+    ]
     return [
-        heading("What was asked", level=2), html.remarks(step), table(("", " "), rows, left=("", " ")),
+        heading("What was asked", level=2),
+        html.remarks(step),
+        table(("", " "), rows, left=("", " ")),
         folded("every field of the job", f"<pre>{words(json.dumps(job, indent=1))}</pre>"),
-    ]  # fmt: skip
+    ]
 
 
 def operations(step: Step) -> list[str]:
@@ -186,12 +197,24 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
     parts = [paragraph(f"{len(rows):,} rows: {outcomes}"), paragraph(describe_rows(rows), kind="soft")]
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if fitting:
-        parts += [heading("The best layout of each setting", "by MFU, causal", level=2),
-                  grid(make_best_grid(rows, most=SHOWN)), *cloud(fitting, within="report", level=2)]  # fmt: skip
+        parts += [
+            heading("The best layout of each setting", "by MFU, causal", level=2),
+            grid(make_best_grid(rows, most=SHOWN)),
+            *cloud(fitting, within="report", level=2),
+        ]
     reasons: dict[str, int] = {}
     for row in rows:
         if row.status == "refused":
             reasons[row.why] = reasons.get(row.why, 0) + 1
     common_reasons = sorted(reasons.items(), key=lambda reason_count: -reason_count[1])[:12]
-    return [*parts, *([heading("Refused", level=2), table(("rows", "why"), [(f"{count:,}", line) for line, count in
-            common_reasons], left=("why",))] if common_reasons else [])]  # fmt: skip
+    return [
+        *parts,
+        *(
+            [
+                heading("Refused", level=2),
+                table(("rows", "why"), [(f"{count:,}", line) for line, count in common_reasons], left=("why",)),
+            ]
+            if common_reasons
+            else []
+        ),
+    ]

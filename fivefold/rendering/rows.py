@@ -36,8 +36,11 @@ def rows(what: Rows[Any]) -> str:
     if all(isinstance(record, SweepRow) for record in what):
         return block(count_line, *cloud(what, within="notebook"), grid(make_row_grid(what[:SHOWN], axes=AXES)))
     values = [record.model_dump(mode="json") for record in islice(what, SHOWN)]
-    names = [name for name in dict.fromkeys(name for record in values for name in record)
-             if any(record.get(name) not in (None, "", [], {}) for record in values)]  # fmt: skip
+    names = [
+        name
+        for name in dict.fromkeys(name for record in values for name in record)
+        if any(record.get(name) not in (None, "", [], {}) for record in values)
+    ]
     numbers = {name for name in names if all(_is_number(record.get(name)) for record in values)}
     cells = [[_cell(name, record.get(name)) for name in names] for record in values]
     headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]

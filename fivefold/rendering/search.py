@@ -84,9 +84,11 @@ def walk(found: Walk, *, top: int) -> RenderableType:
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
     figures = f"{show_seconds(start.step_seconds)} a step, {show_bytes(start.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
-        Text.assemble((start.layout, "bold cyan"), overflow="fold"), Text(figures),
-        _heading("One change"), make_grid(CHANGES, choose_changes(found.changes, top)),
-    ]  # fmt: skip
+        Text.assemble((start.layout, "bold cyan"), overflow="fold"),
+        Text(figures),
+        _heading("One change"),
+        make_grid(CHANGES, choose_changes(found.changes, top)),
+    ]
     if len(found.path) > 1:
         parts += [
             _heading("The best change, then the best of what that makes, and so on"),

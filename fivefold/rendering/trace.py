@@ -36,7 +36,7 @@ def _planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
 
 def lanes(
     measured: Sequence[RankTrace], *, predicted: Sequence[Sequence[Span]] = (), rehearsed: Sequence[Sequence[Span]] = ()
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+) -> Iterator[dict[str, Any]]:
     """Yield the events of one picture: the planned step, the dry run, then what each rank did, first step at 0."""
     process = 0
     for kind, rows in (("predicted", predicted), ("rehearsed", rehearsed)):
@@ -104,9 +104,15 @@ def event(
 ) -> dict[str, Any]:
     """Return a complete event ("X"); ``start`` and ``end`` in seconds, written in µs to the nanosecond."""
     return {
-        "name": name, "cat": category, "ph": "X", "ts": _micro(start), "dur": _micro(end - start),
-        "pid": process, "tid": line, "args": known,
-    }  # fmt: skip
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": _micro(start),
+        "dur": _micro(end - start),
+        "pid": process,
+        "tid": line,
+        "args": known,
+    }
 
 
 def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -> None:

@@ -53,10 +53,14 @@ def page(report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "") 
     parts += [heading("Where the time goes", f"by rank, {averaged}; shares of the step"), _breakdown(ranks)]
     if len(ranks) > MOST_RANKS:
         parts.append(Text(f"and {len(ranks) - MOST_RANKS} more ranks (--json has all)", style="dim"))
-    parts += [heading("What runs", "by category, of a rank and step; kernels side by side count each"),
-              _kernels(report.categories, named=False)]  # fmt: skip
-    parts += [heading("Longest kernels" if report.device == "GPU" else "Longest operators"),
-              _kernels(report.kernels, named=True)]  # fmt: skip
+    parts += [
+        heading("What runs", "by category, of a rank and step; kernels side by side count each"),
+        _kernels(report.categories, named=False),
+    ]
+    parts += [
+        heading("Longest kernels" if report.device == "GPU" else "Longest operators"),
+        _kernels(report.kernels, named=True),
+    ]
     if report.messages:
         parts += [heading("Messages", "of a rank and step; rates from the last arrival on, where it is known")]
         parts += [_messages(report.messages)]
@@ -94,17 +98,32 @@ def finding(ranks: Sequence[Breakdown]) -> str:
 
 
 def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> Text:
-    traced_ranks = f"{len(report.ranks)} of {report.world} ranks" if len(report.ranks) < report.world else (
-        "1 rank" if report.world == 1 else f"{report.world} ranks")  # fmt: skip
+    traced_ranks = (
+        f"{len(report.ranks)} of {report.world} ranks"
+        if len(report.ranks) < report.world
+        else ("1 rank" if report.world == 1 else f"{report.world} ranks")
+    )
     return Text.assemble(
         (f"traced  {traced_ranks} on {report.device}s\n\n", "dim"),
-        (f"{show_seconds(report.step_seconds)} per step", "bold cyan"), f"  ·  {finding(ranks)}", overflow="fold",
-    )  # fmt: skip
+        (f"{show_seconds(report.step_seconds)} per step", "bold cyan"),
+        f"  ·  {finding(ranks)}",
+        overflow="fold",
+    )
 
 
 def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
-    headings = ("rank", "step", "compute", "of it optimizer", "exposed", "of it waiting", "overlapped", "copies",
-                "host-bound idle", "queued idle")  # fmt: skip
+    headings = (
+        "rank",
+        "step",
+        "compute",
+        "of it optimizer",
+        "exposed",
+        "of it waiting",
+        "overlapped",
+        "copies",
+        "host-bound idle",
+        "queued idle",
+    )
     return Grid(headings, tuple(_breakdown_row(breakdown) for breakdown in ranks[:MOST_RANKS]), words=())
 
 
@@ -114,19 +133,31 @@ def _breakdown_row(each: Breakdown) -> tuple[str, ...]:
 
     overlap = "–" if each.overlap is None else f"{each.overlap:.0%} of {show_seconds(each.communication_seconds)}"
     return (
-        str(each.rank), show_seconds(each.window_seconds), share(each.compute_seconds), share(each.optimizer_seconds),
-        share(each.exposed_seconds), share(each.waiting_seconds), overlap, share(each.memcpy_alone_seconds),
-        share(each.idle_host_seconds), share(each.idle_waiting_seconds),
-    )  # fmt: skip
+        str(each.rank),
+        show_seconds(each.window_seconds),
+        share(each.compute_seconds),
+        share(each.optimizer_seconds),
+        share(each.exposed_seconds),
+        share(each.waiting_seconds),
+        overlap,
+        share(each.memcpy_alone_seconds),
+        share(each.idle_host_seconds),
+        share(each.idle_waiting_seconds),
+    )
 
 
 def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
     headings = ("category", *(("name",) if named else ()), "calls", "seconds", "longest")
     rows = tuple(
-        (line.category, *((shortened(line.name),) if named else ()), f"{line.calls:,.4g}", show_seconds(line.seconds),
-         show_seconds(line.longest_seconds))
+        (
+            line.category,
+            *((shortened(line.name),) if named else ()),
+            f"{line.calls:,.4g}",
+            show_seconds(line.seconds),
+            show_seconds(line.longest_seconds),
+        )
         for line in lines
-    )  # fmt: skip
+    )
     return Grid(headings, rows, words=("category", "name"))
 
 
@@ -141,8 +172,18 @@ def shortened(name: str) -> str:
 
 def _messages(lines: Sequence[MessageLine]) -> Grid:
     has_links = any(line.link for line in lines)
-    headings = ("group", "ranks", "collective", "messages", "bytes", "seconds", "waiting", "algorithm", "bus",
-                *(("of the link",) if has_links else ()))  # fmt: skip
+    headings = (
+        "group",
+        "ranks",
+        "collective",
+        "messages",
+        "bytes",
+        "seconds",
+        "waiting",
+        "algorithm",
+        "bus",
+        *(("of the link",) if has_links else ()),
+    )
     rows = tuple(_message_row(line, linked=has_links) for line in lines)
     return Grid(headings, rows, words=("group", "collective"))
 
@@ -156,8 +197,17 @@ def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
         share = f"{line.bus_bandwidth / line.link_bandwidth:.2g} × {line.link}"
     waiting = "–" if line.waiting_seconds is None else show_seconds(line.waiting_seconds)
     size = "–" if line.bytes is None else show_bytes(line.bytes)
-    cells = (line.axis or line.group, str(line.ranks or "–"), line.collective, f"{line.messages:,.4g}", size,
-             show_seconds(line.seconds), waiting, rate(line.algorithm_bandwidth), rate(line.bus_bandwidth))  # fmt: skip
+    cells = (
+        line.axis or line.group,
+        str(line.ranks or "–"),
+        line.collective,
+        f"{line.messages:,.4g}",
+        size,
+        show_seconds(line.seconds),
+        waiting,
+        rate(line.algorithm_bandwidth),
+        rate(line.bus_bandwidth),
+    )
     return (*cells, share) if linked else cells
 
 
@@ -168,20 +218,28 @@ def _path(report: TraceReport) -> RenderableType:
         tables += [Text("\nits longest pieces", style="dim"), _path_grid(named, report.path_seconds)]
     latest = max(report.arrivals, key=lambda arrival: arrival.others_waited_seconds, default=None)
     if latest is not None and latest.others_waited_seconds:
-        tables.append(Text(
-            f"\nrank {latest.rank} is last to arrive at {latest.last:,} of its {latest.matched:,} messages; "
-            f"the others wait {show_seconds(latest.others_waited_seconds)} for it in all", overflow="fold",
-        ))  # fmt: skip
+        tables.append(
+            Text(
+                f"\nrank {latest.rank} is last to arrive at {latest.last:,} of its {latest.matched:,} messages; "
+                f"the others wait {show_seconds(latest.others_waited_seconds)} for it in all",
+                overflow="fold",
+            )
+        )
     return Group(*tables)
 
 
 def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
     named = any(part.name for part in parts)
     rows = tuple(
-        (str(part.rank), part.does, *((shortened(part.name),) if named else ()), show_seconds(part.seconds),
-         f"{part.seconds / whole:.1%}" if whole else "–")
+        (
+            str(part.rank),
+            part.does,
+            *((shortened(part.name),) if named else ()),
+            show_seconds(part.seconds),
+            f"{part.seconds / whole:.1%}" if whole else "–",
+        )
         for part in parts
-    )  # fmt: skip
+    )
     return Grid(("rank", "what", *(("name",) if named else ()), "seconds", "share"), rows, words=("what", "name"))
 
 
@@ -194,11 +252,18 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
         for breakdown in ranks
         for order, (field, (name, _)) in enumerate(PARTS.items())
     ]
-    picture = alt.Chart(alt.Data(values=values)).mark_bar().encode(
-        x=alt.X("ms:Q", title="mean of a step, ms", stack="zero"),
-        y=alt.Y("rank:N", sort=[f"rank {breakdown.rank}" for breakdown in ranks], title=None, axis=charts._labels(alt)),
-        color=charts._colour("part", dict(PARTS.values())), order="order:Q",
-    )  # fmt: skip
+    picture = (
+        alt.Chart(alt.Data(values=values))
+        .mark_bar()
+        .encode(
+            x=alt.X("ms:Q", title="mean of a step, ms", stack="zero"),
+            y=alt.Y(
+                "rank:N", sort=[f"rank {breakdown.rank}" for breakdown in ranks], title=None, axis=charts._labels(alt)
+            ),
+            color=charts._colour("part", dict(PARTS.values())),
+            order="order:Q",
+        )
+    )
     subtitle = f"{report.world} ranks on {report.device}s, {len(report.steps)} steps"
     return charts._finish(picture, title=finding(ranks), subtitle=subtitle, height=max(60, 30 * len(ranks)))
 
@@ -209,14 +274,21 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
     if not path:
         raise Mistake("no step has a critical path; there is nothing to draw")
     pieces = _coarse(path)
-    values = [{"rank": f"rank {piece.rank}", "does": piece.does, "start": piece.start * 1e3, "end": piece.end * 1e3}
-              for piece in pieces]  # fmt: skip
+    values = [
+        {"rank": f"rank {piece.rank}", "does": piece.does, "start": piece.start * 1e3, "end": piece.end * 1e3}
+        for piece in pieces
+    ]
     order = [f"rank {rank}" for rank in sorted({piece.rank for piece in pieces})]
-    picture = alt.Chart(alt.Data(values=values)).mark_bar().encode(
-        x=alt.X("start:Q", title="time, ms"), x2="end:Q",
-        y=alt.Y("rank:N", sort=order, title=None, axis=charts._labels(alt)),
-        color=charts._colour("does", DOES),
-    )  # fmt: skip
+    picture = (
+        alt.Chart(alt.Data(values=values))
+        .mark_bar()
+        .encode(
+            x=alt.X("start:Q", title="time, ms"),
+            x2="end:Q",
+            y=alt.Y("rank:N", sort=order, title=None, axis=charts._labels(alt)),
+            color=charts._colour("does", DOES),
+        )
+    )
     path_seconds = path[-1].end
     work = sum(piece.end - piece.start for piece in path if piece.does == "compute")
     title = f"Compute is {work / path_seconds:.0%} of the critical path of {show_seconds(path_seconds)}"

@@ -29,13 +29,18 @@ def page(found: WholeRun) -> RenderableType:
         Text(found.layout, style="bold cyan", overflow="fold"),
         Text(
             f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), "
-            f"{found.steps:,} steps of {show_seconds(found.step_seconds)}{fits}", style="bold", overflow="fold",
+            f"{found.steps:,} steps of {show_seconds(found.step_seconds)}{fits}",
+            style="bold",
+            overflow="fold",
         ),
         _figures(found),
-        heading("Where the time goes", f"goodput {found.goodput:.1%}"), _times(found),
-        heading("Goodput by interval of checkpoints", _interval_words(found)), _intervals(found),
-        heading("Assumed", "change with --assume NAME=VALUE"), _assumed(found),
-    ]  # fmt: skip
+        heading("Where the time goes", f"goodput {found.goodput:.1%}"),
+        _times(found),
+        heading("Goodput by interval of checkpoints", _interval_words(found)),
+        _intervals(found),
+        heading("Assumed", "change with --assume NAME=VALUE"),
+        _assumed(found),
+    ]
     return Group(*parts)
 
 
@@ -111,8 +116,9 @@ def _times(found: WholeRun) -> Grid:
     parts = {"training": found.training_seconds, **found.lost}
     reasons = {
         "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each, waited for {show_seconds(found.blocked_seconds)}",
-        "restarts": _fails(found), "repeated": "work since the last checkpoint, done again",
-    }  # fmt: skip
+        "restarts": _fails(found),
+        "repeated": "work since the last checkpoint, done again",
+    }
     rows = tuple(
         (name, span(seconds), f"{seconds / found.seconds:.2%}", reasons.get(name, ""))
         for name, seconds in parts.items()
@@ -142,12 +148,15 @@ def _intervals(found: WholeRun) -> Grid:
 def _assumed(found: WholeRun) -> Grid:
     site = found.site
     values = {
-        "failures": (f"{site.failures:g}", "{:g}"), "restart": (show_seconds(site.restart_seconds), "seconds"),
-        "pause": (show_seconds(site.pause_seconds), ""), "storage": (f"{site.storage / 1e9:g} GB/s", "bytes"),
+        "failures": (f"{site.failures:g}", "{:g}"),
+        "restart": (show_seconds(site.restart_seconds), "seconds"),
+        "pause": (show_seconds(site.pause_seconds), ""),
+        "storage": (f"{site.storage / 1e9:g} GB/s", "bytes"),
         "evaluation": (f"{site.evaluation:.1%}", ""),
-        "node": (f"{site.node_power:g}", "{:g}"), "pue": (f"{site.pue:g}", "{:g}"),
+        "node": (f"{site.node_power:g}", "{:g}"),
+        "pue": (f"{site.pue:g}", "{:g}"),
         "grid": (f"{site.carbon:g} ({site.grid})", ""),
-    }  # fmt: skip
+    }
     rows = []
     for name, (value, format_name) in values.items():
         source = SOURCES[name]

@@ -34,10 +34,21 @@ def refuse_of_one(request: SearchRequest) -> None:
 
 
 def offers(
-    model: Model, machines: Sequence[Machine], job: Job, *, by: str, where: Where, within: float, tokens: float | None,
-    prices: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
-    risk: float = FITS_RISK, done: Callable[[str], None] = lambda _: None,
-) -> Offers:  # fmt: skip
+    model: Model,
+    machines: Sequence[Machine],
+    job: Job,
+    *,
+    by: str,
+    where: Where,
+    within: float,
+    tokens: float | None,
+    prices: Sequence[str] = (),
+    deadline: str | None = None,
+    ranks: str | None = None,
+    assume: Sequence[str] = (),
+    risk: float = FITS_RISK,
+    done: Callable[[str], None] = lambda _: None,
+) -> Offers:
     """Return the run on each machine, from the arguments of the command line."""
     from fivefold.machine.datacenter import assumed
     from fivefold.planner.search.multi_machine import Choice, across, sizes_between
@@ -54,10 +65,18 @@ def offers(
         )
         choices.append(Choice(machine, sizes_between(low, high, node=machine.ranks_per_node)))
     return across(
-        model=model, choices=choices, job=job, tokens=TOKENS if tokens is None else tokens, site=assumed(assume),
-        by=goal[by], within=within, where=where, deadline=None if deadline is None else _deadline(deadline),
-        risk=risk, done=done,
-    )  # fmt: skip
+        model=model,
+        choices=choices,
+        job=job,
+        tokens=TOKENS if tokens is None else tokens,
+        site=assumed(assume),
+        by=goal[by],
+        within=within,
+        where=where,
+        deadline=None if deadline is None else _deadline(deadline),
+        risk=risk,
+        done=done,
+    )
 
 
 def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:

@@ -24,9 +24,18 @@ MOST_GPUS = 16_384
 
 
 def answers(
-    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
-    noise: float | None = None, counted: bool = True, risk: float = FITS_RISK,
-) -> list[Any]:  # fmt: skip
+    question: Question,
+    model: Model,
+    machine: Machine,
+    layout: Layout | None,
+    *,
+    job: Job,
+    tokens: float,
+    site: Site,
+    noise: float | None = None,
+    counted: bool = True,
+    risk: float = FITS_RISK,
+) -> list[Any]:
     """Return the answers to one question; without a layout, for the fastest that fits.
 
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of

@@ -20,9 +20,14 @@ FILES = (".toml", ".json")
 
 
 def cases(
-    words: Sequence[str], job: Job, *, stacks: Sequence[str], precisions: Sequence[str],
-    machine: Callable[[str], Machine], risk: float = FITS_RISK,
-) -> list[Case]:  # fmt: skip
+    words: Sequence[str],
+    job: Job,
+    *,
+    stacks: Sequence[str],
+    precisions: Sequence[str],
+    machine: Callable[[str], Machine],
+    risk: float = FITS_RISK,
+) -> list[Case]:
     """Return the cases of a comparison: run files, or every combination of the given names.
 
     ``machine``: resolves a machine's name. ``risk``: the highest probability of running out of memory at which a run

@@ -78,10 +78,14 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     if open_keys:
         raise Mistake(_describe_open(open_keys, reading, origin=origin or reading.origin))
     return ConfigNotes(
-        origin=origin or reading.origin, software=reading.software, version=reading.version,
-        ignored=reading.not_understood, approximated=reading.approximated, harmless=reading.harmless,
+        origin=origin or reading.origin,
+        software=reading.software,
+        version=reading.version,
+        ignored=reading.not_understood,
+        approximated=reading.approximated,
+        harmless=reading.harmless,
         defaulted=tuple(key for key in reading.defaulted if key.key in main_keys),
-    )  # fmt: skip
+    )
 
 
 def _is_named(said: Said, keys: frozenset[str]) -> bool:

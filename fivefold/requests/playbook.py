@@ -24,9 +24,17 @@ OTHERS = ("torchtitan", "megatron-core")  # stacks for which our plans list the 
 
 
 def playbook(
-    model: Model, machine: Machine, job: Job, *, tokens: float, batch: Batch = "advised", where: str = "",
-    assume: Sequence[str] = (), write: Path | None = None, risk: float = FITS_RISK,
-) -> Playbook:  # fmt: skip
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    tokens: float,
+    batch: Batch = "advised",
+    where: str = "",
+    assume: Sequence[str] = (),
+    write: Path | None = None,
+    risk: float = FITS_RISK,
+) -> Playbook:
     """Return the full plan; ``write``: the name of its run file."""
     from fivefold.interop.format import Plan
     from fivefold.interop.launch import run_file
@@ -43,10 +51,15 @@ def playbook(
     site, constraints, default_job = assumed(assume), Where.parse(where), Default()
     is_batch_given = batch == "job" or job.global_batch != default_job.global_batch
     steps, job, proposal = stages(
-        model, machine, job, tokens=checked(tokens), said=is_batch_given, risk=risk,
+        model,
+        machine,
+        job,
+        tokens=checked(tokens),
+        said=is_batch_given,
+        risk=risk,
         walk=lambda planner, layout: walk(planner, layout, where=constraints),
         propose=lambda chosen: _proposal(model, machine, chosen, where=constraints, risk=risk),
-    )  # fmt: skip
+    )
     step = proposal.choice.step
     job = for_run(job, tokens=tokens)
     run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
@@ -54,13 +67,22 @@ def playbook(
     machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
     planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
     content = told(
-        run_file.text(planned, model=model_word(planned, file)), job, run=run,
+        run_file.text(planned, model=model_word(planned, file)),
+        job,
+        run=run,
         command=f"fivefold plan {model.name} {machine_text!r} --tokens {tokens:g}",
-    )  # fmt: skip
+    )
     return Record(
-        model=model.name, machine=machine.name, ranks=machine.ranks, tokens=tokens, stages=tuple(steps), step=step,
-        run=run, run_file=content, typed=_typed(model, machine, job, layout=step.layout, file=file),
-    )  # fmt: skip
+        model=model.name,
+        machine=machine.name,
+        ranks=machine.ranks,
+        tokens=tokens,
+        stages=tuple(steps),
+        step=step,
+        run=run,
+        run_file=content,
+        typed=_typed(model, machine, job, layout=step.layout, file=file),
+    )
 
 
 def model_word(planned: Plan, file: Path) -> str:

@@ -65,7 +65,7 @@ def walk(
 
 def found_layouts(
     model: Model, machine: Machine, job: Job, *, also: Sequence[str], measure: int = 0, **options: Any
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """Run a search with ``options``, with a progress bar on the terminal.
 
     ``also``: other precisions to try; ``measure``: how many of the best are also trained for a few steps.
@@ -83,9 +83,15 @@ def found_layouts(
 
     with bar("searching") as progress:
         result = run(
-            model=model, machine=machine, job=job, recipes=[recipe(name) for name in also], reduces=others(job),
-            report=lambda done, total: progress(f"layouts{best_text}", done, total), improved=improved, **options,
-        )  # fmt: skip
+            model=model,
+            machine=machine,
+            job=job,
+            recipes=[recipe(name) for name in also],
+            reduces=others(job),
+            report=lambda done, total: progress(f"layouts{best_text}", done, total),
+            improved=improved,
+            **options,
+        )
     if measure and result.best:
         finalists, _ = measured_best(model, machine, job, count=measure)
         return result.replace(finalists=tuple(finalists))

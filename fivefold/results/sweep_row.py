@@ -69,9 +69,16 @@ class Row(Record):
     def name(self) -> tuple[str, str, int, str, str, int, int, str, str]:
         """Return the columns that identify this row among all rows of a sweep."""
         return (
-            self.model, self.machine, self.ranks, self.layout, self.recomputation, self.sequence, self.batch,
-            self.precision, self.stack,
-        )  # fmt: skip
+            self.model,
+            self.machine,
+            self.ranks,
+            self.layout,
+            self.recomputation,
+            self.sequence,
+            self.batch,
+            self.precision,
+            self.stack,
+        )
 
     def with_measured(self, step: Step) -> Row:
         """Return the row with its measured values."""

@@ -25,9 +25,13 @@ ROUNDS = 2  # trials of each layout, because one may run while the computer is b
 
 
 def measure_best(
-    *, model: Model, machine: Machine, job: Job, count: int,
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    count: int,
     report: Callable[[str, int, int], None] | None = None,
-) -> tuple[list[Finalist], Machine]:  # fmt: skip
+) -> tuple[list[Finalist], Machine]:
     """Return the ``count`` best distinct layouts, fastest measured first, and ``machine`` with their units measured.
 
     Layouts that could not run come last, with the reason. Raises ``Mistake`` unless ``machine`` is this computer,
@@ -78,8 +82,18 @@ def different(layouts: Iterable[Layout], *, count: int) -> list[Layout]:
     """
     distinct: dict[object, Layout] = {}
     for layout in layouts:
-        key = (layout.dp, layout.tp, layout.cp, layout.pp, layout.v, layout.ep, layout.schedule, layout.mbs,
-                layout.ac, layout.zero == 3)  # fmt: skip
+        key = (
+            layout.dp,
+            layout.tp,
+            layout.cp,
+            layout.pp,
+            layout.v,
+            layout.ep,
+            layout.schedule,
+            layout.mbs,
+            layout.ac,
+            layout.zero == 3,
+        )
         if len(distinct) < count:
             distinct.setdefault(key, layout)
     return list(distinct.values())

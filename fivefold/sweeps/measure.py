@@ -44,9 +44,14 @@ def here(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Tri
     assert setting.job is not None
     within.mkdir(parents=True, exist_ok=True)
     return trial(
-        model=setting.model, machine=setting.machine, layout=Layout.parse(case.row.layout), job=setting.job,
-        steps=steps, timeout_seconds=timeout_seconds, within=within,
-    )  # fmt: skip
+        model=setting.model,
+        machine=setting.machine,
+        layout=Layout.parse(case.row.layout),
+        job=setting.job,
+        steps=steps,
+        timeout_seconds=timeout_seconds,
+        within=within,
+    )
 
 
 def check_here(settings: list[Setting]) -> None:

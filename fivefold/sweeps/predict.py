@@ -82,9 +82,14 @@ def digest(setting: Setting, *, calibrated: bool = True, risk: float | None = No
 
 def _named(setting: Setting) -> dict[str, Any]:
     return {
-        "model": setting.model.name, "machine": setting.machine_name, "ranks": setting.ranks,
-        "sequence": setting.sequence, "batch": setting.batch, "precision": setting.precision, "stack": setting.stack,
-    }  # fmt: skip
+        "model": setting.model.name,
+        "machine": setting.machine_name,
+        "ranks": setting.ranks,
+        "sequence": setting.sequence,
+        "batch": setting.batch,
+        "precision": setting.precision,
+        "stack": setting.stack,
+    }
 
 
 def _row(setting: Setting, step: Step, *, risk: float) -> Row:

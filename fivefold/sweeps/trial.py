@@ -82,9 +82,14 @@ def trial(
             *(["--force"] if force else []),
         ]
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
-        ) as process:  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
             try:
                 _, stderr = process.communicate(timeout=timeout_seconds)
             except subprocess.TimeoutExpired:
@@ -101,12 +106,18 @@ def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job
     _write_corpus(folder / "corpus.jsonl", job)
     rate = job.learning_rate.replace(warmup_steps=min(steps, job.learning_rate.warmup_steps))
     values = {
-        "model": str(folder / "model.json"), "machine": str(folder / "machine.toml"), "layout": str(layout),
-        "folder": str(folder / "run"), "sample": "", "evaluate_every": steps, "evaluate_sequences": 1,
+        "model": str(folder / "model.json"),
+        "machine": str(folder / "machine.toml"),
+        "layout": str(layout),
+        "folder": str(folder / "run"),
+        "sample": "",
+        "evaluate_every": steps,
+        "evaluate_sequences": 1,
         "job": job.replace(steps=steps, ramp=None, learning_rate=rate).model_dump(mode="json"),
-        "data": {"corpus": str(folder / "corpus.jsonl")}, "checkpoints": {"every_steps": 0},
+        "data": {"corpus": str(folder / "corpus.jsonl")},
+        "checkpoints": {"every_steps": 0},
         "faults": {"max_restarts": 0},
-    }  # fmt: skip
+    }
     file = folder / "run.json"
     file.write_text(json.dumps(Run.read(values, origin="trial").model_dump(mode="json")))
     return file

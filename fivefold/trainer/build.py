@@ -80,9 +80,14 @@ class Built:
 
 
 def build(
-    *, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None,
+    *,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    device: torch.device,
+    table: Table | None = None,
     streams: bool | None = None,
-) -> Built:  # fmt: skip
+) -> Built:
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
     ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run

@@ -78,17 +78,20 @@ class Engine:
         self.loads = torch.zeros(len(self.routed), experts, dtype=torch.int64, device=built.ranks.device)
         rows = layout.mbs * job.sequence // layout.cp
         self._pipeline = partial(
-            Pipeline, ranks=built.ranks, wgrad_store=built.wgrad_store,
+            Pipeline,
+            ranks=built.ranks,
+            wgrad_store=built.wgrad_store,
             stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
-            shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
+            shape=(rows // layout.tp if layout.sp else rows, model.width),
+            dtype=Dtypes(job.precision).weights,
             losses=(1 + model.predicted,) if model.mtp else (),
-        )  # fmt: skip
+        )
         self.pipeline = self._pipeline(built.table)
         self.pipeline.on_pass = self._pass_ended
 
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         """Run one optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it. With
         multi-token prediction a sequence has one more token per module.
 
@@ -127,9 +130,14 @@ class Engine:
         self.number += 1
         weight = scale * self.built.module.head.weight
         return StepResult(
-            loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not updates, loss_scale=scale,
-            further=tuple(part.item() / weight for part in further), noise=self._noise(sums[: len(squares)], scale),
-        )  # fmt: skip
+            loss.item() / scale,
+            norm.item(),
+            stop_votes.item() > 0,
+            skipped=not updates,
+            loss_scale=scale,
+            further=tuple(part.item() / weight for part in further),
+            noise=self._noise(sums[: len(squares)], scale),
+        )
 
     def _noise(self, sums: list[Tensor], scale: float) -> Noise | None:
         return None if self.noise is None else self.noise.take(sums, sequences=self.sequences, scale=scale)
@@ -239,10 +247,15 @@ class Engine:
             inputs, targets, *further = (ids[:, module.positions] for ids in (inputs, targets, *further))
         keys = self.keys[micro_batch] if self.drops else None
         out = module.stage(
-            inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, keys_B=keys,
+            inputs,
+            targets,
+            layers=self.layers[stage],
+            entry_RD=entry,
+            documents_BT=documents,
+            keys_B=keys,
             scale=self.scale,
             further=Further((targets, *further[:-1]), tuple(further)) if further else None,
-        )  # fmt: skip
+        )
         if self._metered is not None:
             self._metered.phase = "backward"
         return out

@@ -45,10 +45,18 @@ class Evaluator:
     def heldout_loss(self) -> float:
         """Return the mean loss in nats per token over the held-out rows of all ranks, by one all_reduce."""
         ranks = self.built.ranks
-        rows = np.stack(list(heldout_batches(
-            self.shards, sequence=self.run.job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,
-            rank=ranks["dp"].rank, ranks=self.layout.dp,
-        )))  # fmt: skip
+        rows = np.stack(
+            list(
+                heldout_batches(
+                    self.shards,
+                    sequence=self.run.job.sequence,
+                    rows=self.run.evaluate_sequences,
+                    mbs=self.layout.mbs,
+                    rank=ranks["dp"].rank,
+                    ranks=self.layout.dp,
+                )
+            )
+        )
         total = self.engine.evaluate(torch.from_numpy(rows)).double()
         all_reduce(total, ranks["world"]).wait()
         predicted_tokens = self.layout.dp * rows[..., 1:].size

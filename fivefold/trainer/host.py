@@ -71,8 +71,10 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
         if machine.calibration is None and family not in host.gpu.lower():
             return f"this host has {host}, not {machine.chip.name}: what is predicted is of the latter"
     elif not started and host_division[0] > 1 and _name(named) != "local":
-        raise Mistake(f"{request} on {host_division[0]} hosts, and this would start all of them here; "
-                      f"{_advice(host, host_division, layout, file)}")  # fmt: skip
+        raise Mistake(
+            f"{request} on {host_division[0]} hosts, and this would start all of them here; "
+            f"{_advice(host, host_division, layout, file)}"
+        )
     return ""
 
 

@@ -67,9 +67,16 @@ class Loop:
     """A training run on one rank; all ranks make the same calls. ``ideal_seconds``: time of a step at peak FLOP/s."""
 
     def __init__(
-        self, run: Run, *, model: Model, layout: Layout, built: Built, shards: Shards, logs: NoLogs,
+        self,
+        run: Run,
+        *,
+        model: Model,
+        layout: Layout,
+        built: Built,
+        shards: Shards,
+        logs: NoLogs,
         ideal_seconds: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.model, self.layout, self.built, self.logs = run, model, layout, built, logs
         self.ideal_seconds = ideal_seconds  # time of a step of the full batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
@@ -81,17 +88,22 @@ class Loop:
         self.step, self.batch, self.rate = 0, 0, 0.0  # of the current step; batch in samples
         self.samples = 0  # read so far over all ranks: the full state of the loader
         self.saver = Saver(
-            run.folder / "checkpoints", built=built, keep=run.checkpoints.keep,
+            run.folder / "checkpoints",
+            built=built,
+            keep=run.checkpoints.keep,
             asynchronous=run.checkpoints.asynchronous,
-        )  # fmt: skip
+        )
         self.bad_loss: BadLoss | None = None  # verdict on the last step; None: it was good
         self.returned: Path | None = None  # checkpoint of the last rollback
         self.seconds: list[float] = []  # of each step after the metered one that is not traced
         self.guard = LossGuard(run.faults)
         self.watchdog = Watchdog(
-            run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
+            run.folder,
+            rank=built.ranks.rank,
+            world=built.ranks.world,
+            seconds=run.faults.watchdog_seconds,
             report=lambda step, text: logs.event(step, text),
-        )  # fmt: skip
+        )
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
         self.engine.noise = NoiseScale.of(built, layout) if run.noise_scale else None
@@ -218,9 +230,13 @@ class Loop:
         """Read the tokens [micro-batches, mbs, T + 1] of this data rank in the step that begins after ``samples``."""
         layout, size = self.layout, self.job.batch(samples)
         return self.loader.batch(
-            samples, global_batch=size, rank=self.built.ranks["dp"].rank, ranks=layout.dp,
-            micro_batches=size // (layout.dp * layout.mbs), mbs=layout.mbs,
-        )  # fmt: skip
+            samples,
+            global_batch=size,
+            rank=self.built.ranks["dp"].rank,
+            ranks=layout.dp,
+            micro_batches=size // (layout.dp * layout.mbs),
+            mbs=layout.mbs,
+        )
 
     def _step(self, step: int, meter: Meter | None) -> StepResult:
         """Run one optimizer step (``step`` from 0), measured if there is a ``meter``."""
@@ -251,10 +267,19 @@ class Loop:
             return self.evaluator.evaluate(step)
 
     def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: Measured | None) -> None:
-        self.logs.write(step_line(
-            step, done, job=self.job, samples=self.samples, batch=self.batch, rate=self.rate, seconds=seconds,
-            ideal_seconds=self.ideal_seconds, measured=measured,
-        ))  # fmt: skip
+        self.logs.write(
+            step_line(
+                step,
+                done,
+                job=self.job,
+                samples=self.samples,
+                batch=self.batch,
+                rate=self.rate,
+                seconds=seconds,
+                ideal_seconds=self.ideal_seconds,
+                measured=measured,
+            )
+        )
 
     def _resume(self) -> tuple[int, list[str]]:
         """Load the newest readable checkpoint, or initial weights; return the step to continue from, and log events."""
@@ -288,7 +313,12 @@ class Loop:
         )
         self.saver.save(
             checkpoint.Checkpoint(
-                torch=torch.__version__, device=self.built.ranks.device.type, model=self.model, layout=self.layout,
-                job=self.job, progress=progress, files=(),
+                torch=torch.__version__,
+                device=self.built.ranks.device.type,
+                model=self.model,
+                layout=self.layout,
+                job=self.job,
+                progress=progress,
+                files=(),
             )
-        )  # fmt: skip
+        )

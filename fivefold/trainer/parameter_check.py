@@ -36,9 +36,15 @@ def check_parameter_table(module: Transformer, *, model: Model) -> None:
 
 
 def check_placement(
-    module: Transformer, units: Iterable[ZeroUnit], *, model: Model, layout: Layout, job: Job, stages: Iterable[int],
+    module: Transformer,
+    units: Iterable[ZeroUnit],
+    *,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    stages: Iterable[int],
     device: torch.device,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
     vocab = padded_vocab(model, job, tp=layout.tp)
     local_shapes = {

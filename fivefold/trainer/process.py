@@ -169,9 +169,15 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
 def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
     """Return the environment variables of rank ``rank``, as torchrun sets them."""
     values = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, LAUNCHER: os.getpid(),
-    }  # fmt: skip
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        LAUNCHER: os.getpid(),
+    }
     return {name: str(value) for name, value in values.items()}
 
 

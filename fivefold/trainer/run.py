@@ -91,9 +91,12 @@ class Run(Record):
             Path(locate(str(file), beside=path)) if file else None for file in (run.start.weights, run.schedule)
         )
         return run.replace(
-            model=locate_model(run.model, beside=path), machine=locate_machine(run.machine, beside=path),
-            schedule=schedule, start=run.start.replace(weights=weights), data=run.data.replace(**data),
-        )  # fmt: skip
+            model=locate_model(run.model, beside=path),
+            machine=locate_machine(run.machine, beside=path),
+            schedule=schedule,
+            start=run.start.replace(weights=weights),
+            data=run.data.replace(**data),
+        )
 
     def check(self, layout: Layout) -> None:
         """Raise a ``Mistake`` if the custom schedule does not fit ``layout``, or the noise scale cannot be measured."""

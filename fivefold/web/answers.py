@@ -66,17 +66,27 @@ def asked(about: AskedQuestion, question: AskQuestion, noun: Noun, *, folder: Fo
     """Answer a question: the data of ``fivefold ask --json``."""
     (machine,) = priced([noun.machine], question.price)
     return answers(
-        about, noun.model, machine, Layout.parse(question.layout) if question.layout else None, job=noun.job,
-        tokens=question.tokens, site=assumed(question.assume),
-        noise=noise_of(question.noise, find=folder.path), risk=question.risk,
+        about,
+        noun.model,
+        machine,
+        Layout.parse(question.layout) if question.layout else None,
+        job=noun.job,
+        tokens=question.tokens,
+        site=assumed(question.assume),
+        noise=noise_of(question.noise, find=folder.path),
+        risk=question.risk,
         counted=is_counted(question.machine),
-    )  # fmt: skip
+    )
 
 
 def search(
-    question: SearchQuestion, noun: Noun, *, machine: Callable[[str], Machine], report: Report,
+    question: SearchQuestion,
+    noun: Noun,
+    *,
+    machine: Callable[[str], Machine],
+    report: Report,
     done: Callable[[str], None],
-) -> Found:  # fmt: skip
+) -> Found:
     """Search: the data of ``fivefold search --json``, for layouts, single changes, or a run on several machines.
 
     ``machine``: resolves a machine's name; ``done`` is called with each machine whose layouts are searched.
@@ -85,16 +95,30 @@ def search(
         refuse_of_one(question)
         candidates = (noun.machine, *map(machine, question.machines))
         return offers(
-            noun.model, [limited(candidate, question.memory) for candidate in candidates], noun.job, by=question.by,
-            where=Where.parse(question.where), within=alike_within(question) or 0.0, tokens=question.tokens,
-            prices=question.price, deadline=question.deadline, ranks=question.ranks, assume=question.assume,
-            risk=question.risk, done=done,
-        )  # fmt: skip
+            noun.model,
+            [limited(candidate, question.memory) for candidate in candidates],
+            noun.job,
+            by=question.by,
+            where=Where.parse(question.where),
+            within=alike_within(question) or 0.0,
+            tokens=question.tokens,
+            prices=question.price,
+            deadline=question.deadline,
+            ranks=question.ranks,
+            assume=question.assume,
+            risk=question.risk,
+            done=done,
+        )
     if question.keep:
         return walk(
-            noun.model, _machine(question, noun), noun.job, start=question.keep, by=question.by,
-            where=Where.parse(question.where), risk=question.risk,
-        )  # fmt: skip
+            noun.model,
+            _machine(question, noun),
+            noun.job,
+            start=question.keep,
+            by=question.by,
+            where=Where.parse(question.where),
+            risk=question.risk,
+        )
     return layouts(question, noun, report=report)
 
 
@@ -105,11 +129,20 @@ def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchRe
 
     by: Any = question.by  # not energy, which needs a full run
     return run(
-        model=noun.model, machine=_machine(question, noun), job=noun.job, by=by, top=question.top,
-        levels=question.front, within=alike_within(question), where=Where.parse(question.where),
-        recipes=[recipe(name) for name in question.also], reduces=others(noun.job), two_dimensional=question.two,
-        report=report, risk=question.risk,
-    )  # fmt: skip
+        model=noun.model,
+        machine=_machine(question, noun),
+        job=noun.job,
+        by=by,
+        top=question.top,
+        levels=question.front,
+        within=alike_within(question),
+        where=Where.parse(question.where),
+        recipes=[recipe(name) for name in question.also],
+        reduces=others(noun.job),
+        two_dimensional=question.two,
+        report=report,
+        risk=question.risk,
+    )
 
 
 def _machine(question: SearchQuestion, noun: Noun) -> Machine:

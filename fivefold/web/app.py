@@ -47,9 +47,14 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     """Build the application for the files below ``root``; ``local``: the machine file that ``local`` stands for."""
     site = Site(root, local=local, work=work)
     app = FastAPI(
-        title="Fivefold", version=fivefold.__version__, docs_url=None, redoc_url=None,
-        openapi_url="/api/openapi.json", description="The JSON of the command line.", lifespan=seldom_collected,
-    )  # fmt: skip
+        title="Fivefold",
+        version=fivefold.__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        description="The JSON of the command line.",
+        lifespan=seldom_collected,
+    )
     app.add_middleware(Guard)
     for part in (api, plan, search, compare, sweep, rehearse, runs, learn):
         app.include_router(part.router(site))

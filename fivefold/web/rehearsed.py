@@ -39,22 +39,32 @@ def html(found: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
     rank, chip = found.fullest.rank, machine.chip.memory_bytes
     tape, at_peak = found.steady[rank], moment(found.tapes[rank])
     memory_levels = levels(found.played, tape)
-    rows = tuple(spans(found.played, found.steady[shown_rank], row)
-                 for shown_rank, row in zip(found.ranks, found.table.rows, strict=True))  # fmt: skip
+    rows = tuple(
+        spans(found.played, found.steady[shown_rank], row)
+        for shown_rank, row in zip(found.ranks, found.table.rows, strict=True)
+    )
     parts = split_bytes(at_peak.parts)
     stream_rows = stream_lines(found.played, tape)
     scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
-        "rehearsed.html", found=found, step=found.step, view=view_step(found.step), predicted=predicted,
-        rank=rank, chip=chip, peak=at_peak,
-        parts=parts, bar=stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
+        "rehearsed.html",
+        found=found,
+        step=found.step,
+        view=view_step(found.step),
+        predicted=predicted,
+        rank=rank,
+        chip=chip,
+        peak=at_peak,
+        parts=parts,
+        bar=stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
         memory=memory.picture(memory_levels, rank=rank, capacity_bytes=chip, told=told(found.played, tape)),
         memory_looks=[(name, name) for name in memory.looks(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
-        pipeline=pipeline.picture(rows, label=finding(found.step.time)), pipeline_looks=pipeline.looks(rows),
+        pipeline=pipeline.picture(rows, label=finding(found.step.time)),
+        pipeline_looks=pipeline.looks(rows),
         pipeline_finding=finding(found.step.time),
         streams=streams.picture(stream_rows, last=found.played.step_seconds, label=f"streams of rank {rank}"),
-    )  # fmt: skip
+    )
 
 
 def told(played: Played, tape: Tape) -> list[tuple[float, float, str]]:
@@ -70,8 +80,10 @@ def told(played: Played, tape: Tape) -> list[tuple[float, float, str]]:
         last = max(last, int(bounds[index + 1]) - 1)
         intervals.append((edges[index], edges[index + 1], shown.peak(stretch)))
     groups = living(tape, [int(level.seconds) for _, _, level in intervals])
-    return [(float(start), float(end), _words(level, group, float(seconds[int(level.seconds)])))
-            for (start, end, level), group in zip(intervals, groups, strict=True)]  # fmt: skip
+    return [
+        (float(start), float(end), _words(level, group, float(seconds[int(level.seconds)])))
+        for (start, end, level), group in zip(intervals, groups, strict=True)
+    ]
 
 
 def _words(level: Level, group: Any, seconds: float) -> str:

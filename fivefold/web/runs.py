@@ -96,20 +96,30 @@ def summary(folder: Folder, path: Path) -> RunSummary:
     last, heldout = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]
     facts: dict[str, Any] = {}
     if finished is not None:
-        facts = {"layout": finished.measured.layout, "model": finished.measured.model,
-                 "predicted_seconds": finished.predicted.time.step_seconds,
-                 "measured_seconds": finished.measured.time.step_seconds}  # fmt: skip
+        facts = {
+            "layout": finished.measured.layout,
+            "model": finished.measured.model,
+            "predicted_seconds": finished.predicted.time.step_seconds,
+            "measured_seconds": finished.measured.time.step_seconds,
+        }
     elif (step := promised(folder, name)) is not None:
         step_seconds = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
-        facts = {"layout": step.layout, "model": step.model, "predicted_seconds": step.time.step_seconds,
-                 "measured_seconds": step_seconds[0] if step_seconds else None}  # fmt: skip
+        facts = {
+            "layout": step.layout,
+            "model": step.model,
+            "predicted_seconds": step.time.step_seconds,
+            "measured_seconds": step_seconds[0] if step_seconds else None,
+        }
     return RunSummary(
-        folder=name, state="finished" if finished else "running" if is_live(folder, name) else "stopped",
-        step=max((line["step"] for line in lines), default=0), loss=_number(last.get("loss")),
+        folder=name,
+        state="finished" if finished else "running" if is_live(folder, name) else "stopped",
+        step=max((line["step"] for line in lines), default=0),
+        loss=_number(last.get("loss")),
         heldout_loss=_number(heldout[-1].get("heldout_loss")) if heldout else None,
         tokens=last.get("tokens") if isinstance(last.get("tokens"), int) else None,
-        tokens_per_second=speed(training[-20:]), **facts,
-    )  # fmt: skip
+        tokens_per_second=speed(training[-20:]),
+        **facts,
+    )
 
 
 def is_live(folder: Folder, name: str) -> bool:

@@ -28,9 +28,14 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
     if browser:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     config = uvicorn.Config(
-        create(folder, local=local), log_level="warning", access_log=False, timeout_keep_alive=30,
-        limit_concurrency=64, timeout_graceful_shutdown=2, server_header=False,
-    )  # fmt: skip
+        create(folder, local=local),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=30,
+        limit_concurrency=64,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -33,9 +33,13 @@ class Work:
     """Computes the answers of requests. ``at_once``: concurrent processes; ``python``: the command that starts one."""
 
     def __init__(
-        self, *, at_once: int = AT_ONCE, short: float = SHORT_SECONDS, long: float = LONG_SECONDS,
+        self,
+        *,
+        at_once: int = AT_ONCE,
+        short: float = SHORT_SECONDS,
+        long: float = LONG_SECONDS,
         python: tuple[str, ...] = (sys.executable, "-P"),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.lock, self.free, self.python = Lock(), at_once, python
         self.short, self.long = short, long
         # Work that returns what it has found so far when it is stopped.
@@ -73,9 +77,16 @@ class Work:
         process, name = None, str(next(self.numbers))
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.python, "-m", "fivefold.web.worker", verb, cwd=cwd, limit=LINE_BYTES,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
+                *self.python,
+                "-m",
+                "fivefold.web.worker",
+                verb,
+                cwd=cwd,
+                limit=LINE_BYTES,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
             assert process.stdin is not None
             assert process.stdout is not None
             with suppress(ConnectionError):  # the process has ended already, without an answer

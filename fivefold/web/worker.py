@@ -118,9 +118,12 @@ def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, repo
         report(number, 0, f"search {number}: {name}")
 
     return answers.search(
-        question, nouns, machine=lambda name: resolve(name, local=local, find=folder.path), report=report,
+        question,
+        nouns,
+        machine=lambda name: resolve(name, local=local, find=folder.path),
+        report=report,
         done=begin,
-    )  # fmt: skip
+    )
 
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
@@ -136,9 +139,15 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
 
     question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
     plan_result = playbook(
-        model, priced([machine], question.price)[0], job, tokens=question.tokens, batch=question.batch,
-        where=question.where, assume=question.assume, risk=question.risk,
-    )  # fmt: skip
+        model,
+        priced([machine], question.price)[0],
+        job,
+        tokens=question.tokens,
+        batch=question.batch,
+        where=question.where,
+        assume=question.assume,
+        risk=question.risk,
+    )
     return plan_result.model_dump(mode="json")
 
 
@@ -174,9 +183,13 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
 
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
-    "search": search, "ranked": ranked, "dryrun": dryrun, "plan": plan, "ratios": ratios,
+    "search": search,
+    "ranked": ranked,
+    "dryrun": dryrun,
+    "plan": plan,
+    "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
-}  # fmt: skip
+}
 SEARCHES = ("search", "ranked")  # commands that return what they have found so far when they are stopped
 
 if __name__ == "__main__":

@@ -183,13 +183,21 @@ def _model(chance: random.Random, frame: Frame) -> Model:
     pick, tp = chance.choice, frame.degrees["tp"]
     heads = tp * frame.degrees["cp"] * pick((1, 2, 3)) if pick((True, False)) else tp * pick((2, 3, 4))
     fields: dict[str, Any] = {
-        "layers": max(2, frame.degrees["pp"] * frame.v) + pick((0, 1, 2)), "width": pick((36, 44, 52)),
-        "heads": heads, "kv_heads": heads if frame.latent else _divisor(chance, heads),
-        "ffn": tp * pick((9, 16, 21)), "rope_theta": pick((500.0, 10_000.0)), "rope_fraction": pick((1.0, 1.0, 0.5)),
-        "tied_embeddings": pick((True, False, False)), "qkv_bias": pick((True, False)), "out_bias": pick((True, False)),
-        "mlp_bias": pick((True, False)), "head_bias": pick((True, False, False)),
-        "qk_norm": pick(("none", "none", "head", "full", "heads", "unit")), "attention_scale": pick((None, None, 0.2)),
-    }  # fmt: skip
+        "layers": max(2, frame.degrees["pp"] * frame.v) + pick((0, 1, 2)),
+        "width": pick((36, 44, 52)),
+        "heads": heads,
+        "kv_heads": heads if frame.latent else _divisor(chance, heads),
+        "ffn": tp * pick((9, 16, 21)),
+        "rope_theta": pick((500.0, 10_000.0)),
+        "rope_fraction": pick((1.0, 1.0, 0.5)),
+        "tied_embeddings": pick((True, False, False)),
+        "qkv_bias": pick((True, False)),
+        "out_bias": pick((True, False)),
+        "mlp_bias": pick((True, False)),
+        "head_bias": pick((True, False, False)),
+        "qk_norm": pick(("none", "none", "head", "full", "heads", "unit")),
+        "attention_scale": pick((None, None, 0.2)),
+    }
     fields |= _of_blocks(random.Random(chance.random()), frame)
     turns = fields["position"] == "rope"
     fields["head_dim"] = pick((6, 8, 10) if turns else (5, 6, 7, 10))  # odd where nothing is rotated
@@ -216,9 +224,10 @@ def _of_scores(chance: random.Random, *, turns: bool, latent: bool) -> dict[str,
     patterns = ((), (True, False), (False, True, True))
     if chance.random() < 0.7:
         fields |= {
-            "window": chance.choice((3, 7, 12, 200)), "window_pattern": chance.choice(patterns),
+            "window": chance.choice((3, 7, 12, 200)),
+            "window_pattern": chance.choice(patterns),
             "window_kind": chance.choice(("sliding", "sliding", "chunks")),
-        }  # fmt: skip
+        }
         if turns:
             fields |= {"rope_theta_sliding": chance.choice((None, 50.0))}
     if turns and not latent:
@@ -226,8 +235,9 @@ def _of_scores(chance: random.Random, *, turns: bool, latent: bool) -> dict[str,
     if not latent and (not turns or fields["rope_pattern"]):
         fields |= {"temperature": chance.choice((None, Temperature(scale=0.5, floor=4)))}
     return fields | {
-        "attention_softcap": chance.choice((None, None, 0.5)), "attention_sinks": chance.choice((False, False, True)),
-    }  # fmt: skip
+        "attention_softcap": chance.choice((None, None, 0.5)),
+        "attention_sinks": chance.choice((False, False, True)),
+    }
 
 
 def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
@@ -237,26 +247,42 @@ def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
         return values[0] if chance.random() < 0.65 else chance.choice(values[1:])
 
     return {
-        "norm": rare("rmsnorm", "layernorm"), "norm_bias": rare(True, False), "norm_plus_one": rare(False, True),
-        "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"), "residual_scale": rare(1.0, 0.22),
+        "norm": rare("rmsnorm", "layernorm"),
+        "norm_bias": rare(True, False),
+        "norm_plus_one": rare(False, True),
+        "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"),
+        "residual_scale": rare(1.0, 0.22),
         "mlp": "gated" if frame.experts else rare("gated", "plain"),
         "activation": "silu" if frame.experts else rare("silu", "gelu", "gelu_tanh", "relu2"),
-        "position": rare("rope", "learned", "none") if not frame.latent else "rope", "positions": 64,
-        "embedding_scale": rare(1.0, 6.0), "logit_scale": rare(1.0, 0.25), "logit_softcap": rare(None, 2.0),
-    }  # fmt: skip
+        "position": rare("rope", "learned", "none") if not frame.latent else "rope",
+        "positions": 64,
+        "embedding_scale": rare(1.0, 6.0),
+        "logit_scale": rare(1.0, 0.25),
+        "logit_softcap": rare(None, 2.0),
+    }
 
 
 def _moe(chance: random.Random) -> MoE:
     pick = chance.choice
     groups = pick((1, 1, 1, 2))
     moe = MoE(
-        experts=pick((4, 6, 8)), topk=pick((1, 2, 3)) if groups == 1 else 2, ffn=pick((12, 14, 16)),
-        shared_experts=pick((0, 1, 2)), shared_ffn=pick((None, 24)), dense_layers=pick((0, 0, 1, 2)),
-        score=pick(("softmax", "sigmoid")), balance=pick(("none", "aux", "free")), aux_coefficient=0.1,
-        capacity=pick((None,) * 5 + (1.0,)), normalized=pick((True, False)), scaling=pick((1.0, 2.5)), groups=groups,
-        router_bias=pick((True, False, False)), expert_bias=pick((True, False, False)),
+        experts=pick((4, 6, 8)),
+        topk=pick((1, 2, 3)) if groups == 1 else 2,
+        ffn=pick((12, 14, 16)),
+        shared_experts=pick((0, 1, 2)),
+        shared_ffn=pick((None, 24)),
+        dense_layers=pick((0, 0, 1, 2)),
+        score=pick(("softmax", "sigmoid")),
+        balance=pick(("none", "aux", "free")),
+        aux_coefficient=0.1,
+        capacity=pick((None,) * 5 + (1.0,)),
+        normalized=pick((True, False)),
+        scaling=pick((1.0, 2.5)),
+        groups=groups,
+        router_bias=pick((True, False, False)),
+        expert_bias=pick((True, False, False)),
         pattern=pick(((), (), (True, False))),
-    )  # fmt: skip
+    )
     if not moe.expert_bias and pick((True, False, False, False)):
         moe = moe.replace(weighs="inputs")
     # a single weight that is normalised is 1, and the router's gradient nothing but rounding
@@ -273,14 +299,20 @@ def _layout(chance: random.Random, frame: Frame, model: Model) -> Layout:
     if pp > 1 and frame.schedule != "dualpipe" and ac != "none":
         ac += pick(("", f"@{pick(range(1, pp))}"))
     return Layout(
-        **frame.degrees, v=frame.v, schedule=frame.schedule, etp=etp,
+        **frame.degrees,
+        v=frame.v,
+        schedule=frame.schedule,
+        etp=etp,
         ep=_divisor(chance, dp * cp * tp // etp) if model.moe else 1,
-        zero=zero, shard_group=pick((None, _divisor(chance, dp * cp))) if zero else None,
-        mbs=pick((1, 1, 2, 3)), ac=ac,
+        zero=zero,
+        shard_group=pick((None, _divisor(chance, dp * cp))) if zero else None,
+        mbs=pick((1, 1, 2, 3)),
+        ac=ac,
         stages=_parts(chance, model.layers, pp * frame.v) if pp > 1 and pick((True, False)) else (),
         order=pick((DEFAULT_ORDER, tuple(chance.sample(DEFAULT_ORDER, 4)))),
-        cp_kind=pick(("ring", "ulysses")) if cp > 1 else "ring", sp=tp == 1 or pick((True, True, False)),
-    )  # fmt: skip
+        cp_kind=pick(("ring", "ulysses")) if cp > 1 else "ring",
+        sp=tp == 1 or pick((True, True, False)),
+    )
 
 
 def _parts(chance: random.Random, layers: int, stages: int) -> tuple[int, ...]:
@@ -298,11 +330,18 @@ def _job(chance: random.Random, layout: Layout) -> Job:
     kind = pick(("adamw",) * 6 + ("sgd", "adamw", "adafactor"))  # Muon multiplies in bf16: no update is equal to 1e-5
     sequence = layout.tp * 2 * layout.cp * pick((3, 4)) if pick((True, False)) else pick((24, 30, 36))
     return Job(
-        sequence=sequence, global_batch=micro_batches * layout.dp * layout.mbs, precision=recipe("fp32"),
-        documents=pick(("joined", "apart")), loss=pick(("fused", "chunked")), vocab_multiple=pick((1, 1, 4)),
-        reduce=pick(("micro_batch", "micro_batch", "step")), reshard=pick(("forward", "forward", "backward")),
+        sequence=sequence,
+        global_batch=micro_batches * layout.dp * layout.mbs,
+        precision=recipe("fp32"),
+        documents=pick(("joined", "apart")),
+        loss=pick(("fused", "chunked")),
+        vocab_multiple=pick((1, 1, 4)),
+        reduce=pick(("micro_batch", "micro_batch", "step")),
+        reshard=pick(("forward", "forward", "backward")),
         attention=pick(("flash", "flash", "flash", "unfused")),
-        pairs=layout.schedule.startswith("dualpipe") and pick((True, False)), steps=5, seed=chance.randrange(1000),
+        pairs=layout.schedule.startswith("dualpipe") and pick((True, False)),
+        steps=5,
+        seed=chance.randrange(1000),
         optimizer=Optimizer(kind=kind, clip=pick((0.5, 0.0)), epsilon=1e-5),
         learning_rate=LearningRate(kind="constant", peak=3e-4),
-    )  # fmt: skip
+    )

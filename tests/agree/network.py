@@ -47,8 +47,14 @@ def even(rate: str) -> Wire:
     return Wire(rate, rate, rate)
 
 
-WIRES = (Wire("unshaped", "", ""), even("10gbit"), even("1gbit"), even("300mbit"), even("100mbit"),
-         Wire("1gbit-300mbit", "1gbit", "300mbit"))  # fmt: skip
+WIRES = (
+    Wire("unshaped", "", ""),
+    even("10gbit"),
+    even("1gbit"),
+    even("300mbit"),
+    even("100mbit"),
+    Wire("1gbit-300mbit", "1gbit", "300mbit"),
+)
 
 
 class Case(NamedTuple):
@@ -152,9 +158,16 @@ def ranks(names: Hosts, case: Case) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A rank of ``case`` on either host, which takes steps when it is told to."""
     started = []
     for number in (1, 2):
-        environment = {"RANK": str(number - 1), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
-                       "MASTER_ADDR": address(1), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0",
-                       "PYTHONPATH": ":".join(sys.path)}  # fmt: skip
+        environment = {
+            "RANK": str(number - 1),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": address(1),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "PYTHONPATH": ":".join(sys.path),
+        }
         order = json.dumps(case).replace("'", "")
         command = _pinned(number, f"{sys.executable} -m tests.agree.network_rank '{order}'")
         started.append(names.start(number, command, piped=True, **environment))

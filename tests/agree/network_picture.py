@@ -29,8 +29,13 @@ def _group(layout: str) -> str:
 
 def _value(row: Row) -> dict[str, Any]:
     name = row.case.name.removeprefix("dense fp32 ").replace("sparse fp32", "experts:")
-    return {"layout": name, "link": BITS.get(row.wire, 0.0), "measured": row.measured, "predicted": row.network,
-            "group": _group(row.case.layout)}  # fmt: skip
+    return {
+        "layout": name,
+        "link": BITS.get(row.wire, 0.0),
+        "measured": row.measured,
+        "predicted": row.network,
+        "group": _group(row.case.layout),
+    }
 
 
 def _panel(alt: Any, values: list[dict[str, Any]], title: str) -> Any:
@@ -38,11 +43,19 @@ def _panel(alt: Any, values: list[dict[str, Any]], title: str) -> Any:
     seen = [value[key] for value in values for key in ("predicted", "measured")]
     ends = [0.9 * min(seen), 1.1 * max(seen)]
     chart = alt.Chart(alt.Data(values=[value for value in values if value["link"]])).encode(
-        x=alt.X("link:Q", title="bits/s of the link", scale=alt.Scale(type="log", reverse=True, domain=[8e7, 1.25e10]),
-                axis=alt.Axis(values=list(BITS.values()), format="~s", grid=False)),
-        color=alt.Color("layout:N", title=None, scale=alt.Scale(scheme="tableau10"),
-                        legend=alt.Legend(orient="bottom", columns=2, labelLimit=200)),
-    )  # fmt: skip
+        x=alt.X(
+            "link:Q",
+            title="bits/s of the link",
+            scale=alt.Scale(type="log", reverse=True, domain=[8e7, 1.25e10]),
+            axis=alt.Axis(values=list(BITS.values()), format="~s", grid=False),
+        ),
+        color=alt.Color(
+            "layout:N",
+            title=None,
+            scale=alt.Scale(scheme="tableau10"),
+            legend=alt.Legend(orient="bottom", columns=2, labelLimit=200),
+        ),
+    )
     seconds = alt.Y("predicted:Q", title="seconds of a step", scale=alt.Scale(type="log", domain=ends, nice=False))
     lines = chart.mark_line(strokeWidth=1.5).encode(y=seconds)
     points = chart.mark_point(filled=True, size=45).encode(y="measured:Q")

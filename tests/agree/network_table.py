@@ -102,16 +102,18 @@ def slowed(machine: Machine, factor: float) -> Machine:
     """``machine`` with all its measured compute taking ``factor`` times as long."""
     known = machine.calibration
     assert known is not None
-    return machine.replace(calibration=known.replace(
-        matmuls=tuple(point.replace(seconds=factor * point.seconds) for point in known.matmuls),
-        kernels=tuple(point.replace(seconds=factor * point.seconds) for point in known.kernels),
-        attentions=tuple(
-            point.replace(
-                forward_seconds=factor * point.forward_seconds, backward_seconds=factor * point.backward_seconds
-            )
-            for point in known.attentions
-        ),
-    ))  # fmt: skip
+    return machine.replace(
+        calibration=known.replace(
+            matmuls=tuple(point.replace(seconds=factor * point.seconds) for point in known.matmuls),
+            kernels=tuple(point.replace(seconds=factor * point.seconds) for point in known.kernels),
+            attentions=tuple(
+                point.replace(
+                    forward_seconds=factor * point.forward_seconds, backward_seconds=factor * point.backward_seconds
+                )
+                for point in known.attentions
+            ),
+        )
+    )
 
 
 def predicted(case: Case, machine: Machine) -> float:
@@ -143,12 +145,25 @@ def grid(found: list[Row]) -> Grid:
         "whole",
         "its error",
     )
-    return Grid(headings, tuple(
-        (row.case.name, row.wire, f"{1e3 * row.unshaped:.0f}", f"{1e3 * row.measured:.0f}", f"{row.noise:.1%}",
-         f"{1e3 * row.network:.0f}", f"{row.error:+.1%}", "" if row.added_error is None else f"{row.added_error:+.1%}",
-         f"{1e3 * row.whole:.0f}", f"{row.whole_error:+.1%}")
-        for row in found
-    ), words=("layout", "link"))  # fmt: skip
+    return Grid(
+        headings,
+        tuple(
+            (
+                row.case.name,
+                row.wire,
+                f"{1e3 * row.unshaped:.0f}",
+                f"{1e3 * row.measured:.0f}",
+                f"{row.noise:.1%}",
+                f"{1e3 * row.network:.0f}",
+                f"{row.error:+.1%}",
+                "" if row.added_error is None else f"{row.added_error:+.1%}",
+                f"{1e3 * row.whole:.0f}",
+                f"{row.whole_error:+.1%}",
+            )
+            for row in found
+        ),
+        words=("layout", "link"),
+    )
 
 
 def summary(found: list[Row]) -> list[str]:
@@ -156,9 +171,10 @@ def summary(found: list[Row]) -> list[str]:
     said = []
     added = [row.added_error for row in found if row.added_error is not None]
     for name, errors in (
-        ("step, compute as measured", [row.error for row in found]), ("what the link adds", added),
+        ("step, compute as measured", [row.error for row in found]),
+        ("what the link adds", added),
         ("step, nothing measured", [row.whole_error for row in found]),
-    ):  # fmt: skip
+    ):
         sizes = sorted(map(abs, errors))
         tenths = sizes[int(0.9 * (len(sizes) - 1))]
         said.append(
@@ -171,8 +187,10 @@ def summary(found: list[Row]) -> list[str]:
         ]
         if len(rivals) > 1:
             best, pick = min(rivals, key=lambda row: row.measured), min(rivals, key=lambda row: row.network)
-            said.append(f"{wire}: best {best.case.layout} {1e3 * best.measured:.0f} ms, picked {pick.case.layout} "
-                        f"{1e3 * pick.measured:.0f} ms, regret {pick.measured / best.measured - 1:.1%}")  # fmt: skip
+            said.append(
+                f"{wire}: best {best.case.layout} {1e3 * best.measured:.0f} ms, picked {pick.case.layout} "
+                f"{1e3 * pick.measured:.0f} ms, regret {pick.measured / best.measured - 1:.1%}"
+            )
     return said
 
 

@@ -102,9 +102,12 @@ def test_counts_are_equal_and_peak_memory_is_close(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str, precision: str, batch: int, sequence: int
 ) -> None:
     job = Job(
-        sequence=sequence, global_batch=batch, precision=recipe(precision), steps=5,
+        sequence=sequence,
+        global_batch=batch,
+        precision=recipe(precision),
+        steps=5,
         learning_rate=LearningRate(peak=1e-3, warmup_steps=1),
-    )  # fmt: skip
+    )
     run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
     layout = Layout.parse(text)
@@ -158,16 +161,25 @@ def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
     ("kind", "model", "text", "precision"), one_in(2, OPTIMIZERS), ids=lambda value: getattr(value, "name", value)
 )
 def test_every_optimizer_is_as_planned(
-    forked, corpus: Path, tmp_path: Path, kind: Any, model: Model, text: str,
+    forked,
+    corpus: Path,
+    tmp_path: Path,
+    kind: Any,
+    model: Model,
+    text: str,
     precision: str,
-) -> None:  # fmt: skip
+) -> None:
     """And what they say and multiply, in the first step of the whole batch: as many bytes as the first rank's."""
     layout = Layout.parse(text)
     half = layout.dp * layout.mbs
     job = Job(
-        sequence=64, global_batch=2 * layout.dp * layout.mbs, precision=recipe(precision), steps=5,
-        optimizer=Optimizer(kind=kind), ramp=Ramp(first=half, step=half, every=3),
-    )  # fmt: skip
+        sequence=64,
+        global_batch=2 * layout.dp * layout.mbs,
+        precision=recipe(precision),
+        steps=5,
+        optimizer=Optimizer(kind=kind),
+        ramp=Ramp(first=half, step=half, every=3),
+    )
     run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
     predicted = predict(model=model, machine=MACHINE, layout=layout, job=job)

@@ -113,9 +113,13 @@ def _model(chance: random.Random, group: int) -> Model:
     pick, kind = chance.choice, ("dense", "experts", "latent")[group % 3]
     heads = pick((4, 8))
     fields: dict[str, Any] = {
-        "layers": pick((4, 6, 8)), "width": pick((128, 192, 256, 384)), "heads": heads, "head_dim": pick((32, 64)),
-        "kv_heads": pick((2, heads)), "ffn": pick((384, 512, 768)),
-    }  # fmt: skip
+        "layers": pick((4, 6, 8)),
+        "width": pick((128, 192, 256, 384)),
+        "heads": heads,
+        "head_dim": pick((32, 64)),
+        "kv_heads": pick((2, heads)),
+        "ffn": pick((384, 512, 768)),
+    }
     if kind == "latent":
         mla = MLA(q_rank=pick((None, 96)), kv_rank=64, nope_dim=32, rope_dim=16, v_dim=32)
         fields |= {"mla": mla, "kv_heads": heads}
@@ -174,10 +178,17 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
     parts = {"compute": step.compute, "bubble": step.bubble, "optimizer": step.optimizer, **step.exposed}
     shutil.rmtree(here)
     return Answer(
-        case.group, case.number, case.model.name, f"seq{case.job.sequence} {case.job.precision.name}",
-        str(case.layout), step.seconds, measured, (high - low) / 2 / measured, curves.seconds,
+        case.group,
+        case.number,
+        case.model.name,
+        f"seq{case.job.sequence} {case.job.precision.name}",
+        str(case.layout),
+        step.seconds,
+        measured,
+        (high - low) / 2 / measured,
+        curves.seconds,
         {name: seconds for name, seconds in parts.items() if seconds},
-    )  # fmt: skip
+    )
 
 
 def profile(run: Path) -> None:
@@ -185,9 +196,12 @@ def profile(run: Path) -> None:
     profiles.SECONDS, profiles.STEPS = 6.0, 9
     said = Run.load(run)
     machine = profiles.profile(
-        model=Model.read(read_file(Path(said.model)), origin=said.model), layout=Layout.parse(said.layout),
-        job=said.job, machine=read(Path(said.machine)), cores=cores(),
-    )  # fmt: skip
+        model=Model.read(read_file(Path(said.model)), origin=said.model),
+        layout=Layout.parse(said.layout),
+        job=said.job,
+        machine=read(Path(said.machine)),
+        cores=cores(),
+    )
     write(machine, run.with_name("profiled.toml"))
 
 
@@ -229,7 +243,7 @@ def summary(answers: list[Answer]) -> list[str]:
         f"the predicted best {statistics.fmean(late):.1%} in the mean, {max(late):.1%} at most, over {len(late)} jobs",
         f"curves alone, without the measured units: error median "
         f"{statistics.median(abs(each.curves / each.measured - 1) for each in answers):.1%}",
-    ]  # fmt: skip
+    ]
 
 
 def table(answers: list[Answer]) -> list[str]:
@@ -281,8 +295,11 @@ def main() -> None:
         passes.append(found)
         with path.open("a") as file:
             file.write(json.dumps(found._asdict()) + "\n")
-        print(f"{found.model:10} {found.job:12} {found.layout:30} {found.error:+6.1%}  noise {found.noise:.1%}"
-              f"  {found.measured * 1e3:.0f} ms", flush=True)  # fmt: skip
+        print(
+            f"{found.model:10} {found.job:12} {found.layout:30} {found.error:+6.1%}  noise {found.noise:.1%}"
+            f"  {found.measured * 1e3:.0f} ms",
+            flush=True,
+        )
     known = calmest(passes)
     print(*summary(known), sep="\n")
     if given.markdown:

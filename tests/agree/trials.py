@@ -61,9 +61,10 @@ def judge(group: list[Case], predicted: dict[str, Answer], folder: Path) -> Judg
     picked = min(took, key=lambda layout: min(took[layout]))
     fastest = min(each.measured for each in predicted.values())
     rounds = {
-        str(case.layout): list[float]() for case in ranked
+        str(case.layout): list[float]()
+        for case in ranked
         if case in ranked[:TRIED] or predicted[str(case.layout)].measured < HOPELESS * fastest
-    }  # fmt: skip
+    }
     for _ in range(JUDGED_ROUNDS):
         for case in ranked:
             if str(case.layout) in rounds:
@@ -72,9 +73,16 @@ def judge(group: list[Case], predicted: dict[str, Answer], folder: Path) -> Judg
     best = min(true, key=lambda layout: true[layout])
     first, answer = str(ranked[0].layout), predicted[str(ranked[0].layout)]
     return Judged(
-        group[0].group, answer.model, answer.job, best, first, picked, true[first] / true[best] - 1,
-        true[picked] / true[best] - 1, max(rounds[best]) / min(rounds[best]) - 1,
-    )  # fmt: skip
+        group[0].group,
+        answer.model,
+        answer.job,
+        best,
+        first,
+        picked,
+        true[first] / true[best] - 1,
+        true[picked] / true[best] - 1,
+        max(rounds[best]) / min(rounds[best]) - 1,
+    )
 
 
 def lines_of(known: list[Judged]) -> list[str]:

@@ -30,10 +30,11 @@ def in_turns(
     end = time.monotonic() + timeout
     with log.open("w") as out:
         pair = [
-            subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                             start_new_session=True)
+            subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
             for command in (first, second)
-        ]  # fmt: skip
+        ]
         runs = list(pair)
         try:
             _signal(runs[1], signal.SIGSTOP)

@@ -23,10 +23,28 @@ from tests.profiling.traces import kineto
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ("llama3-8b", "h100:8")
-WORDS = {"seq": 2048, "gbs": 16, "precision": "fp8", "stack": "megatron-core", "loss": "chunked",
-         "optimizer": {"kind": "sgd"}}  # fmt: skip
-OPTION = ("--seq", "2048", "--gbs", "16", "--precision", "fp8", "--stack", "megatron-core", "--set", "loss=chunked",
-          "--set", "optimizer.kind=sgd")  # fmt: skip
+WORDS = {
+    "seq": 2048,
+    "gbs": 16,
+    "precision": "fp8",
+    "stack": "megatron-core",
+    "loss": "chunked",
+    "optimizer": {"kind": "sgd"},
+}
+OPTION = (
+    "--seq",
+    "2048",
+    "--gbs",
+    "16",
+    "--precision",
+    "fp8",
+    "--stack",
+    "megatron-core",
+    "--set",
+    "loss=chunked",
+    "--set",
+    "optimizer.kind=sgd",
+)
 
 
 def command(*words: str) -> Any:
@@ -54,8 +72,23 @@ def test_predict_takes_records_and_files(tmp_path: Path) -> None:
 def test_search() -> None:
     words = {"where": "tp<=2", "top": 3, "also": ["fp8"], "front": 2, "seq": 256, "gbs": 8}
     found = ff.search("nano", "h100:2", **words).model_dump(mode="json")  # type: ignore[arg-type]
-    said = command("search", "nano", "h100:2", "--where", "tp<=2", "--top", "3", "--also", "fp8", "--front", "2",
-                   "--seq", "256", "--gbs", "8")  # fmt: skip
+    said = command(
+        "search",
+        "nano",
+        "h100:2",
+        "--where",
+        "tp<=2",
+        "--top",
+        "3",
+        "--also",
+        "fp8",
+        "--front",
+        "2",
+        "--seq",
+        "256",
+        "--gbs",
+        "8",
+    )
     assert found.pop("seconds") >= 0 < len(found["best"])
     assert found == {name: value for name, value in said.items() if name != "seconds"}
     assert ff.search("nano", "h100:2", exact=True).proposal is None
@@ -100,8 +133,7 @@ def test_dryrun() -> None:
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 1"],
-              "batches": [4]}  # fmt: skip
+    tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 1"], "batches": [4]}
     Path("few.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in tables.items()))
     said = command("sweep", "few.toml", "--out", "said.jsonl")
     found = ff.sweep("few.toml")
@@ -190,8 +222,11 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
     theirs: Any = get_command(app)
     skipped = (SKIPPED - {"trace"} if verb == "train" else SKIPPED) | ELSEWHERE.get(verb, set())
     options = {each.name: each for each in theirs.commands[verb].params if each.name not in skipped}
-    ours = {name: each for name, each in inspect.signature(getattr(ff, verb)).parameters.items()
-            if each.kind is inspect.Parameter.KEYWORD_ONLY}  # fmt: skip
+    ours = {
+        name: each
+        for name, each in inspect.signature(getattr(ff, verb)).parameters.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    }
     named = {name for name, each in options.items() if each.param_type_name == "option"}
     assert named == set(ours), verb
     for name in named:

@@ -92,9 +92,14 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for insert in read_inserts(name):
             insert.apply(package)
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER, str(FOLDER), *names], cwd=folder, check=False, timeout=280,
-        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", RUNNER, str(FOLDER), *names],
+        cwd=folder,
+        check=False,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found

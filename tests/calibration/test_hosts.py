@@ -46,8 +46,14 @@ def calibrate_here(rank: int, folder: Path, known: dict[str, str]) -> None:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     folder = tmp_path_factory.mktemp("hosts")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    known = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+    known = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     ranks = [get_context("fork").Process(target=calibrate_here, args=(rank, folder, known)) for rank in range(2)]
     for rank in ranks:
         rank.start()

@@ -50,9 +50,14 @@ def machine(*collectives):
     link = Link(name="local", span=4, bandwidth=1e9, latency_seconds=1e-4)
     chip = Chip(name="a core", peak_flops={"fp32": 5e10}, memory_bytes=2**33, memory_bandwidth=1e10)
     return Machine(
-        name="local", chip=chip, ranks=4, ranks_per_node=4, links=(link,), backend="gloo",
+        name="local",
+        chip=chip,
+        ranks=4,
+        ranks_per_node=4,
+        links=(link,),
+        backend="gloo",
         calibration=Calibration(date="2026-11-22", torch="2.13", cores=2, collectives=tuple(collectives)),
-    )  # fmt: skip
+    )
 
 
 def clocked_step(layout, model=NANO, rank=0, aside=None):
@@ -89,9 +94,19 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
 
 
 @pytest.mark.parametrize(
-    "layout", ["dp1 mbs2", "dp1 mbs2 ac=full", "dp2 zero3 mbs1", "tp2 mbs2", "cp2 mbs2", "pp2 zb1p mbs1",
-               "pp2 gpipe mbs2", "pp2 v2 dualpipev mbs1", "pp2 dualpipe mbs1"],
-)  # fmt: skip
+    "layout",
+    [
+        "dp1 mbs2",
+        "dp1 mbs2 ac=full",
+        "dp2 zero3 mbs1",
+        "tp2 mbs2",
+        "cp2 mbs2",
+        "pp2 zb1p mbs1",
+        "pp2 gpipe mbs2",
+        "pp2 v2 dualpipev mbs1",
+        "pp2 dualpipe mbs1",
+    ],
+)
 def test_every_second_of_a_step_is_some_units(layout):
     layout = Layout.parse(layout)
     model = NANO.replace(layers=4)
@@ -185,11 +200,14 @@ print([Profiled(counts, machine()).unit_key(layout, run) for run, _ in counts.st
 """
     said = {
         subprocess.run(
-            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": str(seed)}, capture_output=True,
-            text=True, check=True,
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in (1, 2)
-    }  # fmt: skip
+    }
     assert len(said) == 1
 
 
@@ -232,7 +250,7 @@ def test_messages_seconds_never_fall_as_they_grow():
         best = [
             max(min(sum(logs[i : j + 1]) / (j + 1 - i) for j in many if j >= at) for i in many if i <= at)
             for at in many
-        ]  # fmt: skip
+        ]
         assert made == pytest.approx([exp(each) for each in best])
 
 
@@ -242,15 +260,30 @@ def test_every_message_of_this_computer_is_timed_once():
     sent = {(m.collective, m.ranks, m.payload) for m in messages(Counts(NANO, JOB), layout)}
     assert {(order.collective, order.ranks, order.bytes) for order in found} == sent
     assert not distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), beside=2)
-    hops = [order for order in distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), beside=2)
-            if order.collective == "p2p"]  # fmt: skip
+    hops = [
+        order
+        for order in distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), beside=2)
+        if order.collective == "p2p"
+    ]
     assert [order.both_ways for order in hops] == [False]
 
 
 @pytest.mark.parametrize(
-    "layout", ["dp2 zero3 mbs2", "dp2 zero0 mbs2", "tp2 mbs2", "tp2 nosp mbs2", "cp2 mbs2", "cp2 cp=ulysses mbs2",
-               "dp2 zero1 ep2 mbs2", "pp2 zb1p mbs2", "dp2 tp2 ep2 etp2 mbs1", "cp4 mbs2", "dp2 pp2 zero1 mbs1"],
-)  # fmt: skip
+    "layout",
+    [
+        "dp2 zero3 mbs2",
+        "dp2 zero0 mbs2",
+        "tp2 mbs2",
+        "tp2 nosp mbs2",
+        "cp2 mbs2",
+        "cp2 cp=ulysses mbs2",
+        "dp2 zero1 ep2 mbs2",
+        "pp2 zb1p mbs2",
+        "dp2 tp2 ep2 etp2 mbs1",
+        "cp4 mbs2",
+        "dp2 pp2 zero1 mbs1",
+    ],
+)
 def test_predictions_ask_for_no_message_that_is_not_sent(layout, monkeypatch):
     """So that every message of a profiled run is priced at its own size."""
     layout, asked = Layout.parse(layout), set()

@@ -33,15 +33,33 @@ def run(*words: str) -> Any:
 
 def test_the_page_and_its_files(tmp_path: Path) -> None:
     folder, file, snapshot = tmp_path / "charts", tmp_path / "step.json", tmp_path / "rank.pickle"
-    found = run(*TINY, "--over-time", "--charts", str(folder), "--trace", str(file), "--snapshot", str(snapshot),
-                "--ranks", "0,3")  # fmt: skip
+    found = run(
+        *TINY,
+        "--over-time",
+        "--charts",
+        str(folder),
+        "--trace",
+        str(file),
+        "--snapshot",
+        str(snapshot),
+        "--ranks",
+        "0,3",
+    )
     assert found.exit_code == 0
-    for words in ("rehearsed  nano on h100, 4 ranks", "Predicted beside rehearsed", "Pipeline over time",
-                  "Memory over time of rank", "priced on the rehearsed kernels"):  # fmt: skip
+    for words in (
+        "rehearsed  nano on h100, 4 ranks",
+        "Predicted beside rehearsed",
+        "Pipeline over time",
+        "Memory over time of rank",
+        "priced on the rehearsed kernels",
+    ):
         assert words in found.stdout
     assert sorted(path.name for path in folder.iterdir()) == [
-        "memory.html", "memory.svg", "pipeline.html", "pipeline.svg",
-    ]  # fmt: skip
+        "memory.html",
+        "memory.svg",
+        "pipeline.html",
+        "pipeline.svg",
+    ]
     events = json.loads(file.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 3}
     assert sorted(path.name for path in tmp_path.glob("*.pickle")) == ["rank-rank0.pickle", "rank-rank3.pickle"]
@@ -101,8 +119,10 @@ def test_a_mistake_is_told_before_anything_is_built(words: list[str], said: str)
 def test_an_own_schedule_is_rehearsed(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("F0.0,F0.1,F0.2,F0.3,BW0.0,BW0.1,BW0.2,BW0.3\nF1.0,BW1.0,F1.1,BW1.1,F1.2,BW1.2,F1.3,BW1.3\n")
-    flooded, plain = (json.loads(run(*TINY, "--json", *words).stdout)["rehearsed"]["memory"]["stages"][0]
-                      for words in (["--schedule", str(table)], []))  # fmt: skip
+    flooded, plain = (
+        json.loads(run(*TINY, "--json", *words).stdout)["rehearsed"]["memory"]["stages"][0]
+        for words in (["--schedule", str(table)], [])
+    )
     assert flooded["activations_bytes"] == 2 * plain["activations_bytes"]  # four micro-batches in flight, not two
 
 
@@ -120,8 +140,20 @@ main()
 
 
 def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
-    words = ["dryrun", "llama3-8b", "h100:8", "dp8 zero3", "--gbs", "64", "--charts", str(tmp_path / "charts"),
-             "--trace", str(tmp_path / "step.json"), "--snapshot", str(tmp_path / "rank.pickle")]  # fmt: skip
+    words = [
+        "dryrun",
+        "llama3-8b",
+        "h100:8",
+        "dp8 zero3",
+        "--gbs",
+        "64",
+        "--charts",
+        str(tmp_path / "charts"),
+        "--trace",
+        str(tmp_path / "step.json"),
+        "--snapshot",
+        str(tmp_path / "rank.pickle"),
+    ]
     child = subprocess.Popen(
         [sys.executable, "-c", SLOW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

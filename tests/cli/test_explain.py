@@ -55,8 +55,12 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     from fivefold.model.catalog import named
     from fivefold.planner.questions import changes
 
-    others = changes(model=named("llama3-8b"), machine=machine("h100:8", local=Path()),
-                     job=Job(sequence=8192, global_batch=64), layout=Layout.parse("dp8 zero3 mbs2"))  # fmt: skip
+    others = changes(
+        model=named("llama3-8b"),
+        machine=machine("h100:8", local=Path()),
+        job=Job(sequence=8192, global_batch=64),
+        layout=Layout.parse("dp8 zero3 mbs2"),
+    )
     same = [each for each in others if each.change not in ("fp8", "adamw8bit")]
     fits = [each for each in same if each.memory_bytes + against["excess_bytes"] <= against["room_bytes"]]
     assert change["step_seconds"] == min(each.step_seconds for each in fits)
@@ -81,8 +85,12 @@ def test_where_no_single_change_fits_another_layout_is_named(log: Path) -> None:
     chips = machine("h100:8", local=Path())
     taken = driver_bytes(chips, Layout.parse("dp8 mbs1"))
     assert against["room_bytes"] == pytest.approx(30.1 * 2**30 - taken, abs=2)
-    step = predict(model=named("llama3-8b"), machine=chips, layout=Layout.parse(against["layout"]),
-                   job=Job(sequence=4096, global_batch=8))  # fmt: skip
+    step = predict(
+        model=named("llama3-8b"),
+        machine=chips,
+        layout=Layout.parse(against["layout"]),
+        job=Job(sequence=4096, global_batch=8),
+    )
     assert step.memory.peak_bytes <= against["room_bytes"]
 
 

@@ -66,9 +66,12 @@ def test_from_a_file_is_as_by_words(
     ],
 )
 def test_mistakes_are_one_line(
-    words: tuple[str, ...], reason: str, file: Path, monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    reason: str,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     assert run(monkeypatch, *(file if word == "FILE" else word for word in words)) == 2
     said = capsys.readouterr().err
     assert reason in said

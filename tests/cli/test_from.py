@@ -108,9 +108,7 @@ def test_python_names_the_keys_too(lora: Path) -> None:
     assert (step.world, step.layout) == (2, "dp2 zero3 mbs1")
 
 
-def test_ignore_goes_with_a_config(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+def test_ignore_goes_with_a_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["predict", "tiny", "h100:2", "dp2"],
         ["compare", "tiny", "h100:2", "dp2"],

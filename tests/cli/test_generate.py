@@ -96,7 +96,9 @@ def test_a_run_shows_at_evaluations_and_at_its_end_what_generate_draws(tmp_path:
     assert [line["step"] for line in events if line["event"].startswith("sample 'all")] == [0, 2, 4]
     drawn = subprocess.run(
         [*words, "generate", "run.toml", "--prompt", "all", "--tokens", "9", "--seed", "7"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert drawn.returncode == 0, drawn.stderr
     assert f"sample after 'all':\n{drawn.stdout}" in trained.stderr

@@ -46,9 +46,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, text in enumerate(TEXTS):
         (tmp_path / "corpus" / f"{number}.txt").write_text(text)
     config = LlamaConfig(
-        vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
     torch.manual_seed(0)
     llama = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -83,9 +88,7 @@ def test_continued_pretraining_starts_with_their_loss_and_goes_back(here: Path) 
     folder = Path(written["folder"])
     first, second = (line for line in read_lines(folder / "log.jsonl") if "loss" in line)
     shards = Shards.open(folder / "data")
-    tokens = Loader(shards, sequence=32, seed=0).batch(
-        0, global_batch=4, rank=0, ranks=1, micro_batches=1, mbs=4
-    )  # fmt: skip
+    tokens = Loader(shards, sequence=32, seed=0).batch(0, global_batch=4, rank=0, ranks=1, micro_batches=1, mbs=4)
     llama = AutoModelForCausalLM.from_pretrained("llama")
     batch = torch.from_numpy(tokens[0]).long()
     with torch.no_grad():

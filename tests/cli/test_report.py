@@ -64,8 +64,14 @@ def commands(text: str) -> list[list[str]]:
 def test_a_question_with_its_layout() -> None:
     text = report(*QUESTION, *JOB)
     step = ff.predict(*QUESTION, seq=2048, gbs=16, precision="fp8")
-    for figure in ("dp2 tp2 pp2 v2 zero1", f"{step.mfu.causal:.1%}", "stage 1", "rank 1", "mlp.down",
-                   "32.77 k tokens a step"):  # fmt: skip
+    for figure in (
+        "dp2 tp2 pp2 v2 zero1",
+        f"{step.mfu.causal:.1%}",
+        "stage 1",
+        "rank 1",
+        "mlp.down",
+        "32.77 k tokens a step",
+    ):
         assert figure in text
     assert text.count('<svg class="chart') == 2
     predict, again_ = commands(text)
@@ -103,8 +109,16 @@ def folder() -> Path:
 
 def test_a_run() -> None:
     text = report(str(folder()), at="runs/a/report.html")
-    for word in ("-20.0%", "exact", "Held-out loss fell from 5.00 to 4.20", "rolled back &lt;to&gt; 40", "&lt;core&gt;",
-                 "slow link: &lt;b&gt;", "What makes up the error", "measured"):  # fmt: skip
+    for word in (
+        "-20.0%",
+        "exact",
+        "Held-out loss fell from 5.00 to 4.20",
+        "rolled back &lt;to&gt; 40",
+        "&lt;core&gt;",
+        "slow link: &lt;b&gt;",
+        "What makes up the error",
+        "measured",
+    ):
         assert word in text
     assert text.count('<svg class="chart') == 3
     assert [words[1] for words in commands(text)] == ["predict", "report"]
@@ -125,9 +139,10 @@ def test_what_commands_have_written() -> None:
     run("sweep", "sweep.toml", "--out", "rows.csv")
     asked = ("compare", "llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", *JOB)
     for name, words in {
-        "search": ("search", "nano", "h100:2", "--gbs", "8"), "step": ("predict", *QUESTION, *JOB),
+        "search": ("search", "nano", "h100:2", "--gbs", "8"),
+        "step": ("predict", *QUESTION, *JOB),
         "beside": asked,
-    }.items():  # fmt: skip
+    }.items():
         Path(f"{name}s.json").write_text(run(*words, "--json"))
     rows = report("rows.csv")
     assert "4 fit" in rows

@@ -34,9 +34,15 @@ def text(layout: str, machine: str) -> str:
 def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text("dp4 tp8 zero1 mbs1", "h100:512"), re.MULTILINE))
     assert options == {
-        "job-name": "fivefold-big", "nodes": "4", "ntasks-per-node": "8", "gpus-per-node": "8",
-        "output": "runs/big/slurm-%j.txt", "open-mode": "append", "signal": "B:USR1@300", "requeue": "",
-    }  # fmt: skip
+        "job-name": "fivefold-big",
+        "nodes": "4",
+        "ntasks-per-node": "8",
+        "gpus-per-node": "8",
+        "output": "runs/big/slurm-%j.txt",
+        "open-mode": "append",
+        "signal": "B:USR1@300",
+        "requeue": "",
+    }
     assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=2" in text("dp2 mbs1", "h100:512")
     command = f"{sys.executable} -m fivefold train big.toml --layout"
     assert f"{command} '\"'\"'dp2 zero0 mbs1'\"'\"'" in text("dp2 mbs1", "h100:512").replace(" ac=none", "")

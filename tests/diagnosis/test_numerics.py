@@ -29,9 +29,12 @@ from fivefold.trainer.build import initial
 SIZES = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": 64}
 DENSE = Model(name="dense", layers=2, **SIZES)
 EXPERTS = Model(
-    name="experts", layers=2, mla=MLA(q_rank=12, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8),
-    moe=MoE(experts=4, topk=2, ffn=16, shared_experts=1, dense_layers=1), **SIZES | {"kv_heads": 4, "head_dim": 12},
-)  # fmt: skip
+    name="experts",
+    layers=2,
+    mla=MLA(q_rank=12, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8),
+    moe=MoE(experts=4, topk=2, ffn=16, shared_experts=1, dense_layers=1),
+    **SIZES | {"kv_heads": 4, "head_dim": 12},
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,14 @@ def compared(model: Model, name: str, factors: dict[str, float] | None = None) -
     tokens = np.random.default_rng(0).integers(0, model.vocab, (2, 33))
     source: Any = None if factors is None else Planted(model, factors)
     return examine(
-        model=model, job=job, source=source, tokens=tokens, end=0, device=torch.device("cpu"),
+        model=model,
+        job=job,
+        source=source,
+        tokens=tokens,
+        end=0,
+        device=torch.device("cpu"),
         report=lambda what, done, of: None,
-    )  # fmt: skip
+    )
 
 
 def rows(found: Numerics, kind: str, name: str) -> dict[int | None, Compared]:
@@ -72,8 +80,14 @@ Fork = Callable[..., list[Any]]
 def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
     (found,) = forked(1, compared, DENSE, "fp32")
     names = {(row.kind, row.name) for row in found.rows}
-    assert {("activation", "attention.core"), ("gradient", "mlp.act"), ("weight", "attention.q"),
-            ("gradient", "head.out"), ("weight", "head.norm"), ("activation", "stream")} <= names  # fmt: skip
+    assert {
+        ("activation", "attention.core"),
+        ("gradient", "mlp.act"),
+        ("weight", "attention.q"),
+        ("gradient", "head.out"),
+        ("weight", "head.norm"),
+        ("activation", "stream"),
+    } <= names
     assert {row.error for row in found.rows} == {row.underflow for row in found.rows} == {0.0}
     assert min(row.cosine for row in found.rows) == pytest.approx(1, abs=1e-12)
     assert found.loss == found.reference_loss

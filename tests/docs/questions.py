@@ -187,9 +187,15 @@ def searched(asked: Asked) -> SearchResult:
     """What ``fivefold search`` finds."""
     machine = _named(asked.machine)
     return found_layouts(
-        resolve(asked.model), machine, job(asked), also=(), by="time", top=1, within=ALIKE,
+        resolve(asked.model),
+        machine,
+        job(asked),
+        also=(),
+        by="time",
+        top=1,
+        within=ALIKE,
         where=Where.parse(asked.where),
-    )  # fmt: skip
+    )
 
 
 def compared(asked: Asked, proposal: str, text: str) -> Comparison:

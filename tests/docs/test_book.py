@@ -33,9 +33,11 @@ def test_blocks_with_a_loop_of_the_readers_run(page: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Linear(8, 8)
     namespace = {
-        "model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": [torch.ones(4, 8)] * 4,
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "batches": [torch.ones(4, 8)] * 4,
         "loss": lambda model, batch: model(batch).square().mean(),
-    }  # fmt: skip
+    }
     (block,) = BLOCK.finditer((ROOT / page).read_text(encoding="utf-8"))
     exec(compile(block[1], page, "exec"), namespace)
     assert page == "README.md" or (tmp_path / "runs" / "mine" / "step.json").exists()

@@ -86,10 +86,14 @@ def list_examples(text: str) -> Iterator[Example]:
 def run_commands(commands: str, folder: Path, columns: int) -> tuple[int, str]:
     """Run a ``sh`` block in ``folder``; return its exit code and what it printed, with stderr at the end."""
     environment = os.environ | {
-        "COLUMNS": str(columns), "NO_COLOR": "1", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / ".cache"),
-        "XDG_CONFIG_HOME": str(folder / ".config"), "PYTHONPATH": str(ROOT),
+        "COLUMNS": str(columns),
+        "NO_COLOR": "1",
+        "HOME": str(folder),
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+        "XDG_CONFIG_HOME": str(folder / ".config"),
+        "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }  # fmt: skip
+    }
     joined = commands.replace("\\\n", " ").rstrip("\n")
     calls = [["sh", "-ec", joined]]
     if not any(SHELL.search(line) for line in joined.splitlines()):

@@ -30,9 +30,15 @@ TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=1
 QWEN = named("qwen3-30b-a3b")
 assert QWEN.moe is not None
 MOE = QWEN.replace(
-    layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256,
+    layers=2,
+    width=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=96,
+    vocab=256,
     moe=QWEN.moe.replace(experts=8, topk=2, ffn=32),
-)  # fmt: skip
+)
 
 
 def rehearse(layout: str, *, model: Model = TINY, machine: Machine = H100, job: Job = JOB, **also: Any) -> Rehearsal:
@@ -53,9 +59,11 @@ def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None
     tokens = JOB.tokens_per_step / Layout.parse(layout).world
     assert found.tokens_per_second_per_gpu * found.time.step_seconds == pytest.approx(tokens)
     assert found.time.step_seconds == pytest.approx(
-        found.time.compute_seconds + found.time.bubble_seconds + sum(found.time.exposed_seconds.values())
+        found.time.compute_seconds
+        + found.time.bubble_seconds
+        + sum(found.time.exposed_seconds.values())
         + found.time.optimizer_seconds
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("model", "layout"), [(TINY, "dp2 tp2 pp2 zero1"), (MOE, "dp2 pp2 ep2 zero3")])
@@ -124,8 +132,11 @@ def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(page, "rehearse_rank", forgetful)
     found = rehearse("pp2 dp2 zero1", every_rank=every_rank)
     assert found.step is None
-    assert any(re.match(r"rank \d sends p2p of \d+ bfloat16 over pp .* never receives it", line)
-               or re.match(r"rank \d receives p2p .* never sends it", line) for line in found.findings)  # fmt: skip
+    assert any(
+        re.match(r"rank \d sends p2p of \d+ bfloat16 over pp .* never receives it", line)
+        or re.match(r"rank \d receives p2p .* never sends it", line)
+        for line in found.findings
+    )
 
 
 def without_last_hop(tape: Tape) -> Tape:

@@ -16,9 +16,21 @@ pytestmark = pytest.mark.slow
 Rehearsed = Callable[..., list[Tape]]
 MIXTURE = resolve(str(Path(__file__).parents[2] / "examples" / "models" / "mixture.toml")).replace(layers=3)
 DENSE = (
-    "dp2 tp2 zero3", "tp2 nosp mbs2", "dp2 cp2 zero2", "cp3", "cp2 cp=ulysses", "tp2 pp2", "pp2 gpipe", "pp2 v2",
-    "pp2 zb1p", "pp2 zb2p", "pp2 zbv", "pp2 dualpipe", "pp2 dualpipev", "pp4",
-)  # fmt: skip
+    "dp2 tp2 zero3",
+    "tp2 nosp mbs2",
+    "dp2 cp2 zero2",
+    "cp3",
+    "cp2 cp=ulysses",
+    "tp2 pp2",
+    "pp2 gpipe",
+    "pp2 v2",
+    "pp2 zb1p",
+    "pp2 zb2p",
+    "pp2 zbv",
+    "pp2 dualpipe",
+    "pp2 dualpipev",
+    "pp4",
+)
 EXPERTS = ("dp2 ep2", "dp2 tp2 ep2 etp2 zero1", "dp2 pp2 ep2 dualpipe zero2")
 
 
@@ -165,12 +177,14 @@ def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
         written(
             rank,
             say(
-                ("start", 0, message("p2p", peer=1 - rank)), ("start", 1, message("p2p", peer=1 - rank, receives=True)),
-                ("wait", 0, None), ("wait", 1, None),
+                ("start", 0, message("p2p", peer=1 - rank)),
+                ("start", 1, message("p2p", peer=1 - rank, receives=True)),
+                ("wait", 0, None),
+                ("wait", 1, None),
             ),
         )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
     assert findings(tapes, streams=False) == []
     (found,) = findings(tapes, streams=True)
     assert "rank 1 has its part of that on one stream behind what it waits for" in found

@@ -211,8 +211,10 @@ def main() -> None:
                 bad += 1
                 print(ended, flush=True)
     counts = ", ".join(f"{count} x {code}" for code, count in codes.items())
-    print(f"{sum(codes.values())} inputs, exit codes {counts}; {bad} ended badly; "
-          f"the slowest, {slowest[1]}, took {slowest[0]:.1f} s")  # fmt: skip
+    print(
+        f"{sum(codes.values())} inputs, exit codes {counts}; {bad} ended badly; "
+        f"the slowest, {slowest[1]}, took {slowest[0]:.1f} s"
+    )
     sys.exit(bad > 0)
 
 

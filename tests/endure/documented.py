@@ -54,8 +54,13 @@ def own(words: list[str]) -> str:
 
 def main() -> int:
     """Exit code 1 if a command fails."""
-    found = {tuple(words[words.index("fivefold") + 1 :]): page for page in PAGES if page not in TUTORIALS
-             for words in lines(page) if "fivefold" in words and words[words.index("fivefold") + 1 :]}  # fmt: skip
+    found = {
+        tuple(words[words.index("fivefold") + 1 :]): page
+        for page in PAGES
+        if page not in TUTORIALS
+        for words in lines(page)
+        if "fivefold" in words and words[words.index("fivefold") + 1 :]
+    }
     took, left, failed = list[tuple[float, str]](), list[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

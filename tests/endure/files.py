@@ -43,10 +43,17 @@ BROKEN: tuple[Content, ...] = (
 def broken(rng: random.Random, text: str) -> Content:
     """Return a broken file: one of ``BROKEN``, or ``text`` cut short or with a character changed, or in other bytes."""
     place = rng.randrange(len(text)) if text else 0
-    return rng.choice((
-        rng.choice(BROKEN), rng.choice(BROKEN), text[:place], text[:place].encode() + b"\xe9",
-        text[:place] + rng.choice("}\"'=[é\x00,:") + text[place + 1 :], text.encode("utf-16"), text + text,
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            rng.choice(BROKEN),
+            rng.choice(BROKEN),
+            text[:place],
+            text[:place].encode() + b"\xe9",
+            text[:place] + rng.choice("}\"'=[é\x00,:") + text[place + 1 :],
+            text.encode("utf-16"),
+            text + text,
+        )
+    )
 
 
 @contextlib.contextmanager

@@ -28,9 +28,11 @@ PORT = 29400
 PATIENCE_SECONDS = 180.0
 STEPS = 200
 RUN: dict[str, Any] = {
-    "layout": "dp4 zero2 mbs1", "job": {"global_batch": 4, "steps": STEPS}, "checkpoints": {"every_steps": 10},
+    "layout": "dp4 zero2 mbs1",
+    "job": {"global_batch": 4, "steps": STEPS},
+    "checkpoints": {"every_steps": 10},
     "faults": {"watchdog_seconds": 5},
-}  # fmt: skip
+}
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}  # docs/how-to/multi-node.md
 NEAR = 1e-3  # of two layouts, which sum in other orders
 NAMED = "ranks 2, 3 did not come for 5 s: no answer, stopped or cut off"
@@ -74,10 +76,13 @@ class Hosts:
             Path(f"hosts-{number}.txt").write_text(f"127.0.0.1 localhost\n127.0.1.1 host{number}\n{names}")
             host, port = f"host{number}", f"port{number}"
             _ip(
-                f"netns add {host}", f"-n {host} link add eth0 type veth peer name {port} netns switch",
-                f"-n switch link set {port} master bridge up", f"-n {host} link set lo up",
-                f"-n {host} addr add {address(number)}/24 dev eth0", f"-n {host} link set eth0 up",
-            )  # fmt: skip
+                f"netns add {host}",
+                f"-n {host} link add eth0 type veth peer name {port} netns switch",
+                f"-n switch link set {port} master bridge up",
+                f"-n {host} link set lo up",
+                f"-n {host} addr add {address(number)}/24 dev eth0",
+                f"-n {host} link set eth0 up",
+            )
 
     def wire(self, number: int, *, up: bool) -> None:
         """Plug host ``number`` in, or pull its plug: what is sent is lost, and nobody is told."""
@@ -98,9 +103,11 @@ class Hosts:
         with Path(f"said-{number}.txt").open("ab") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", f"host{number}", "unshare", "--uts", "--mount", "sh", "-c", inside],
-                stdin=subprocess.PIPE if piped else None, stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stderr=file, env=os.environ | ENVIRONMENT | {"PATH": _path()} | environment,
-            )  # fmt: skip
+                stdin=subprocess.PIPE if piped else None,
+                stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stderr=file,
+                env=os.environ | ENVIRONMENT | {"PATH": _path()} | environment,
+            )
 
 
 def torchrun(number: int, words: str, *, nodes: str = "2", ranks: int) -> str:

@@ -61,9 +61,10 @@ def endure(told: Told, *, kills: int, seed: int, tell: Callable[[Told], object] 
     ``told``: what was done before; ``tell`` is handed what is to be known in order to go on from here.
     """
     changes: dict[str, Any] = {
-        "layout": told.layout, "job": {"global_batch": 12, "learning_rate": {"kind": "constant"}},
+        "layout": told.layout,
+        "job": {"global_batch": 12, "learning_rate": {"kind": "constant"}},
         "checkpoints": {"every_steps": EVERY_STEPS},
-    }  # fmt: skip
+    }
     while told.kills < kills:
         set_run(**with_steps(changes, 10**6))
         begin = time.monotonic()

@@ -21,13 +21,63 @@ from tests.endure.files import BROKEN, Content, broken
 from tests.endure.settings import settings, sound_settings
 
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
-NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "²", "½", "many",
-           "--", "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 20, "1" * 5000)  # fmt: skip
+NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "1.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "1e9",
+    "",
+    " 5",
+    "+4",
+    "0x10",
+    "٣",
+    "²",
+    "½",
+    "many",
+    "--",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "1" + "0" * 20,
+    "1" * 5000,
+)
 EMPTY = ("", "", " ", "\t")
 JUNK: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 3, 1.5, -0.5, 1e300, float("nan"), float("inf"), 2**31, 2**63, 10**7, 10**20, "", "x",
-    "64", "é\u202e", [], [1], [True], [[]], {}, {"a": 1}, {"factor": 2}, ["full_attention"], "a" * 3000,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    1.5,
+    -0.5,
+    1e300,
+    float("nan"),
+    float("inf"),
+    2**31,
+    2**63,
+    10**7,
+    10**20,
+    "",
+    "x",
+    "64",
+    "é\u202e",
+    [],
+    [1],
+    [True],
+    [[]],
+    {},
+    {"a": 1},
+    {"factor": 2},
+    ["full_attention"],
+    "a" * 3000,
+)
 UNICODE = (
     "é",
     "模型",
@@ -147,11 +197,17 @@ class Nouns:
         tokens = [
             f"{axis}{self.number(*sizes, slips=0.04)}"
             for axis, sizes, share in (
-                ("dp", (1, 2, 4, 8), 0.8), ("tp", (1, 2, 2, 4, 8), 0.4), ("cp", (1, 2, 4), 0.2), ("pp", (1, 2, 4), 0.4),
-                ("ep", (1, 2, 4, 8), 0.15), ("etp", (1, 2), 0.08), ("v", (1, 2, 3), 0.12), ("mbs", (1, 2, 4), 0.7),
+                ("dp", (1, 2, 4, 8), 0.8),
+                ("tp", (1, 2, 2, 4, 8), 0.4),
+                ("cp", (1, 2, 4), 0.2),
+                ("pp", (1, 2, 4), 0.4),
+                ("ep", (1, 2, 4, 8), 0.15),
+                ("etp", (1, 2), 0.08),
+                ("v", (1, 2, 3), 0.12),
+                ("mbs", (1, 2, 4), 0.7),
             )
             if self.chance(share)
-        ]  # fmt: skip
+        ]
         if self.chance(0.15):
             tokens = [token for token in tokens if not token.startswith("tp")]
             tokens.append(f"tp{self.number(1, 2, 4, slips=0.04)}x{self.number(1, 2, 4, slips=0.04)}")
@@ -228,8 +284,13 @@ class Nouns:
             table, path = values, 0
             while path < 2 and self.chance(0.5):
                 inner = [value for value in table.values() if isinstance(value, dict)]
-                inner += [each for value in table.values() if isinstance(value, list) for each in value
-                          if isinstance(each, dict)]  # fmt: skip
+                inner += [
+                    each
+                    for value in table.values()
+                    if isinstance(value, list)
+                    for each in value
+                    if isinstance(each, dict)
+                ]
                 table, path = (self.rng.choice(inner) if inner else table), path + 1
             key = self.rng.choice(list(table) or ["x"])
             match self.rng.randrange(5):
@@ -252,8 +313,25 @@ class Nouns:
 
     def any_file(self) -> str:
         """A file of any kind under a name that some command takes for its own."""
-        name = self.rng.choice(("f.json", "f.toml", "f.yaml", "f.yml", "f.sh", "f.py", "f", "f.txt", "f.csv", "f.jsonl",
-                                "config.json", "run.toml", "here/step.json", "f.safetensors", "f.pickle"))  # fmt: skip
+        name = self.rng.choice(
+            (
+                "f.json",
+                "f.toml",
+                "f.yaml",
+                "f.yml",
+                "f.sh",
+                "f.py",
+                "f",
+                "f.txt",
+                "f.csv",
+                "f.jsonl",
+                "config.json",
+                "run.toml",
+                "here/step.json",
+                "f.safetensors",
+                "f.pickle",
+            )
+        )
         text = json.dumps(self.changed(deepcopy(CATALOG[self.rng.choice(SMALL)].config)))
         self.files[name] = self.rng.choice(BROKEN) if self.chance(0.6) else broken(self.rng, text)
         return self.rng.choice((name, name, name, "/dev/null", "/dev/zero", *UNICODE)) if self.chance(0.2) else name

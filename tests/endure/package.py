@@ -20,9 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MOST_MIB, MOST_SECONDS = 40.0, 0.15  # without numpy; of processor, to import fivefold
 ASKED = (
-    ["--version"], ["predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"], ["search", "nano", "h100:2"],
+    ["--version"],
+    ["predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"],
+    ["search", "nano", "h100:2"],
     ["report", "nano", "h100:2", "dp2", "-o", "report.html"],
-)  # fmt: skip
+)
 MEASURE = """
 import time, sys
 begin = time.process_time()
@@ -84,11 +86,13 @@ def install(package: Path, python: str, within: Path) -> dict[str, object]:
     sizes = runs[0]["sizes"]
     rest = sum(size for name, size in sizes.items() if not name.startswith(("numpy", "pip", "setuptools")))
     return {
-        "python": run(within / "bin/python", "-V").split()[1], "package": package.name,
-        "seconds": min(each["seconds"] for each in runs), "MiB": rest / 2**20,
+        "python": run(within / "bin/python", "-V").split()[1],
+        "package": package.name,
+        "seconds": min(each["seconds"] for each in runs),
+        "MiB": rest / 2**20,
         "own": sum(size for name, size in sizes.items() if name.startswith("fivefold")) / 2**20,
         "torch": any(each["torch"] for each in runs),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

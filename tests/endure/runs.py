@@ -52,16 +52,25 @@ class Told(NamedTuple):
 def drawn(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
     """What a run file says beside the usual, and the words of the command after its name."""
     job = {
-        "sequence": 32, "global_batch": 12, "steps": draw.randint(5, 16), "seed": draw.randrange(99),
-        "precision": draw.choice(("fp32", "bf16", "fp16")), "optimizer": {"kind": draw.choice(("adamw", "muon"))},
-        "loss": draw.choice(("fused", "chunked")), "learning_rate": {"kind": "constant"},
-    }  # fmt: skip
+        "sequence": 32,
+        "global_batch": 12,
+        "steps": draw.randint(5, 16),
+        "seed": draw.randrange(99),
+        "precision": draw.choice(("fp32", "bf16", "fp16")),
+        "optimizer": {"kind": draw.choice(("adamw", "muon"))},
+        "loss": draw.choice(("fused", "chunked")),
+        "learning_rate": {"kind": "constant"},
+    }
     changes = {
-        "layout": draw.choice(LAYOUTS), "job": job, "evaluate_every": draw.randint(1, 20),
-        "sample": draw.choice(("", "all")), "sample_tokens": 8, "sample_at": draw.choice(("end", "evaluations")),
+        "layout": draw.choice(LAYOUTS),
+        "job": job,
+        "evaluate_every": draw.randint(1, 20),
+        "sample": draw.choice(("", "all")),
+        "sample_tokens": 8,
+        "sample_at": draw.choice(("end", "evaluations")),
         "checkpoints": {"every_steps": draw.randint(1, 20), "keep": 1, "asynchronous": draw.random() < 0.7},
         "faults": {"on_nan": draw.choice(("stop", "skip", "rollback"))},
-    }  # fmt: skip
+    }
     return changes, draw.choice(([], ["--json"]))
 
 

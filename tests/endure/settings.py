@@ -87,8 +87,12 @@ def _of_type(kind: Any, limits: list[Any]) -> Iterator[str]:
     elif kind is bool:
         yield from ("true", "false")
     elif kind in (int, float):
-        bounds = [bound for limit in _flat(limits) for name in ("ge", "gt", "le", "lt")
-                  if (bound := getattr(limit, name, None)) is not None]  # fmt: skip
+        bounds = [
+            bound
+            for limit in _flat(limits)
+            for name in ("ge", "gt", "le", "lt")
+            if (bound := getattr(limit, name, None)) is not None
+        ]
         yield from (str(number) for bound in bounds for number in (bound - 1, bound, bound + 1))
         yield from map(str, INTEGERS if kind is int else REALS)
 

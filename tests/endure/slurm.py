@@ -26,9 +26,10 @@ from tests.trainer.test_faults import events, logged, losses, saved_bits, saved_
 PATIENCE_SECONDS = 240.0
 STEPS = 2000
 RUN: dict[str, Any] = {
-    "layout": "dp2 zero2 mbs2", "checkpoints": {"every_steps": STEPS},  # none but when told
+    "layout": "dp2 zero2 mbs2",
+    "checkpoints": {"every_steps": STEPS},  # none but when told
     "job": {"steps": STEPS, "global_batch": 16},  # not over in the half minute after which Slurm looks at the time
-}  # fmt: skip
+}
 CLUSTER = """
 ClusterName=one
 SlurmctldHost=node1
@@ -72,13 +73,19 @@ def start_cluster(folder: Path) -> None:
     (folder / "munge.key").chmod(0o600)
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     commands = (
-        "ip link set lo up", "ip link add eth0 type veth peer name eth1", "ip link set eth1 up", "ip link set eth0 up",
+        "ip link set lo up",
+        "ip link add eth0 type veth peer name eth1",
+        "ip link set eth1 up",
+        "ip link set eth0 up",
         "ip addr add 10.0.0.1/24 dev eth0",  # without one, no name is looked up
-        "hostname node1", f"mount --bind {folder}/hosts /etc/hosts", "mount -t tmpfs tmpfs /run",
+        "hostname node1",
+        f"mount --bind {folder}/hosts /etc/hosts",
+        "mount -t tmpfs tmpfs /run",
         "mkdir --mode=0755 /run/munge",
         f"munged --force --key-file={folder}/munge.key --log-file={folder}/munged.log --seed-file={folder}/seed",
-        "slurmctld", "slurmd",
-    )  # fmt: skip
+        "slurmctld",
+        "slurmd",
+    )
     for command in commands:
         subprocess.run(command.split(), check=True)
     wait_for(lambda: "idle" in slurm("sinfo", "--noheader", "--format=%T", check=False), seconds=PATIENCE_SECONDS)
@@ -93,8 +100,11 @@ def submit(partition: str) -> str:
     """The run as a job, by our own command; its id."""
     said = subprocess.run(
         [sys.executable, "-m", "fivefold", "train", "run.toml", "--slurm"],
-        env=os.environ | {"SBATCH_PARTITION": partition}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=os.environ | {"SBATCH_PARTITION": partition},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     match = re.fullmatch(r"Submitted batch job (\d+)", said.stderr.strip())
     assert match, said
     return match[1]

@@ -32,11 +32,25 @@ class Draw(Nouns):
     def case(self) -> Case:
         """A whole input."""
         command: Callable[[], list[str]] = self.rng.choices(
-            (self.predict, self.search, self.ask, self.ratios, self.dryrun, self.folder, self.doctor,
-             self.runs, self.traces, self.wrong, self.compare, self.plan, self.configs, self.sweep,
-             self.files_of_others),
+            (
+                self.predict,
+                self.search,
+                self.ask,
+                self.ratios,
+                self.dryrun,
+                self.folder,
+                self.doctor,
+                self.runs,
+                self.traces,
+                self.wrong,
+                self.compare,
+                self.plan,
+                self.configs,
+                self.sweep,
+                self.files_of_others,
+            ),
             weights=(40, 6, 24, 8, 4, 10, 4, 8, 4, 3, 8, 2, 8, 4, 8),
-        )[0]  # fmt: skip
+        )[0]
         words = command()
         if self.slip(0.06):
             words[self.rng.randrange(len(words))] = self.rng.choice(EMPTY)
@@ -121,10 +135,15 @@ class Draw(Nouns):
     def sweep(self) -> list[str]:
         """A sweep file with a few values changed, or a file of any kind."""
         values = {
-            "models": ["nano"], "machines": ["h100:4"],
+            "models": ["nano"],
+            "machines": ["h100:4"],
             "layouts": ["dp* tp{1,2} zero{0,1}", "dp4 zero3", self.layout()],
-            "sequences": [64], "batches": [8], "precisions": ["bf16"], "recomputations": ["none"], "job": {"steps": 3},
-        }  # fmt: skip
+            "sequences": [64],
+            "batches": [8],
+            "precisions": ["bf16"],
+            "recomputations": ["none"],
+            "job": {"steps": 3},
+        }
         name = self.file("s.toml", self.changed(values)) if self.chance(0.8) else self.any_file()
         return ["sweep", name, "--dry"] if self.chance(0.3) else ["sweep", name, "--out", "rows"]
 
@@ -133,15 +152,32 @@ class Draw(Nouns):
         some = self.any_file()
         rng = self.rng
         place = "here" if "here/step.json" in self.files else some
-        return rng.choice((
-            ["show", place], ["report", some], ["report", some, self.any_file()], ["trace", some], ["explain", some],
-            ["train", some], ["data", some], ["numerics", some], ["generate", some], ["import", some],
-            ["export", some, "--to", "out"], ["doctor", some], ["sweep", some], ["read", some], ["compare", some, some],
-            ["draw", "pipeline", *self.asked()], ["draw", rng.choice(("memory", "ring", "", "x")), *self.asked()],
-            ["explain", some, "--against", *self.asked()], ["predict", some, "h100:8", "dp8"],
-            ["predict", "nano", some, "dp1"], ["predict", "nano", "h100:8", "dp8", "--job", some],
-            ["predict", "--from", some, "--gpus", "h100:8"],
-        ))  # fmt: skip
+        return rng.choice(
+            (
+                ["show", place],
+                ["report", some],
+                ["report", some, self.any_file()],
+                ["trace", some],
+                ["explain", some],
+                ["train", some],
+                ["data", some],
+                ["numerics", some],
+                ["generate", some],
+                ["import", some],
+                ["export", some, "--to", "out"],
+                ["doctor", some],
+                ["sweep", some],
+                ["read", some],
+                ["compare", some, some],
+                ["draw", "pipeline", *self.asked()],
+                ["draw", rng.choice(("memory", "ring", "", "x")), *self.asked()],
+                ["explain", some, "--against", *self.asked()],
+                ["predict", some, "h100:8", "dp8"],
+                ["predict", "nano", some, "dp1"],
+                ["predict", "nano", "h100:8", "dp8", "--job", some],
+                ["predict", "--from", some, "--gpus", "h100:8"],
+            )
+        )
 
     def folder(self) -> list[str]:
         """Commands that read what a run or another program left behind."""
@@ -155,19 +191,41 @@ class Draw(Nouns):
             step = {"predicted": {}, "measured": {}}
             self.files["here/step.json"] = json.dumps(self.changed(step)) if self.chance(0.8) else "{"
         place = self.rng.choice(("here", "here", "here", "nowhere", "here/config.json", *UNICODE))
-        return self.rng.choice((
-            ["show", place], ["show", place, "--charts"], ["show", place, "--json"], ["import", place],
-            ["import", place, "--to", "run.toml"], ["export", place, "--to", "out"],
-            ["export", place, "--to", "out", "--file-size", self.number("5GB", "1KiB", "0B", "x", slips=0.5)],
-            ["generate", place, "--tokens", self.number(1, 5)],
-            ["generate", place, "--temperature", self.number(0, 1, slips=0.7), "--top-p", self.number(0.5, slips=0.7)],
-        ))  # fmt: skip
+        return self.rng.choice(
+            (
+                ["show", place],
+                ["show", place, "--charts"],
+                ["show", place, "--json"],
+                ["import", place],
+                ["import", place, "--to", "run.toml"],
+                ["export", place, "--to", "out"],
+                ["export", place, "--to", "out", "--file-size", self.number("5GB", "1KiB", "0B", "x", slips=0.5)],
+                ["generate", place, "--tokens", self.number(1, 5)],
+                [
+                    "generate",
+                    place,
+                    "--temperature",
+                    self.number(0, 1, slips=0.7),
+                    "--top-p",
+                    self.number(0.5, slips=0.7),
+                ],
+            )
+        )
 
     def doctor(self) -> list[str]:
-        self.files["d.py"] = self.rng.choice((
-            "", "x = (", "raise ValueError('mine')", "model = 3", "def model(): return 3\ndef loss(m): return 4",
-            "import torch\ndef model(): return torch.nn.Linear(2, 2)", "import nothing_of_this_name", "1 / 0", "\x00",
-        ))  # fmt: skip
+        self.files["d.py"] = self.rng.choice(
+            (
+                "",
+                "x = (",
+                "raise ValueError('mine')",
+                "model = 3",
+                "def model(): return 3\ndef loss(m): return 4",
+                "import torch\ndef model(): return torch.nn.Linear(2, 2)",
+                "import nothing_of_this_name",
+                "1 / 0",
+                "\x00",
+            )
+        )
         place = self.rng.choice(("d.py", "d.py", "d.py", "nowhere.py", ".", *UNICODE))
         budget = ["--budget", self.number("24GiB", "1B", "0GiB", "7 GB", "x", slips=0.4)] if self.chance(0.4) else []
         return ["doctor", place, *budget]
@@ -189,10 +247,15 @@ class Draw(Nouns):
         """Run files with a mistake for sure: their corpus is not there."""
         values: dict[str, Any] = {
             "model": self.rng.choice(("nano", "nano", *EMPTY)),
-            "machine": self.rng.choice(("h100:2", "nowhere:2", "h100:2 nic=1Gbit")), "layout": "dp1",
-            "folder": "runs", "job": {"sequence": 32, "global_batch": 2, "steps": 1, "precision": "fp32"},
-            "data": {"tokenizer": "bytes"}, "checkpoints": {"keep": 2}, "faults": {}, "logs": {},
-        }  # fmt: skip
+            "machine": self.rng.choice(("h100:2", "nowhere:2", "h100:2 nic=1Gbit")),
+            "layout": "dp1",
+            "folder": "runs",
+            "job": {"sequence": 32, "global_batch": 2, "steps": 1, "precision": "fp32"},
+            "data": {"tokenizer": "bytes"},
+            "checkpoints": {"keep": 2},
+            "faults": {},
+            "logs": {},
+        }
         values = self.changed(values)
         values["data"] = {**(found if isinstance(found := values.get("data"), dict) else {}), "corpus": "nowhere/text"}
         words = [self.rng.choice(("train", "data", "numerics", "generate")), self.file("run.toml", values)]
@@ -204,8 +267,20 @@ class Draw(Nouns):
 
     def wrong(self) -> list[str]:
         rng = self.rng
-        return rng.choice((
-            ["calibrate", "--ranks", rng.choice(("", "x", "1,x", "-1", "0", "1,", "99999999999", "٣", "²", "1025"))],
-            [rng.choice(UNICODE)], ["--help"], ["predict", "--help"], ["predict"], ["ask", "run"], ["", ""],
-            ["--version"], ["search", "nano"],
-        ))  # fmt: skip
+        return rng.choice(
+            (
+                [
+                    "calibrate",
+                    "--ranks",
+                    rng.choice(("", "x", "1,x", "-1", "0", "1,", "99999999999", "٣", "²", "1025")),
+                ],
+                [rng.choice(UNICODE)],
+                ["--help"],
+                ["predict", "--help"],
+                ["predict"],
+                ["ask", "run"],
+                ["", ""],
+                ["--version"],
+                ["search", "nano"],
+            )
+        )

@@ -49,15 +49,24 @@ def apart(
     """What ``module --measure place`` (and ``more`` words) prints last, as JSON, run in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", module, "--measure", str(place), *more, *(["--rehearse"] if rehearse else [])],
-        cwd=Path(__file__).parents[2], env=env, stdout=subprocess.PIPE, text=True, timeout=600, check=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def rows_of(
-    cases: Sequence[Any], options: argparse.Namespace, *,
-    row: Callable[..., Any], compare: Callable[[Any], Any], tell: Callable[[Any], str],
-) -> list[Any]:  # fmt: skip
+    cases: Sequence[Any],
+    options: argparse.Namespace,
+    *,
+    row: Callable[..., Any],
+    compare: Callable[[Any], Any],
+    tell: Callable[[Any], str],
+) -> list[Any]:
     """Of all cases that are asked for, finished ones as they are known; one that cannot be compared is left out."""
     rows = {line["case"]: row(**line) for line in (read_lines(options.rows) if options.rows else [])}
     asked = [case for case in cases if all(word in str(case) for word in options.words)]

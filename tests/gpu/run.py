@@ -155,8 +155,9 @@ def software() -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
         **({"driver": driver, "CUDA": str(torch.version.cuda)} if on_gpu else {}),
-        "torch": torch.__version__, "Python": platform.python_version(),
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -12,9 +12,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 FILES = (
-    "tests/gpu", "tests/trainer/model/test_flash_attention.py", "tests/trainer/float8",
+    "tests/gpu",
+    "tests/trainer/model/test_flash_attention.py",
+    "tests/trainer/float8",
     "tests/dry_run/memory/test_snapshot.py",
-)  # fmt: skip
+)
 QUICK = ("tests/gpu/test_generate.py", "tests/gpu/test_float8.py")
 ENDS = ("passed", "failed", "skipped")
 

@@ -56,12 +56,16 @@ OWN = {
         LATENT,
         GROUPED.replace(name="moe-930m", layers=12, moe=MoE(experts=16, topk=2, ffn=1408)),
         GROUPED.replace(
-            name="moe-2b", layers=15, width=2048, head_dim=128, ffn=5632,
+            name="moe-2b",
+            layers=15,
+            width=2048,
+            head_dim=128,
+            ffn=5632,
             moe=MoE(experts=32, topk=4, ffn=768, dense_layers=1, shared_experts=1),
         ),
         named("deepseek-v2-lite").replace(name="mla-moe-3b", layers=6),
     )
-}  # fmt: skip
+}
 
 
 class Case(NamedTuple):
@@ -85,9 +89,12 @@ class Case(NamedTuple):
     @property
     def job(self) -> Job:
         return Job(
-            sequence=self.sequence, global_batch=self.global_batch, precision=recipe(self.precision), steps=STEPS,
+            sequence=self.sequence,
+            global_batch=self.global_batch,
+            precision=recipe(self.precision),
+            steps=STEPS,
             expandable_segments=self.expandable,
-        )  # fmt: skip
+        )
 
 
 CASES = (
@@ -143,9 +150,7 @@ class Row(NamedTuple):
         return self.rehearsed_reserved_bytes / self.reserved_bytes - 1
 
 
-def rehearsed(
-    case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None, gpu: bool = True
-) -> Reserved:  # fmt: skip
+def rehearsed(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None, gpu: bool = True) -> Reserved:
     """What PyTorch's allocator would hold. Two threads multiply, forward and backward, each with a workspace."""
     tapes = rehearse_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
     played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
@@ -201,8 +206,15 @@ def compared(case: Case, *, rehearse: bool = False) -> Row | None:
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
     place = (TINY if rehearse else CASES).index(case)
     found = apart("tests.gpu.test_dryrun", place, env=env, rehearse=rehearse)
-    return Row(str(case), case.model.parameters, found["allocated"], model.allocated_bytes, found["reserved"],
-               model.reserved_bytes, str(model.site))  # fmt: skip
+    return Row(
+        str(case),
+        case.model.parameters,
+        found["allocated"],
+        model.allocated_bytes,
+        found["reserved"],
+        model.reserved_bytes,
+        str(model.site),
+    )
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -217,10 +229,15 @@ def markdown(rows: Sequence[Row]) -> str:
             f"| {third} | {fourth} | {row.reserved_error:+.2%} |"
         )
     allocated, total = mean_errors(rows)
-    worst = [max((abs(error) for error in errors), default=0.0) for errors in
-             ([row.allocated_error for row in rows], [row.reserved_error for row in rows])]  # fmt: skip
-    lines += ["", f"{len(rows)} jobs, mean error (worst): allocated {allocated:.2%} ({worst[0]:.2%}), "
-              f"reserved {total:.2%} ({worst[1]:.2%})"]  # fmt: skip
+    worst = [
+        max((abs(error) for error in errors), default=0.0)
+        for errors in ([row.allocated_error for row in rows], [row.reserved_error for row in rows])
+    ]
+    lines += [
+        "",
+        f"{len(rows)} jobs, mean error (worst): allocated {allocated:.2%} ({worst[0]:.2%}), "
+        f"reserved {total:.2%} ({worst[1]:.2%})",
+    ]
     return "\n".join(lines)
 
 
@@ -280,9 +297,12 @@ def main() -> int:
         print(json.dumps(measure(cases[options.measure])))
         return 0
     rows = rows_of(
-        cases, options, row=Row, compare=partial(compared, rehearse=options.rehearse),
+        cases,
+        options,
+        row=Row,
+        compare=partial(compared, rehearse=options.rehearse),
         tell=lambda row: f"allocated {row.allocated_error:+.2%}, reserved {row.reserved_error:+.2%}",
-    )  # fmt: skip
+    )
     print(markdown(rows))
     allocated, total = mean_errors(rows)
     if options.left:

@@ -118,9 +118,13 @@ def test_every_part_is_a_module_that_is_there() -> None:
 
 def test_the_chip_is_found_by_the_name_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
-        "NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100",
-        "NVIDIA L40S": "l40s", "NVIDIA GeForce RTX 4090": "rtx4090", "Something else": "h200",
-    }  # fmt: skip
+        "NVIDIA H200": "h200",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA A100-SXM4-80GB": "a100",
+        "NVIDIA L40S": "l40s",
+        "NVIDIA GeForce RTX 4090": "rtx4090",
+        "Something else": "h200",
+    }
     for name, expected in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
         assert module.chip(rehearse=False) == expected
@@ -141,10 +145,12 @@ def test_reports_of_pytest_are_counted() -> None:
 
 def test_kernels_are_added_up() -> None:
     kernels = [
-        traces.Kernel("nvjet_hsh_128x256", 0, 400_000), traces.Kernel("flash_fwd_kernel", 300_000, 600_000),
-        traces.Kernel("Memcpy HtoD", 700_000, 800_000), traces.Kernel("vectorized_kernel", 900_000, 950_000),
+        traces.Kernel("nvjet_hsh_128x256", 0, 400_000),
+        traces.Kernel("flash_fwd_kernel", 300_000, 600_000),
+        traces.Kernel("Memcpy HtoD", 700_000, 800_000),
+        traces.Kernel("vectorized_kernel", 900_000, 950_000),
         traces.Kernel("nvjet_hsh_128x256", 1_500_000, 1_600_000),
-    ]  # fmt: skip
+    ]
     row = traces.summed(TINY[0], kernels, seconds=2.0, file="x")
     assert row.seconds == 1.0
     assert row.busy == pytest.approx((0.6 + 0.1 + 0.05 + 0.1) / 2)

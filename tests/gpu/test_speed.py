@@ -58,13 +58,20 @@ class Case(NamedTuple):
     @property
     def job(self) -> Job:
         return Job(
-            sequence=self.sequence, global_batch=self.global_batch, precision=recipe(self.precision),
-            compile=self.compiled, steps=WARM + TIMED,
-        )  # fmt: skip
+            sequence=self.sequence,
+            global_batch=self.global_batch,
+            precision=recipe(self.precision),
+            compile=self.compiled,
+            steps=WARM + TIMED,
+        )
 
 
-SIZES = (("llama3.2-1b", 4096, 4, "none"), ("llama3.2-1b", 8192, 2, "none"),
-         ("llama3.2-3b", 4096, 2, "none"), ("llama3.2-3b", 8192, 1, "none"))  # fmt: skip
+SIZES = (
+    ("llama3.2-1b", 4096, 4, "none"),
+    ("llama3.2-1b", 8192, 2, "none"),
+    ("llama3.2-3b", 4096, 2, "none"),
+    ("llama3.2-3b", 8192, 1, "none"),
+)
 CASES = (
     *(
         Case(name, f"mbs{mbs} ac={ac}", sequence, 4 * mbs, precision)
@@ -130,10 +137,16 @@ def compared(case: Case, *, chip: str, machine: str = "", rehearse: bool = False
     seconds, peak = apart("tests.gpu.test_speed", (TINY if rehearse else CASES).index(case), rehearse=rehearse)
     faster = step.time.step_seconds / seconds
     return Row(
-        str(case), case.job.tokens_per_step / seconds, step.mfu.causal * faster, step.mfu.full * faster, seconds,
-        step.time.step_seconds, peak, step.memory.peak_bytes,
+        str(case),
+        case.job.tokens_per_step / seconds,
+        step.mfu.causal * faster,
+        step.mfu.full * faster,
+        seconds,
+        step.time.step_seconds,
+        peak,
+        step.memory.peak_bytes,
         predicted(case, chip=machine).time.step_seconds if machine else None,
-    )  # fmt: skip
+    )
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -208,10 +221,12 @@ def main() -> int:
         Process.end()
         return 0
     rows = rows_of(
-        cases, options, row=Row,
+        cases,
+        options,
+        row=Row,
         compare=partial(compared, chip=options.chip, machine=options.machine, rehearse=options.rehearse),
         tell=lambda row: f"{row.tokens_per_second:,.0f} tokens/s",
-    )  # fmt: skip
+    )
     print(markdown(rows))
     return LATER if options.left else 0
 

@@ -42,8 +42,10 @@ def test_spans_of_a_stream_add_up_to_its_step(tmp_path: Path) -> None:
     for step in trace.steps:
         assert sum(span.own for span in step.spans) == pytest.approx(step.seconds, rel=1e-6)
         assert all(span.start <= span.end for span in step.spans)
-        ways = {way: Counter(s.name for s in step.spans if (s.kind, s.way) == ("op", way))
-                for way in ("forward", "backward")}  # fmt: skip
+        ways = {
+            way: Counter(s.name for s in step.spans if (s.kind, s.way) == ("op", way))
+            for way in ("forward", "backward")
+        }
         added = {name for name in ways["forward"] if name.endswith(".add")}  # its gradient is passed on as it is
         assert {name: n for name, n in ways["forward"].items() if name not in added} == ways["backward"]
         work = sum(span.own for span in step.spans if span.kind in ("op", "update"))

@@ -160,10 +160,12 @@ def main() -> int:
         Process.end()
         return 0
     rows = rows_of(
-        cases, options, row=Row,
+        cases,
+        options,
+        row=Row,
         compare=partial(compared, cases=cases, folder=options.folder, rehearse=options.rehearse),
         tell=lambda row: f"{row.seconds:.3f} s, {row.busy:.0%} busy",
-    )  # fmt: skip
+    )
     print(markdown(rows))
     return LATER if options.left else 0
 

@@ -59,30 +59,52 @@ def put_yaml(path: Path, values: Mapping[str, Any]) -> list[str]:
 
 
 AXOLOTL = {
-    "base_model": "meta-llama/Llama-3.1-8B", "datasets": [{"path": "d"}], "sequence_len": 4096, "micro_batch_size": 1,
-    "gradient_accumulation_steps": 2, "optimizer": "adamw_torch_fused", "bf16": True, "learning_rate": 2e-5,
-}  # fmt: skip
+    "base_model": "meta-llama/Llama-3.1-8B",
+    "datasets": [{"path": "d"}],
+    "sequence_len": 4096,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 2,
+    "optimizer": "adamw_torch_fused",
+    "bf16": True,
+    "learning_rate": 2e-5,
+}
 LLAMAFACTORY = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "finetuning_type": "full",
     "bf16": True, "template": "llama3", "cutoff_len": 2048, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 2,
 }  # fmt: skip
 TRAINER = {
-    "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "per_device_train_batch_size": 1, "learning_rate": 1e-5,
-    "gradient_accumulation_steps": 4, "bf16": True, "max_length": 4096,
-}  # fmt: skip
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "per_device_train_batch_size": 1,
+    "learning_rate": 1e-5,
+    "gradient_accumulation_steps": 4,
+    "bf16": True,
+    "max_length": 4096,
+}
 ACCELERATE = {
-    "distributed_type": "FSDP", "mixed_precision": "bf16", "num_machines": 1, "num_processes": 8,
+    "distributed_type": "FSDP",
+    "mixed_precision": "bf16",
+    "num_machines": 1,
+    "num_processes": 8,
     "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
-}  # fmt: skip
+}
 DEEPSPEED = {
-    "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
     "zero_optimization": {"stage": 2},
-}  # fmt: skip
+}
 MEGATRON = {
-    "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "micro_batch_size": 1, "global_batch_size": 16,
-    "seq_length": 4096, "max_position_embeddings": 4096, "vocab_size": 32000, "bf16": True,
-}  # fmt: skip
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "micro_batch_size": 1,
+    "global_batch_size": 16,
+    "seq_length": 4096,
+    "max_position_embeddings": 4096,
+    "vocab_size": 32000,
+    "bf16": True,
+}
 BRIDGE = {
     "_target_": "megatron.bridge.training.config.ConfigContainer",
     "model": {

@@ -47,9 +47,16 @@ def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Lay
     tp = pick((1, 2, 4, 8)) if "tp" in runs.axes else 1
     zero = pick(runs.zero_with(pp)) if dp * cp > 1 else 0
     values: dict[str, Any] = {
-        "dp": dp, "cp": cp, "tp": tp, "pp": pp, "v": v, "zero": zero, "schedule": schedule, "mbs": pick((1, 2)),
+        "dp": dp,
+        "cp": cp,
+        "tp": tp,
+        "pp": pp,
+        "v": v,
+        "zero": zero,
+        "schedule": schedule,
+        "mbs": pick((1, 2)),
         "ac": pick(acs),
-    }  # fmt: skip
+    }
     if zero and runs.shard_groups and dp > 2 and some.random() < 0.3:
         values["shard_group"] = cp * 2
     if cp > 1:
@@ -74,10 +81,15 @@ def plan(some: random.Random, stack: Stack, among: Range) -> Plan | None:
             kind=some.choice(("cosine", "constant", "wsd")), peak=3e-4, floor=0.1, warmup_steps=warmup, decay_steps=20
         )
         job = Job(
-            sequence=some.choice((2048, 4096)), global_batch=chosen.dp * chosen.mbs * some.choice((1, 2, 8)),
-            precision=recipe(some.choice(among.recipes)), steps=steps, seed=some.choice((0, 7)), stack=stack,
-            learning_rate=rate, optimizer=Optimizer(betas=(0.9, 0.98), clip=0.5, weight_decay=0.01),
-        )  # fmt: skip
+            sequence=some.choice((2048, 4096)),
+            global_batch=chosen.dp * chosen.mbs * some.choice((1, 2, 8)),
+            precision=recipe(some.choice(among.recipes)),
+            steps=steps,
+            seed=some.choice((0, 7)),
+            stack=stack,
+            learning_rate=rate,
+            optimizer=Optimizer(betas=(0.9, 0.98), clip=0.5, weight_decay=0.01),
+        )
     except ValueError:
         return None
     legal = next(reasons(chosen, model=model, job=job, machine=None), None) is None

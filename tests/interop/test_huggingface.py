@@ -183,9 +183,13 @@ def of(files: dict[str, str], folder: Path, *words: str, ranks: int | None = 8) 
     ids=["handbook-zero3", "handbook-fsdp2", "llama-factory", "axolotl-ddp", "axolotl-fsdp2"],
 )  # fmt: skip
 def test_published_configs(
-    files: dict[str, str], layout: str, job: tuple[str, int, int, str, str], stack: str, strange: list[str],
+    files: dict[str, str],
+    layout: str,
+    job: tuple[str, int, int, str, str],
+    stack: str,
+    strange: list[str],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     found = of(files, tmp_path)
     assert found.job is not None, found.missing
     assert found.model is not None
@@ -223,8 +227,10 @@ def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     alone = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
     found = of({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)
     assert [line.partition(":")[0] for line in found.missing] == [
-        "the model", "the length of a sequence", "on how many GPUs it runs",
-    ]  # fmt: skip
+        "the model",
+        "the length of a sequence",
+        "on how many GPUs it runs",
+    ]
     whole = read([str(tmp_path / "ds.json"), "max_length=4096"], Asked(ranks=4, model=named("llama3-8b")))
     assert whole.job is not None
     assert (str(whole.layout), whole.job.sequence, whole.job.global_batch) == ("dp4 zero2 mbs2", 4096, 8)
@@ -313,14 +319,22 @@ def test_the_least_rate_is_a_share_of_the_peak(tmp_path: Path) -> None:
     """``cosine_with_min_lr`` ends where transformers' own schedule does."""
     kind = "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs:\n  min_lr: 5.0e-06"
     changed = ZEPHYR.replace("lr_scheduler_type: cosine", kind).replace("max_steps: -1", "max_steps: 100")
-    files = {"run.sh": "accelerate launch --config_file f.yaml scripts/sft.py --config c.yaml\n",
-             "f.yaml": FSDP2, "c.yaml": changed}  # fmt: skip
+    files = {
+        "run.sh": "accelerate launch --config_file f.yaml scripts/sft.py --config c.yaml\n",
+        "f.yaml": FSDP2,
+        "c.yaml": changed,
+    }
     job = of(files, tmp_path).job
     assert job is not None
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=job.learning_rate.peak)
-    theirs = get_scheduler("cosine_with_min_lr", optimizer, num_warmup_steps=0, num_training_steps=100,
-                           scheduler_specific_kwargs={"min_lr": 5e-6})  # fmt: skip
+    theirs = get_scheduler(
+        "cosine_with_min_lr",
+        optimizer,
+        num_warmup_steps=0,
+        num_training_steps=100,
+        scheduler_specific_kwargs={"min_lr": 5e-6},
+    )
     for _ in range(100):
         optimizer.step()
         theirs.step()
@@ -329,9 +343,17 @@ def test_the_least_rate_is_a_share_of_the_peak(tmp_path: Path) -> None:
 
 def test_deepspeeds_own_optimizer_has_its_own_betas(tmp_path: Path) -> None:
     """The example of deepspeed.ai/docs/config-json: its betas, not those that transformers would take by default."""
-    config = DS_Z3 | {"optimizer": {"type": "Adam", "params": {
-        "lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7,
-    }}}  # fmt: skip
+    config = DS_Z3 | {
+        "optimizer": {
+            "type": "Adam",
+            "params": {
+                "lr": 0.001,
+                "betas": [0.8, 0.999],
+                "eps": 1e-8,
+                "weight_decay": 3e-7,
+            },
+        }
+    }
     files = {"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(config)}
     job = of(files, tmp_path).job
     assert job is not None

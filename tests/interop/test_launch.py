@@ -20,9 +20,11 @@ from fivefold.trainer.run import Run
 from tests.interop.draws import Range, plans
 
 PLAN = Plan(
-    named("llama3-8b"), Layout.parse("dp4 tp2 pp2 zero1 mbs1 ac=selective"),
-    Job(sequence=8192, global_batch=128, precision="fp8", loss="chunked"), machine="h100",
-)  # fmt: skip
+    named("llama3-8b"),
+    Layout.parse("dp4 tp2 pp2 zero1 mbs1 ac=selective"),
+    Job(sequence=8192, global_batch=128, precision="fp8", loss="chunked"),
+    machine="h100",
+)
 
 
 def test_a_run_file_is_one_that_train_takes(tmp_path: Path) -> None:
@@ -55,8 +57,11 @@ def test_a_machine_is_needed() -> None:
 def test_kubernetes_ends_at_a_mistake_and_goes_on_after_a_fault() -> None:
     volume, config, runtime, job = yaml.safe_load_all(write(PLAN, to="kubernetes").files["trainjob.yaml"])
     assert [each["kind"] for each in (volume, config, runtime, job)] == [
-        "PersistentVolumeClaim", "ConfigMap", "TrainingRuntime", "TrainJob",
-    ]  # fmt: skip
+        "PersistentVolumeClaim",
+        "ConfigMap",
+        "TrainingRuntime",
+        "TrainJob",
+    ]
     assert tomllib.loads(config["data"]["run.toml"])["layout"] == str(PLAN.layout)
     assert (job["spec"]["trainer"]["numNodes"], job["spec"]["trainer"]["numProcPerNode"]) == (2, 8)
     jobset = runtime["spec"]["template"]["spec"]
@@ -81,7 +86,9 @@ def test_skypilot_starts_as_many_ranks_as_the_layout_has() -> None:
 
 def test_every_stack_that_is_written_is_found() -> None:
     assert (find_stack_format("torchtitan"), find_stack_format("megatron-core"), find_stack_format("fsdp2")) == (
-        "torchtitan", "megatron", "accelerate",
-    )  # fmt: skip
+        "torchtitan",
+        "megatron",
+        "accelerate",
+    )
     with pytest.raises(Mistake, match="no config is written for stack internevo"):
         find_stack_format("internevo")

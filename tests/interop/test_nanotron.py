@@ -126,8 +126,12 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert found.missing == ("tokens.micro_batch_size",)
 
 
-NANOS = Range(models=("tiny", "llama2-7b", "llama3-8b", "qwen2-7b"), recipes=("bf16", "bf16", "fp32", "bf16-pure"),
-              acs=("none", "none", "full"), axes=("dp", "tp", "cp", "pp"))  # fmt: skip
+NANOS = Range(
+    models=("tiny", "llama2-7b", "llama3-8b", "qwen2-7b"),
+    recipes=("bf16", "bf16", "fp32", "bf16-pure"),
+    acs=("none", "none", "full"),
+    axes=("dp", "tp", "cp", "pp"),
+)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -74,9 +74,15 @@ LINES["deepspeed"] = (*LINES["accelerate"], '"gradient_clipping": 0.7')
 def plan(name: str, rate: LearningRate) -> Plan:
     model = model_named("llama2-7b" if name == "nanotron" else "llama3-8b")
     job = Job(
-        sequence=2048, global_batch=32, precision=recipe("bf16-grad16" if name == "accelerate" else "bf16"), steps=170,
-        seed=9, stack=stack_named(find_format(name).stack), learning_rate=rate, optimizer=OPTIMIZER,
-    )  # fmt: skip
+        sequence=2048,
+        global_batch=32,
+        precision=recipe("bf16-grad16" if name == "accelerate" else "bf16"),
+        steps=170,
+        seed=9,
+        stack=stack_named(find_format(name).stack),
+        learning_rate=rate,
+        optimizer=OPTIMIZER,
+    )
     return Plan(model, Layout.parse(LAYOUTS[name]), job, 8, "h100:8")
 
 

@@ -31,9 +31,7 @@ done
         ("run.toml", TORCHTITAN, 8, "torchtitan", "dp8 zero3 mbs2"),
     ],
 )
-def test_few_keys_are_enough(
-    tmp_path: Path, name: str, text: str, ranks: int, software: str, layout: str
-) -> None:  # fmt: skip
+def test_few_keys_are_enough(tmp_path: Path, name: str, text: str, ranks: int, software: str, layout: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     found = read([str(path)], Asked(ranks=ranks))

@@ -29,9 +29,11 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
     if stack == "torchtitan" and model == "mixtral-8x7b":
         model = "qwen3-30b-a3b"  # torchtitan has no Mixtral
     job = Job(
-        stack=stack_named(stack), precision=PRECISIONS.get(stack, "bf16"), sequence=some.choice((2048, 4096)),
+        stack=stack_named(stack),
+        precision=PRECISIONS.get(stack, "bf16"),
+        sequence=some.choice((2048, 4096)),
         global_batch=some.choice((16, 32)),
-    )  # fmt: skip
+    )
     machine = resolve(f"h200:{ranks}", local=Path())
     found = search(model=named(model), machine=machine, job=job, top=20, within=0.1)
     layouts = [ranked.step.layout for ranked in found.best]

@@ -14,9 +14,21 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 
 GROUPED = Model(
-    name="grouped", layers=1, width=24, heads=8, kv_heads=2, head_dim=6, ffn=48, vocab=83, qkv_bias=True, out_bias=True,
-    mlp_bias=True, qk_norm="head", head_bias=True, moe=None,
-)  # fmt: skip
+    name="grouped",
+    layers=1,
+    width=24,
+    heads=8,
+    kv_heads=2,
+    head_dim=6,
+    ffn=48,
+    vocab=83,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    qk_norm="head",
+    head_bias=True,
+    moe=None,
+)
 ROUTED = GROUPED.replace(
     moe=MoE(experts=8, topk=2, ffn=12, shared_experts=1, shared_ffn=16, expert_bias=True, router_bias=True)
 )

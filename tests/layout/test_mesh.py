@@ -83,9 +83,16 @@ def fitting(layout: Layout, *, experts: bool) -> tuple[Model, Job]:
     moe = MoE(experts=12 * layout.ep, topk=2, ffn=12 * layout.etp) if experts else None
     heads = layout.tp * layout.cp
     model = Model(
-        name="m", layers=2 * layout.pp, width=24, heads=heads, kv_heads=heads, head_dim=4, ffn=layout.tp * 4, vocab=64,
+        name="m",
+        layers=2 * layout.pp,
+        width=24,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=4,
+        ffn=layout.tp * 4,
+        vocab=64,
         moe=moe,
-    )  # fmt: skip
+    )
     return model, Job(sequence=4 * layout.cp * layout.tp, global_batch=2 * layout.dp * layout.pp)
 
 
@@ -101,10 +108,16 @@ def drawn(*, experts: bool) -> Iterator[Layout]:
         etp = chosen(chance, tp) if experts else 1
         zero = chance.choice((0, 1, 2, 3))
         layout = Layout(
-            dp=dp, tp=tp, cp=cp, pp=pp, etp=etp, ep=chosen(chance, dp * cp * tp // etp) if experts else 1, zero=zero,
+            dp=dp,
+            tp=tp,
+            cp=cp,
+            pp=pp,
+            etp=etp,
+            ep=chosen(chance, dp * cp * tp // etp) if experts else 1,
+            zero=zero,
             shard_group=chance.choice((None, chosen(chance, dp * cp))) if zero else None,
             order=tuple(chance.sample(DEFAULT_ORDER, 4)),
-        )  # fmt: skip
+        )
         if layout.world > MOST_RANKS:
             continue
         model, job = fitting(layout, experts=experts)

@@ -21,8 +21,11 @@ def test_as_it_is_written() -> None:
     assert alternatives(" dp*  tp{1,2}{,  nosp} ") == ["dp* tp1", "dp* tp1 nosp", "dp* tp2", "dp* tp2 nosp"]
     assert alternatives("pp{2,2 v2,2}") == ["pp2", "pp2 v2"]
     assert alternatives("dp=*,tp={1,2} {fsdp,ddp}") == [
-        "dp* tp1 zero3", "dp* tp1 zero0", "dp* tp2 zero3", "dp* tp2 zero0",
-    ]  # fmt: skip
+        "dp* tp1 zero3",
+        "dp* tp1 zero0",
+        "dp* tp2 zero3",
+        "dp* tp2 zero0",
+    ]
     assert on("dp* tp2 pp2 v2 mbs4", ranks=16) == "dp4 tp2 pp2 v2 mbs4"
     assert on("dp2 tp* zero1", ranks=16) == "dp2 tp8 zero1"
     assert on("dp* tp2x2", ranks=8) == "dp2 tp2x2"

@@ -569,8 +569,9 @@ def test_sends_are_waited_for_once_after_they_are_made() -> None:
 
 def test_the_links_are_those_that_are_used() -> None:
     wrap = schedule("interleaved", pp=3, v=2, micro_batches=3)
-    assert links(wrap) == tuple(sorted([*(("F", r, (r + 1) % 3) for r in range(3)),
-                                        *(("B", (r + 1) % 3, r) for r in range(3))]))  # fmt: skip
+    assert links(wrap) == tuple(
+        sorted([*(("F", r, (r + 1) % 3) for r in range(3)), *(("B", (r + 1) % 3, r) for r in range(3))])
+    )
     assert links(schedule("zbv", pp=2, v=2, micro_batches=4)) == (("B", 0, 1), ("B", 1, 0), ("F", 0, 1), ("F", 1, 0))
     assert links(schedule("interleaved", pp=1, v=4, micro_batches=4)) == ()
 

@@ -40,11 +40,22 @@ def layouts(draw: st.DrawFn) -> Layout:
     stages = {"interleaved": st.integers(2, 5), "zbv": st.just(2), "dualpipev": st.just(2)}.get(schedule, st.just(1))
     zero, etp = draw(st.integers(0, 3)), draw(divisors(tp))
     return Layout(
-        dp=dp, tp=tp, tp_inner=draw(divisors(tp)), cp=cp, pp=pp, ep=draw(divisors(dp * cp * tp // etp)), etp=etp,
-        v=draw(stages), zero=zero, shard_group=draw(st.none() | divisors(dp * cp)) if zero else None,
-        schedule=schedule, mbs=draw(DEGREES), ac=draw(st.sampled_from(["none", "selective", "full"])),
-        cp_kind=draw(st.sampled_from(["ring", "ulysses"])) if cp > 1 else "ring", sp=draw(st.booleans()) or tp == 1,
-    )  # fmt: skip
+        dp=dp,
+        tp=tp,
+        tp_inner=draw(divisors(tp)),
+        cp=cp,
+        pp=pp,
+        ep=draw(divisors(dp * cp * tp // etp)),
+        etp=etp,
+        v=draw(stages),
+        zero=zero,
+        shard_group=draw(st.none() | divisors(dp * cp)) if zero else None,
+        schedule=schedule,
+        mbs=draw(DEGREES),
+        ac=draw(st.sampled_from(["none", "selective", "full"])),
+        cp_kind=draw(st.sampled_from(["ring", "ulysses"])) if cp > 1 else "ring",
+        sp=draw(st.booleans()) or tp == 1,
+    )
 
 
 @every

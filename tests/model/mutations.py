@@ -10,9 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 PLAIN = {
-    "vocab_size": 131, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
 EXPERTS = PLAIN | {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 ALIKE = PLAIN | {"num_experts_per_tok": 2, "num_local_experts": 4}  # experts as wide as the dense layers
 LATENT = {
@@ -26,9 +33,17 @@ STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 GEMMA = PLAIN | {"sliding_window": 6, "query_pre_attn_scalar": 12}
 WIDE = {key: value for key, value in PLAIN.items() if key not in ("num_key_value_heads", "head_dim")}
 
-FALCON = {"vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_kv_heads": 2,
-          "ffn_hidden_size": 40, "max_position_embeddings": 32, "new_decoder_architecture": True,
-          "bias": True}  # fmt: skip
+FALCON = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 40,
+    "max_position_embeddings": 32,
+    "new_decoder_architecture": True,
+    "bias": True,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": PLAIN,
@@ -77,8 +92,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
 _LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-           "original_max_position_embeddings": 16}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 _ROPE: tuple[Any, ...] = (
     None,
     {},

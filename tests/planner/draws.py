@@ -201,8 +201,14 @@ STACK: dict[str, Draw] = {
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
 
 TABLES: dict[type[BaseModel], dict[str, Draw]] = {
-    Job: JOB, Stack: STACK, Recipe: RECIPE, Optimizer: OPTIMIZER, Group: GROUP, LearningRate: RATE, Ramp: RAMP,
-}  # fmt: skip
+    Job: JOB,
+    Stack: STACK,
+    Recipe: RECIPE,
+    Optimizer: OPTIMIZER,
+    Group: GROUP,
+    LearningRate: RATE,
+    Ramp: RAMP,
+}
 
 
 @cache
@@ -221,26 +227,47 @@ def model(some: random.Random) -> Model:
     slides = some.random() < 0.2
     mla = MLA(q_rank=some.choice((None, 24)), kv_rank=16, nope_dim=12, rope_dim=4, v_dim=10)
     moe = MoE(
-        experts=some.choice((1, 4, 6, 8)), topk=1, ffn=some.choice((32, 40)), shared_experts=some.choice((0, 0, 1, 2)),
-        shared_ffn=some.choice((None, 48)), dense_layers=some.choice((0, 1)),
-        score=some.choice(options(MoE, "score")), balance=some.choice(options(MoE, "balance")),
-        capacity=some.choice((None, None, 0.5, 1.25)), normalized=some.random() < 0.5,
-        router_bias=some.random() < 0.2, expert_bias=some.random() < 0.2,
-    )  # fmt: skip
+        experts=some.choice((1, 4, 6, 8)),
+        topk=1,
+        ffn=some.choice((32, 40)),
+        shared_experts=some.choice((0, 0, 1, 2)),
+        shared_ffn=some.choice((None, 48)),
+        dense_layers=some.choice((0, 1)),
+        score=some.choice(options(MoE, "score")),
+        balance=some.choice(options(MoE, "balance")),
+        capacity=some.choice((None, None, 0.5, 1.25)),
+        normalized=some.random() < 0.5,
+        router_bias=some.random() < 0.2,
+        expert_bias=some.random() < 0.2,
+    )
     return Model(
-        name="drawn", layers=layers, width=some.choice((32, 64, 72, 250)), heads=kv_heads * some.choice((1, 2, 4)),
-        kv_heads=kv_heads, head_dim=some.choice((8, 16, 128)), ffn=some.choice((64, 96, 160)),
-        vocab=some.choice((2, 65, 256, 50257)), positions=some.choice((64, 4096)),
-        norm=some.choice(options(Model, "norm")), block=some.choice(options(Model, "block")),
-        mlp=some.choice(options(Model, "mlp")), mlp_bias=some.random() < 0.3,
-        position=some.choice(options(Model, "position")), rope_fraction=some.choice((1.0, 0.5)),
-        qkv_bias=some.random() < 0.3, out_bias=some.random() < 0.3, qk_norm=some.choice(options(Model, "qk_norm")),
-        window=some.choice((3, 64)) if slides else None, window_pattern=(True, False) if slides else (),
-        mla=mla if some.random() < 0.2 else None, tied_embeddings=some.random() < 0.4,
+        name="drawn",
+        layers=layers,
+        width=some.choice((32, 64, 72, 250)),
+        heads=kv_heads * some.choice((1, 2, 4)),
+        kv_heads=kv_heads,
+        head_dim=some.choice((8, 16, 128)),
+        ffn=some.choice((64, 96, 160)),
+        vocab=some.choice((2, 65, 256, 50257)),
+        positions=some.choice((64, 4096)),
+        norm=some.choice(options(Model, "norm")),
+        block=some.choice(options(Model, "block")),
+        mlp=some.choice(options(Model, "mlp")),
+        mlp_bias=some.random() < 0.3,
+        position=some.choice(options(Model, "position")),
+        rope_fraction=some.choice((1.0, 0.5)),
+        qkv_bias=some.random() < 0.3,
+        out_bias=some.random() < 0.3,
+        qk_norm=some.choice(options(Model, "qk_norm")),
+        window=some.choice((3, 64)) if slides else None,
+        window_pattern=(True, False) if slides else (),
+        mla=mla if some.random() < 0.2 else None,
+        tied_embeddings=some.random() < 0.4,
         moe=moe.replace(topk=some.choice(divisors(moe.experts))) if some.random() < 0.4 else None,
-        head_bias=some.random() < 0.2, dropout=some.choice((0.0, 0.1)),
+        head_bias=some.random() < 0.2,
+        dropout=some.choice((0.0, 0.1)),
         mtp=some.choice((None, None, None, MTP(), MTP(depth=2))),
-    )  # fmt: skip
+    )
 
 
 def machine(some: random.Random, *, ranks: int) -> Machine:
@@ -259,11 +286,15 @@ def calibration(some: random.Random) -> Calibration:
         return bare
     return bare.replace(
         matmuls=tuple(MatmulPoint(dtype="bf16", ranks=1, m=m, n=m, k=m, seconds=m**3 / 5e10) for m in (64, 512)),
-        kernels=tuple(KernelPoint(kernel="copy", dtype="bf16", ranks=1, moved_bytes=2**power, seconds=2**power / 5e9)
-                      for power in (16, 24)),
-        collectives=tuple(CollectivePoint(collective="all_reduce", ranks=2, bytes=2**power, seconds=2**power / 1e9)
-                          for power in (12, 24)),
-    )  # fmt: skip
+        kernels=tuple(
+            KernelPoint(kernel="copy", dtype="bf16", ranks=1, moved_bytes=2**power, seconds=2**power / 5e9)
+            for power in (16, 24)
+        ),
+        collectives=tuple(
+            CollectivePoint(collective="all_reduce", ranks=2, bytes=2**power, seconds=2**power / 1e9)
+            for power in (12, 24)
+        ),
+    )
 
 
 def layout(some: random.Random, model: Model) -> Layout:
@@ -291,11 +322,23 @@ def layout(some: random.Random, model: Model) -> Layout:
     if pp > 1 and schedule != "dualpipe" and ac != "none" and dp in (1, 3):
         ac += f"@{1 + dp % (pp - 1)}"
     return Layout(
-        dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, zero=zero, stages=stages,
-        shard_group=some.choice([None, *divisors(dp * cp)]) if zero else None, mbs=some.choice((1, 1, 2, 3)),
-        ac=ac, order=tuple(order), cp_kind=some.choice(("ring", "ulysses")) if cp > 1 else "ring",
+        dp=dp,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        ep=ep,
+        etp=etp,
+        v=v,
+        schedule=schedule,
+        zero=zero,
+        stages=stages,
+        shard_group=some.choice([None, *divisors(dp * cp)]) if zero else None,
+        mbs=some.choice((1, 1, 2, 3)),
+        ac=ac,
+        order=tuple(order),
+        cp_kind=some.choice(("ring", "ulysses")) if cp > 1 else "ring",
         sp=tp == 1 or some.random() < 0.7,
-    )  # fmt: skip
+    )
 
 
 def job(some: random.Random, *, batch: int) -> Job:

@@ -52,12 +52,17 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = ""
     pp = draw(st.sampled_from([1, 1, 2, 4]))
     schedule = draw(st.sampled_from([*WHOLE, "zb1p", "zb2p", "zbv", *OVERLAPPED])) if pp > 1 else "1f1b"
     fields = {
-        "dp": draw(st.sampled_from([1, 2, 4, 8])), "tp": draw(st.sampled_from([1, 2, 4, 8])),
-        "cp": draw(st.sampled_from([1, 1, 2])), "pp": pp, "schedule": schedule,
-        "v": 2 if PIPELINE_SCHEDULES[schedule].stages_per_rank != 1 else 1, "zero": draw(st.integers(0, 3)),
-        "mbs": draw(st.sampled_from([1, 2])), "ac": draw(st.sampled_from(["none", "selective", "full", "norm+act"])),
+        "dp": draw(st.sampled_from([1, 2, 4, 8])),
+        "tp": draw(st.sampled_from([1, 2, 4, 8])),
+        "cp": draw(st.sampled_from([1, 1, 2])),
+        "pp": pp,
+        "schedule": schedule,
+        "v": 2 if PIPELINE_SCHEDULES[schedule].stages_per_rank != 1 else 1,
+        "zero": draw(st.integers(0, 3)),
+        "mbs": draw(st.sampled_from([1, 2])),
+        "ac": draw(st.sampled_from(["none", "selective", "full", "norm+act"])),
         "ep": draw(st.sampled_from([1, 2, 4])) if model.moe else 1,
-    }  # fmt: skip
+    }
     job = Job(
         sequence=2048,
         global_batch=128,

@@ -81,9 +81,7 @@ def test_what_never_fits_is_said_in_one_line() -> None:
         ("llama3-8b", "h100:4", "dp8", "needs 8 ranks, but h100 has 4"),
     ],
 )
-def test_every_question_refuses_a_layout_that_predict_refuses(
-    model: str, machine: str, layout: str, why: str
-) -> None:  # fmt: skip
+def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machine: str, layout: str, why: str) -> None:
     """In the words of ``predict``, whatever is asked; the planner itself has no other way in."""
     job = Job(sequence=3 if model == "nemotron4-15b" else 512, global_batch=64)
     chips, spec, chosen = resolve(machine, local=Path("/nowhere")), named(model), Layout.parse(layout)

@@ -157,10 +157,13 @@ def test_assumptions_are_read_by_name() -> None:
     assert (site.storage, site.pue, site.grid) == (2e9, 1.1, "france")
     assert assumed(["grid=350"]).carbon == 350
     for word, line in (
-        ("failure=2", "unknown assumption 'failure'; did you mean failures"), ("pue", "'pue' is not NAME=VALUE"),
-        ("pue=0.5", "pue: must be 1 or more"), ("grid=mars", "is no grid that is known"),
-        ("restart=10", "is not a number and a unit; write such as 90s"), ("failures=-1", "is not a number"),
-    ):  # fmt: skip
+        ("failure=2", "unknown assumption 'failure'; did you mean failures"),
+        ("pue", "'pue' is not NAME=VALUE"),
+        ("pue=0.5", "pue: must be 1 or more"),
+        ("grid=mars", "is no grid that is known"),
+        ("restart=10", "is not a number and a unit; write such as 90s"),
+        ("failures=-1", "is not a number"),
+    ):
         with pytest.raises(Mistake, match=line):
             assumed([word])
 
@@ -242,9 +245,7 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
 
 def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
     tight = NODE.replace(ranks=1, chip=NODE.chip.replace(memory_bytes=2**31))
-    found = across(
-        model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
-    )  # fmt: skip
+    found = across(model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02)
     assert found.offers[0].run is None
     assert found.offers[0].refused.startswith("nothing fits: dp1 ")
 

@@ -168,8 +168,13 @@ def test_ddp_on_two_ranks(tmp_path: Path) -> None:
     parameters are looked for, the first buckets stay, and their use is a message.
     """
     ddp = nn.parallel.DistributedDataParallel
-    both = two_ranks(tmp_path, lambda: {"": watched_ranks(ddp), "unused": watched_ranks(
-        lambda module: ddp(module, find_unused_parameters=True))})  # fmt: skip
+    both = two_ranks(
+        tmp_path,
+        lambda: {
+            "": watched_ranks(ddp),
+            "unused": watched_ranks(lambda module: ddp(module, find_unused_parameters=True)),
+        },
+    )
     step, other = both[""], both["unused"]
     assert other["traffic"][0]["messages"] == 2
     assert other["memory"]["peak_bytes"] == pytest.approx(step["memory"]["peak_bytes"], rel=0.02)
@@ -194,6 +199,7 @@ def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
     (stage,) = step["memory"]["stages"]
     assert (stage["parameters_bytes"], stage["gradients_bytes"]) == (2 * WEIGHTS, 2 * WEIGHTS)
     assert {(each["collective"], each["messages"], each["bytes"]) for each in step["traffic"]} == {
-        ("all_gather", 2 * BLOCKS, 4 * WEIGHTS), ("reduce_scatter", BLOCKS, 2 * WEIGHTS),
-    }  # fmt: skip
+        ("all_gather", 2 * BLOCKS, 4 * WEIGHTS),
+        ("reduce_scatter", BLOCKS, 2 * WEIGHTS),
+    }
     assert step["work"]["parameters"] == WEIGHTS

@@ -43,11 +43,23 @@ def test_overlap_is_the_hidden_share_of_the_messages() -> None:
 
 def test_the_page(small: Step, measured: Step) -> None:
     split = Time(
-        step_seconds=0.82, compute_seconds=0.5, bubble_seconds=0.1, exposed_seconds={"dp": 0.12},
-        hidden_seconds={"dp": 0.04}, optimizer_seconds=0.05, data_seconds=0.03, host_seconds=0.02,
-        parts={"attention.core backward": 0.5, "dp reduce_scatter": 0.12, "bubble": 0.1, "optimizer": 0.05,
-               "data": 0.03, "host in F": 0.02},
-    )  # fmt: skip
+        step_seconds=0.82,
+        compute_seconds=0.5,
+        bubble_seconds=0.1,
+        exposed_seconds={"dp": 0.12},
+        hidden_seconds={"dp": 0.04},
+        optimizer_seconds=0.05,
+        data_seconds=0.03,
+        host_seconds=0.02,
+        parts={
+            "attention.core backward": 0.5,
+            "dp reduce_scatter": 0.12,
+            "bubble": 0.1,
+            "optimizer": 0.05,
+            "data": 0.03,
+            "host in F": 0.02,
+        },
+    )
     page = budget.page((small, measured.replace(time=split)), findings=["stalled loader: rank 0 waits"])
     text = to_text(page, width=80)
     lines = [line.split() for line in text.splitlines()]

@@ -20,13 +20,20 @@ def test_what_is_compared(small: Step, measured: Step) -> None:
     rows = by_name(compare(small, measured))
     assert list(rows) == [
         "parameters",
-        "parameter state", "gradient state", "optimizer state", "all states", "activations",
+        "parameter state",
+        "gradient state",
+        "optimizer state",
+        "all states",
+        "activations",
         "peak memory",
         "hardware FLOPs",
-        "dp reduce_scatter, messages", "dp reduce_scatter, sent", "dp all_gather, messages", "dp all_gather, sent",
+        "dp reduce_scatter, messages",
+        "dp reduce_scatter, sent",
+        "dp all_gather, messages",
+        "dp all_gather, sent",
         "step time",
         "tokens/s per GPU",
-    ]  # fmt: skip
+    ]
     estimates = ["activations", "peak memory", "step time", "tokens/s per GPU"]
     assert [name for name, row in rows.items() if not row.exact] == estimates
     assert all(row.error == 0 and not row.wrong for row in rows.values() if row.exact)

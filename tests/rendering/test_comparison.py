@@ -14,10 +14,11 @@ from tests.rendering.conftest import SMALL
 def side_by_side(count: int, *, refused: str = "") -> Comparison:
     steps = [
         SMALL.replace(
-            time=SMALL.time.replace(step_seconds=0.82 + i), tokens_per_second_per_gpu=1000 / (0.82 + i),
+            time=SMALL.time.replace(step_seconds=0.82 + i),
+            tokens_per_second_per_gpu=1000 / (0.82 + i),
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
     variants = [Variant(name="ABCDEFGH"[i], facts=(f"mbs{i + 1}",), step=step) for i, step in enumerate(steps)]
     rows = (
         Quantity(name="step", unit="seconds", better="less", values=tuple(step.time.step_seconds for step in steps)),

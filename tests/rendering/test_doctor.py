@@ -13,23 +13,38 @@ HOLDING = Holding(
     bytes=64 * MIB, number=2, category="activations", name="blocks.*.mlp", line="mine.py:7 loss", operation="aten::mm"
 )
 STEADY = Fullest(
-    parameters_bytes=GIB, activations_bytes=3 * GIB, phase="backward", module="blocks.1.mlp", line="mine.py:7 loss",
-    operation="aten::mm", largest=(HOLDING,),
-)  # fmt: skip
+    parameters_bytes=GIB,
+    activations_bytes=3 * GIB,
+    phase="backward",
+    module="blocks.1.mlp",
+    line="mine.py:7 loss",
+    operation="aten::mm",
+    largest=(HOLDING,),
+)
 
 
 def part(module: str, kind: str, flops: int) -> Part:
     return Part(
-        module=module, kind=kind, parameters=1000, forward_flops=flops, backward_flops=2 * flops, recomputed_flops=0,
+        module=module,
+        kind=kind,
+        parameters=1000,
+        forward_flops=flops,
+        backward_flops=2 * flops,
+        recomputed_flops=0,
         kept_bytes=MIB,
-    )  # fmt: skip
+    )
 
 
 def tried(**changes: object) -> Advice:
     values = {
-        "budget_bytes": 2 * GIB, "fits": True, "modules": ("blocks.0", "blocks.1", "blocks.3.mlp"),
-        "predicted_peak_bytes": GIB, "peak_bytes": GIB + MIB, "extra_flops": 10, "extra_share": 0.05,
-    }  # fmt: skip
+        "budget_bytes": 2 * GIB,
+        "fits": True,
+        "modules": ("blocks.0", "blocks.1", "blocks.3.mlp"),
+        "predicted_peak_bytes": GIB,
+        "peak_bytes": GIB + MIB,
+        "extra_flops": 10,
+        "extra_share": 0.05,
+    }
     return Advice.model_validate(values | changes)
 
 
@@ -58,9 +73,16 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 def test_the_page(width: int) -> None:
     flat = " ".join(text(width).split())
     for words in (
-        "4.00 GiB at the peak", "3.00 GiB in the first step", "2.00 k trained", "3.00 GFLOPs a step", "75.0%",
-        "2 × 64.00 MiB", "blocks.* × 2", "1.00 G", "mine.py:9: asks",
-    ):  # fmt: skip
+        "4.00 GiB at the peak",
+        "3.00 GiB in the first step",
+        "2.00 k trained",
+        "3.00 GFLOPs a step",
+        "75.0%",
+        "2 × 64.00 MiB",
+        "blocks.* × 2",
+        "1.00 G",
+        "mine.py:9: asks",
+    ):
         assert words in flat
     assert "ModuleList" not in flat
 
@@ -76,5 +98,9 @@ def test_the_verdicts() -> None:
 
 def test_ranges() -> None:
     assert list(ranges(["a.0", "a.1", "a.2", "a.4", "a.3.b", "c", "x.1.y.0.z", "0", "1"])) == [
-        "c", "a.{0-2,4}", "a.3.b", "x.1.y.0.z", "{0-1}",
-    ]  # fmt: skip
+        "c",
+        "a.{0-2,4}",
+        "a.3.b",
+        "x.1.y.0.z",
+        "{0-1}",
+    ]

@@ -13,9 +13,14 @@ WHY = "tp4 offers 2,000, NVLink 4 asks for 2,198"
 
 def row(*degrees: Degree, axis: str = "tp", largest: int = 1, reason: str = WHY) -> Axis:
     return Axis(
-        axis=axis, sends="output", behind="projection", formula="2·N·H / (w·(tp−1))",
-        degrees=degrees, largest=largest, reason=reason,
-    )  # fmt: skip
+        axis=axis,
+        sends="output",
+        behind="projection",
+        formula="2·N·H / (w·(tp−1))",
+        degrees=degrees,
+        largest=largest,
+        reason=reason,
+    )
 
 
 FOUND = Ratios(

@@ -77,8 +77,9 @@ def test_no_number_is_cut_on_a_narrow_terminal(found: SearchResult) -> None:
 
 
 def test_changes_and_batches_are_rows() -> None:
-    change = Change(change="fp8", layout="dp2", fits=True, memory_bytes=2**30, step_seconds=0.5, faster=1.25,
-                    saved_bytes=-(2**30))  # fmt: skip
+    change = Change(
+        change="fp8", layout="dp2", fits=True, memory_bytes=2**30, step_seconds=0.5, faster=1.25, saved_bytes=-(2**30)
+    )
     text = printed(search.changes([change]))
     assert "+25.0%" in text
     assert "+1.00 GiB" in text
@@ -96,9 +97,14 @@ def test_the_picture_draws_the_front_and_says_its_price(found: SearchResult) -> 
 
 def a_change(words: str, *, faster: float, fits: bool = True) -> Change:
     return Change(
-        change=words, layout=f"dp2 {words}", fits=fits, memory_bytes=2**30, step_seconds=1 / faster, faster=faster,
+        change=words,
+        layout=f"dp2 {words}",
+        fits=fits,
+        memory_bytes=2**30,
+        step_seconds=1 / faster,
+        faster=faster,
         saved_bytes=-(2**20),
-    )  # fmt: skip
+    )
 
 
 def test_a_walk_lists_what_helps_most_and_what_would_if_it_fitted() -> None:

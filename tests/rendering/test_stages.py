@@ -11,10 +11,15 @@ GIB = 2**30
 
 def stage(number: int, *, activations: int, cause: str = "") -> StageMemory:
     return StageMemory(
-        stage=number, parameters_bytes=5 * GIB, gradients_bytes=3 * GIB, optimizer_bytes=9 * GIB,
-        activations_bytes=activations * GIB, temporary_bytes=2 * GIB, peak_bytes=(19 + activations) * GIB,
+        stage=number,
+        parameters_bytes=5 * GIB,
+        gradients_bytes=3 * GIB,
+        optimizer_bytes=9 * GIB,
+        activations_bytes=activations * GIB,
+        temporary_bytes=2 * GIB,
+        peak_bytes=(19 + activations) * GIB,
         peak_cause=cause,
-    )  # fmt: skip
+    )
 
 
 def pipeline(count: int) -> list[StageMemory]:

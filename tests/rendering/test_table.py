@@ -29,9 +29,16 @@ def test_a_step_on_one_page(small: Step) -> None:
 
 def test_where_comparable_runs_lie_is_said_of_time_and_memory(small: Step) -> None:
     time = Interval(
-        low_90=0.7, low_50=0.83, middle=0.9, high_50=0.95, high_90=1.4, error=0.1, sources=2, runs=12,
+        low_90=0.7,
+        low_50=0.83,
+        middle=0.9,
+        high_50=0.95,
+        high_90=1.4,
+        error=0.1,
+        sources=2,
+        runs=12,
         outside=("software ours",),
-    )  # fmt: skip
+    )
     bounds = {name: round(getattr(time, name) * GIB) for name in ("low_90", "low_50", "middle", "high_50", "high_90")}
     peak = time.replace(**bounds, runs=0, sources=0)
     known = small.replace(time=small.time.replace(interval=time), memory=small.memory.replace(interval=peak))
@@ -80,12 +87,19 @@ def test_any_width_prints(small: Step, large: Step, width: int) -> None:
 
 def test_zeros_print() -> None:
     nothing = Step(
-        kind="measured", model="m", machine="x", layout="dp1 zero0 mbs1", job={}, world=1,
+        kind="measured",
+        model="m",
+        machine="x",
+        layout="dp1 zero0 mbs1",
+        job={},
+        world=1,
         memory=Memory(peak_bytes=0, stages=()),
         work=Work(parameters=0, active_parameters=0, model_flops_causal=0, model_flops_full=0, hardware_flops=0),
-        traffic=(), time=Time(step_seconds=0.0, compute_seconds=0.0), tokens_per_second_per_gpu=0.0,
+        traffic=(),
+        time=Time(step_seconds=0.0, compute_seconds=0.0),
+        tokens_per_second_per_gpu=0.0,
         mfu={"causal": 0.0, "full": 0.0, "hardware": 0.0},
-    )  # fmt: skip
+    )
     text = to_text(table.step(nothing))
     assert "1 rank\n" in text
     assert "none" in text

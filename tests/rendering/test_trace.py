@@ -21,11 +21,15 @@ def test_a_trace_in_microseconds_with_a_process_per_rank(tmp_path: Path) -> None
     assert found["otherData"] == {"model": "tiny"}
     spans = [event for event in found["traceEvents"] if event["ph"] == "X"]
     assert [(s["name"], s["cat"], s["pid"], s["tid"]) for s in spans] == [
-        ("F0.3", "F", 0, 0), ("tp, cp", "messages", 0, 1), ("update", "update", 0, 0), ("BW1.0", "BW", 1, 0),
-    ]  # fmt: skip
+        ("F0.3", "F", 0, 0),
+        ("tp, cp", "messages", 0, 1),
+        ("update", "update", 0, 0),
+        ("BW1.0", "BW", 1, 0),
+    ]
     assert [(s["ts"], s["dur"]) for s in spans[:2]] == [
-        (pytest.approx(1000), pytest.approx(2000)), (pytest.approx(2500), pytest.approx(500)),
-    ]  # fmt: skip
+        (pytest.approx(1000), pytest.approx(2000)),
+        (pytest.approx(2500), pytest.approx(500)),
+    ]
     assert spans[0]["args"] == {"stage": 0, "micro_batch": 3}
     assert spans[2]["args"] == {}
     names = [event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"]
@@ -46,22 +50,36 @@ def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Pat
     )
     sent = Message("tp", "tp", (0, 1), "all_gather", 128, 64, 1, (), (), 0.002, 0.0025, 0.003, 0.004, False, 3)
     measured = [
-        RankTrace(rank, 2, 0, 0.0, 0.0, (RankStep(4, 7.0 + rank / 1000, spans, (sent, sent._replace(early=True))),),
-                  (Span("evaluate", "evaluation after step 4", 8.0, 9.0), Span("evaluate", "before", 1.0, 2.0)))
+        RankTrace(
+            rank,
+            2,
+            0,
+            0.0,
+            0.0,
+            (RankStep(4, 7.0 + rank / 1000, spans, (sent, sent._replace(early=True))),),
+            (Span("evaluate", "evaluation after step 4", 8.0, 9.0), Span("evaluate", "before", 1.0, 2.0)),
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     trace.write(trace.lanes(measured, predicted=ROWS, rehearsed=ROWS), tmp_path / "t.json", about={})
     found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     names = [event["args"]["name"] for event in found if event["name"] == "process_name"]
     assert names == [
-        "predicted, pipeline rank 0", "predicted, pipeline rank 1", "rehearsed, pipeline rank 0",
-        "rehearsed, pipeline rank 1", "measured, rank 0 (pipeline rank 0)", "measured, rank 1 (pipeline rank 0)",
-    ]  # fmt: skip
+        "predicted, pipeline rank 0",
+        "predicted, pipeline rank 1",
+        "rehearsed, pipeline rank 0",
+        "rehearsed, pipeline rank 1",
+        "measured, rank 0 (pipeline rank 0)",
+        "measured, rank 1 (pipeline rank 0)",
+    ]
     last = [event for event in found if event["pid"] == 5 and event["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in last] == [
-        ("step 4", 0, 1000, 10000), ("F0.0", 0, 2000, 4000), ("norm1", 1, 3000, 1000), ("tp all_gather", 1, 4000, 1000),
+        ("step 4", 0, 1000, 10000),
+        ("F0.0", 0, 2000, 4000),
+        ("norm1", 1, 3000, 1000),
+        ("tp all_gather", 1, 4000, 1000),
         ("evaluation after step 4", 0, 1e6, 1e6),
-    ]  # fmt: skip
+    ]
     assert last[1]["args"] == {"own_us": 2000, "stage": 0, "micro_batch": 0}
     ways = [(e["ph"], e["id"], e["ts"]) for e in found if e["pid"] == 5 and e["ph"] in "be"]
     assert ways == [("b", "4.0", 3500), ("e", "4.0", 5000), ("b", "4.1", 3500), ("e", "4.1", 4000)]

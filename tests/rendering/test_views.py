@@ -54,8 +54,9 @@ def test_a_line_of_work_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, rea
 def test_a_column_of_a_search_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     column: Column[Any] = Column(ADDED, lambda row: row[1].step.world, lambda ranks: f"{ranks} ranks of it")
     monkeypatch.setattr(search_view, "RANKED", (*search_view.RANKED, column))
-    result = run_search(model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False,
-                        recomputations=("none",))  # fmt: skip
+    result = run_search(
+        model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",)
+    )
     page = shown(Site(tmp_path, local=tmp_path), SearchPage(model="llama3-8b", machine="h100:8"), result)
     for text in (to_text(search_view.page(result), width=200), html.search(result), page):
         assert ADDED in text

@@ -28,8 +28,11 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
     job = load_job(file, ["reduce=micro_batch", "stack.compile=true"], seq=1024, attention="flash2")
     assert (job.sequence, job.precision.name) == (1024, "fp32")
     assert (job.stack.loss, job.stack.reduce, job.stack.compile, job.stack.attention) == (
-        "plain", "micro_batch", True, "flash2",
-    )  # fmt: skip
+        "plain",
+        "micro_batch",
+        True,
+        "flash2",
+    )
 
 
 @pytest.mark.parametrize(

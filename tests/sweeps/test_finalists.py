@@ -57,9 +57,12 @@ def test_a_search_measures_for_real(tmp_path):
     toml.write(machine().replace(ranks=1, ranks_per_node=2), path)
     words = ["search", "nano", "local:1", "--seq", "32", "--gbs", "4", "--precision", "fp32", "--measure", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "fivefold", *words], capture_output=True, text=True,
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path,
-    )  # fmt: skip
+        [sys.executable, "-m", "fivefold", *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "Measured" in done.stdout
     assert toml.read(path).calibration.units  # and its units are known from now on

@@ -31,9 +31,14 @@ def local(tmp_path: Path) -> Path:
 
 def swept(local: Path, *, submit: Submit | None = None, **values: Any) -> list[Row]:
     least = {
-        "models": ["nano"], "machines": ["local"], "ranks": [1, 2], "layouts": ["dp* mbs{2,4}"],
-        "sequences": [32], "batches": [4], "precisions": ["fp32"],
-    }  # fmt: skip
+        "models": ["nano"],
+        "machines": ["local"],
+        "ranks": [1, 2],
+        "layouts": ["dp* mbs{2,4}"],
+        "sequences": [32],
+        "batches": [4],
+        "precisions": ["fp32"],
+    }
     plan = Plan.of(Sweep.read(least | values, origin="test"), local=local)
     trials = Trials(local.parent / "trials", steps=4, submit=submit)
     with opened(local.parent / "journal") as journal:
@@ -56,8 +61,9 @@ def played(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]:
 def test_two_real_runs(local: Path) -> None:
     rows = swept(local, ranks=[1])
     assert [(row.layout, row.measured, row.measured_why) for row in rows] == [
-        ("dp1 zero0 mbs2", "measured", ""), ("dp1 zero0 mbs4", "measured", ""),
-    ]  # fmt: skip
+        ("dp1 zero0 mbs2", "measured", ""),
+        ("dp1 zero0 mbs4", "measured", ""),
+    ]
     for row in rows:
         assert row.measured_step_seconds
         assert row.measured_tokens_per_second_per_gpu == pytest.approx(4 * 32 / row.measured_step_seconds / row.ranks)
@@ -185,9 +191,10 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
     commands(folder, squeue='[ "$3" = 72 ] || { echo "slurm_load_jobs error: Invalid job id" >&2; exit 1; }')
     rows = swept(local, submit=_submit)
     assert [(row.measured, row.measured_why) for row in rows[:3]] == [
-        ("measured", ""), ("memory", "CUDA out of memory"),
+        ("measured", ""),
+        ("memory", "CUDA out of memory"),
         ("failed", f"the Slurm job 73 is gone and left neither a result nor {runs[2] / 'slurm-73.txt'}"),
-    ]  # fmt: skip
+    ]
     commands(folder, sbatch="echo hello")
     with pytest.raises(Fault, match="sbatch gave no number of a job, but said 'hello'"):
         swept(local, submit=_submit, sequences=[64])

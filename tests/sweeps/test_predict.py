@@ -38,9 +38,14 @@ def plan_of(**values: Any) -> list[tuple[Setting, list[str]]]:
 
 def by_names(row: Row) -> Step:
     return fivefold.predict(
-        row.model, f"{row.machine}:{row.ranks}", row.layout, seq=row.sequence, gbs=row.batch,
-        precision=row.precision, stack=row.stack,
-    )  # fmt: skip
+        row.model,
+        f"{row.machine}:{row.ranks}",
+        row.layout,
+        seq=row.sequence,
+        gbs=row.batch,
+        precision=row.precision,
+        stack=row.stack,
+    )
 
 
 def test_rows_are_what_predict_says() -> None:
@@ -58,8 +63,9 @@ def test_rows_are_what_predict_says() -> None:
             continue
         step = by_names(row)
         assert (row.step_seconds, row.tokens_per_second_per_gpu) == (
-            step.time.step_seconds, step.tokens_per_second_per_gpu,
-        )  # fmt: skip
+            step.time.step_seconds,
+            step.tokens_per_second_per_gpu,
+        )
         assert (row.peak_bytes, row.status) == (step.memory.peak_bytes, "fits" if step.memory.fits else "memory")
         assert (row.mfu_causal, row.mfu_full, row.mfu_hardware) == (step.mfu.causal, step.mfu.full, step.mfu.hardware)
         assert row.layout == step.layout

@@ -14,8 +14,16 @@ from fivefold.record import Fault, Mistake
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import check, write
 
-LEAST = {"model": "nano", "machine": "h100", "ranks": 8, "recomputation": "none", "sequence": 64, "batch": 8,
-         "precision": "bf16", "stack": "fivefold"}  # fmt: skip
+LEAST = {
+    "model": "nano",
+    "machine": "h100",
+    "ranks": 8,
+    "recomputation": "none",
+    "sequence": 64,
+    "batch": 8,
+    "precision": "bf16",
+    "stack": "fivefold",
+}
 ROWS = [
     Row(
         **LEAST, layout="dp8 zero3 mbs1", status="fits", dp=8, step_seconds=0.1 + 0.2, peak_bytes=2**62 + 1,

@@ -59,8 +59,11 @@ def test_every_combination_is_a_row() -> None:
             continue
         plan = Plan.of(made, local=NOWHERE)
         assert plan.rows == rows
-        parts = [(s.model.name, s.machine_name, s.ranks, s.sequence, s.batch, s.precision, s.stack, text)
-                 for s, texts in plan.parts for text in texts]  # fmt: skip
+        parts = [
+            (s.model.name, s.machine_name, s.ranks, s.sequence, s.batch, s.precision, s.stack, text)
+            for s, texts in plan.parts
+            for text in texts
+        ]
         assert len(set(parts)) == len(parts) == rows
         counted += rows
     assert counted > 1000
@@ -86,8 +89,11 @@ def test_best_of() -> None:
     assert best_of("best 12 ac=full/2") == (12, "full/2")
     assert best_of("dp8 ac=full") is None
     assert sweep(layouts=["best 2", "dp*"], recomputations=["none", "full"]).requests() == [
-        "best 2 ac=none", "best 2 ac=full", "dp* ac=none", "dp* ac=full",
-    ]  # fmt: skip
+        "best 2 ac=none",
+        "best 2 ac=full",
+        "dp* ac=none",
+        "dp* ac=full",
+    ]
     assert Layout.parse("dp8 ac=none") == Layout.parse("dp8")
 
 

@@ -92,9 +92,15 @@ def test_lines_of_torch_that_mean_memory() -> None:
 
 def test_a_job_with_a_ramp_and_a_warm_up_is_measured_at_its_whole_batch(tmp_path: Path) -> None:
     job = Job.read(
-        {"sequence": 512, "global_batch": 64, "ramp": {"first": 16, "step": 16, "every": 10},
-         "learning_rate": {"warmup_steps": 100}, "stack": "fivefold"}, origin="test",
-    )  # fmt: skip
+        {
+            "sequence": 512,
+            "global_batch": 64,
+            "ramp": {"first": 16, "step": 16, "every": 10},
+            "learning_rate": {"warmup_steps": 100},
+            "stack": "fivefold",
+        },
+        origin="test",
+    )
     from fivefold.trainer.run import Run
 
     run = Run.load(prepare(tmp_path, model=MODEL, machine=MACHINE, layout=Layout(dp=2), job=job, steps=8))

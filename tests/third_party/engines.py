@@ -16,8 +16,15 @@ from tests.third_party.loops import SEQUENCE, SHAPE, Batch, CausalLM, Loop, Pret
 def _launched(**more: str) -> None:
     """The environment that accelerate's launcher makes."""
     rank = str(dist.get_rank())
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", **more}  # fmt: skip
+    os.environ |= {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+        "ACCELERATE_USE_CPU": "true",
+        **more,
+    }
 
 
 def accelerate(*, pretrained: bool) -> Loop:
@@ -29,9 +36,11 @@ def accelerate(*, pretrained: bool) -> Loop:
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
 
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
         reshard_after_forward=True,
-    )  # fmt: skip
+    )
     model: nn.Module = Pretrained() if pretrained else CausalLM()
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     accelerator.state.fsdp_plugin = plugin
@@ -48,10 +57,17 @@ def trainer(*, half: bool = False) -> Loop:
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     config = LlamaConfig(
-        hidden_size=SHAPE.width, num_hidden_layers=SHAPE.layers, num_attention_heads=SHAPE.heads,
-        num_key_value_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim, intermediate_size=SHAPE.ffn,
-        vocab_size=SHAPE.vocab, max_position_embeddings=SEQUENCE, tie_word_embeddings=False, use_cache=False,
-    )  # fmt: skip
+        hidden_size=SHAPE.width,
+        num_hidden_layers=SHAPE.layers,
+        num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.kv_heads,
+        head_dim=SHAPE.head_dim,
+        intermediate_size=SHAPE.ffn,
+        vocab_size=SHAPE.vocab,
+        max_position_embeddings=SEQUENCE,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=half, report_to="none", ddp_broadcast_buffers=False
     )
@@ -82,10 +98,12 @@ def deepspeed(*, zero: int, micro_batches: int = 1, **keys: int) -> Loop:
     package.init_distributed(dist_backend="gloo")
     model = CausalLM()
     config = {
-        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": micro_batches,
-        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": micro_batches,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys},
-    }  # fmt: skip
+    }
     engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
     optimizer = getattr(wrapped, "optimizer", wrapped)
 

@@ -283,17 +283,24 @@ def cut(model: Llama, mesh: DeviceMesh) -> None:
 
     whole = PrepareModuleInput(input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None))
     gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    parallelize_module(model, mesh, {
-        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "norm": SequenceParallel(), "head": ColwiseParallel(
-            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
-        "blocks.*.norm1": SequenceParallel(), "blocks.*.norm2": SequenceParallel(),
-        "blocks.*.attention": whole, "blocks.*.mlp": gathered,
-        **{f"blocks.*.attention.{part}": ColwiseParallel() for part in "qkv"},
-        "blocks.*.attention.out": RowwiseParallel(output_layouts=Shard(1)),
-        "blocks.*.mlp.gate": ColwiseParallel(), "blocks.*.mlp.up": ColwiseParallel(),
-        "blocks.*.mlp.down": RowwiseParallel(output_layouts=Shard(1)),
-    })  # fmt: skip
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+            "blocks.*.norm1": SequenceParallel(),
+            "blocks.*.norm2": SequenceParallel(),
+            "blocks.*.attention": whole,
+            "blocks.*.mlp": gathered,
+            **{f"blocks.*.attention.{part}": ColwiseParallel() for part in "qkv"},
+            "blocks.*.attention.out": RowwiseParallel(output_layouts=Shard(1)),
+            "blocks.*.mlp.gate": ColwiseParallel(),
+            "blocks.*.mlp.up": ColwiseParallel(),
+            "blocks.*.mlp.down": RowwiseParallel(output_layouts=Shard(1)),
+        },
+    )
 
 
 def pipeline(*, schedule: str, micro_batches: int, v: int = 1, dp: int = 1) -> Loop:
@@ -308,12 +315,15 @@ def pipeline(*, schedule: str, micro_batches: int, v: int = 1, dp: int = 1) -> L
     if dp > 1:
         for part in parts:
             fully_sharded(part, mesh["dp"], reshard=False)  # type: ignore[arg-type]
-    stages = [PipelineStage(part, stage, 2 * v, torch.device("cpu"), group=mesh.get_group("pp"))
-              for part, stage in zip(parts, held, strict=True)]  # fmt: skip
+    stages = [
+        PipelineStage(part, stage, 2 * v, torch.device("cpu"), group=mesh.get_group("pp"))
+        for part, stage in zip(parts, held, strict=True)
+    ]
     runtime: Any = get_schedule_class(schedule)(
         stages if v > 1 else stages[0],  # type: ignore[arg-type]
-        n_microbatches=micro_batches, loss_fn=loss,
-    )  # fmt: skip
+        n_microbatches=micro_batches,
+        loss_fn=loss,
+    )
     optimizer = adamw(parts.parameters())
 
     def step(micro: list[Batch]) -> None:

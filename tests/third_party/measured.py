@@ -137,8 +137,12 @@ def deepspeed(zero: int, micro_batches: int = 1, **facts: int) -> Case:
     return Case(loop, "deepspeed", f"dp2 zero{zero}", 2, micro_batches, changed, norm=norm, flat=zero == 3)
 
 
-KEYS = {"fetch_ahead": "prefetch_bucket_size", "fetch_small": "param_persistence_threshold",
-        "fetch_reuse": "max_reuse_distance", "fetch_live": "max_live_parameters"}  # fmt: skip
+KEYS = {
+    "fetch_ahead": "prefetch_bucket_size",
+    "fetch_small": "param_persistence_threshold",
+    "fetch_reuse": "max_reuse_distance",
+    "fetch_live": "max_live_parameters",
+}
 USED = 4 * 39  # which parameters were used: Trainer has DistributedDataParallel find those that were not
 if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as accelerate is
     CASES["Trainer, DDP"] = Case(engines.trainer, "ddp", "dp2 zero0", 2, 1, {"loss": "plain"}, norm=USED)
@@ -172,8 +176,12 @@ def predicted(case: Case) -> Step:
     if case.stack == "torchtitan":  # eager, and cross entropy without its fp32 copy
         stack = stack.replace(compile=False, kernels="plain")
     stack = stack.replace(**case.changed)
-    job = Job(stack=stack, sequence=loops.SEQUENCE, global_batch=layout.dp * case.mbs * case.micro_batches,
-              precision=case.precision)  # fmt: skip
+    job = Job(
+        stack=stack,
+        sequence=loops.SEQUENCE,
+        global_batch=layout.dp * case.mbs * case.micro_batches,
+        precision=case.precision,
+    )
     machine = MACHINE.replace(ranks=layout.world, ranks_per_node=layout.world)
     return predict(model=loops.SHAPE, machine=machine, layout=layout, job=job)
 
@@ -240,10 +248,13 @@ class Beside(NamedTuple):
     def sent(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
         """Messages and bytes by axis and collective, predicted (without the trainer's own 12 bytes) and measured."""
         first, second = (
-            {f"{each.axis} {each.collective}": (each.messages, each.bytes) for each in step.traffic
-             if each.axis != "world"}
+            {
+                f"{each.axis} {each.collective}": (each.messages, each.bytes)
+                for each in step.traffic
+                if each.axis != "world"
+            }
             for step in (self.predicted, self.measured)
-        )  # fmt: skip
+        )
         if self.case.norm:
             messages, sent = second["dp all_reduce"]
             second["dp all_reduce"] = messages - 1, sent - self.case.norm
@@ -274,21 +285,27 @@ def beside(name: str) -> Beside:
 
 def markdown(rows: list[Beside]) -> str:
     """The table of the page."""
-    lines = ["| loop | stack | layout | micro-batches | peak predicted | measured | difference | messages | "
-             "FLOPs, states |", "|---|---|---|---:|---:|---:|---:|---|---|"]  # fmt: skip
+    lines = [
+        "| loop | stack | layout | micro-batches | peak predicted | measured | difference | messages | FLOPs, states |",
+        "|---|---|---|---:|---:|---:|---:|---|---|",
+    ]
     for row in rows:
         changed = "".join(f" `{key}={value}`" for key, value in row.case.changed.items())
-        peaks = [" / ".join(show_bytes(each.peak_bytes) for each in step.memory.stages)
-                 for step in (row.predicted, row.measured)]  # fmt: skip
+        peaks = [
+            " / ".join(show_bytes(each.peak_bytes) for each in step.memory.stages)
+            for step in (row.predicted, row.measured)
+        ]
         errors = " / ".join(f"{error:+.2%}" for error in row.errors) + ", open" * (row.case.open > 0)
         mine, theirs = row.sent
         told = ", ".join(f"{count} {name}" for name, (count, _) in theirs.items())
         same = "equal" if mine == theirs else f"predicted {', '.join(f'{n} {k}' for k, (n, _) in mine.items())}"
         states = "equal" if row.states[0] == row.states[1] else "differ"
         flops = row.predicted.work.hardware_flops == row.measured.work.hardware_flops
-        lines.append(f"| {row.name} | `{row.case.stack}`{changed} | `{row.case.layout} mbs{row.case.mbs}` | "
-                     f"{row.case.micro_batches} | {peaks[0]} | {peaks[1]} | {errors} | {told}: {same} | "
-                     f"{'equal' if flops else 'differ'}, {states} |")  # fmt: skip
+        lines.append(
+            f"| {row.name} | `{row.case.stack}`{changed} | `{row.case.layout} mbs{row.case.mbs}` | "
+            f"{row.case.micro_batches} | {peaks[0]} | {peaks[1]} | {errors} | {told}: {same} | "
+            f"{'equal' if flops else 'differ'}, {states} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -300,8 +317,11 @@ def main() -> int:
     rows = []
     for name in (each for each in CASES if options.only in each):
         rows.append(beside(name))
-        print(f"{name}: peak {', '.join(f'{error:+.2%}' for error in rows[-1].errors)}, "
-              f"{'agrees' if rows[-1].agrees else 'DIFFERS'}", file=sys.stderr)  # fmt: skip
+        print(
+            f"{name}: peak {', '.join(f'{error:+.2%}' for error in rows[-1].errors)}, "
+            f"{'agrees' if rows[-1].agrees else 'DIFFERS'}",
+            file=sys.stderr,
+        )
     print(markdown(rows))
     if options.markdown:
         text = options.markdown.read_text(encoding="utf-8")

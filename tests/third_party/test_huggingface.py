@@ -69,8 +69,12 @@ def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if layout.zero:
             assert zero.reduce_bucket_size == stack.reduce_bucket
         if layout.zero == 3:
-            held = (zero.prefetch_bucket_size, zero.param_persistence_threshold, zero.max_live_parameters,
-                    zero.max_reuse_distance)  # fmt: skip
+            held = (
+                zero.prefetch_bucket_size,
+                zero.param_persistence_threshold,
+                zero.max_live_parameters,
+                zero.max_reuse_distance,
+            )
             assert held == (stack.fetch_ahead, stack.fetch_small, stack.fetch_live, stack.fetch_reuse)
         assert bool(config.bfloat16_config.enabled) == (plan.job.precision.compute == "bf16")
         assert bool(config.float16_config.enabled) == (plan.job.precision.compute == "fp16")
@@ -96,8 +100,13 @@ def trained(folder: Path, command: list[str], script: str = "train.py", **enviro
         file.write("use_cpu: true\nreport_to: none\nsave_strategy: 'no'\nlogging_steps: 1\n")
     done = subprocess.run(
         [sys.executable, "-m", *command, script, "arguments.yaml"],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=900, env=os.environ | environment,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        env=os.environ | environment,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 

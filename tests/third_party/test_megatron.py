@@ -78,8 +78,15 @@ def test_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SMALL = Model(
-    name="small", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=512,
-)  # fmt: skip
+    name="small",
+    layers=2,
+    width=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=96,
+    vocab=512,
+)
 MODELS = (
     SMALL,
     SMALL.replace(name="tied", tied_embeddings=True, qk_norm="head"),
@@ -117,14 +124,19 @@ def test_cores_model_has_our_parameters(model: Model, one_rank: None, monkeypatc
         **core_fields(given), use_cpu_initialization=True, perform_initialization=False
     )
     spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm,
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=False,
+        qk_layernorm=config.qk_layernorm,
         normalization=config.normalization,
-    )  # fmt: skip
+    )
     built = GPTModel(
-        config, spec, vocab_size=given["vocab_size"], max_sequence_length=model.positions,
+        config,
+        spec,
+        vocab_size=given["vocab_size"],
+        max_sequence_length=model.positions,
         position_embedding_type=given.get("position_embedding_type", "learned_absolute"),
         share_embeddings_and_output_weights="untie_embeddings_and_output_weights" not in given,
-    )  # fmt: skip
+    )
     assert sum(each.numel() for each in built.parameters()) == model.parameters
 
 
@@ -145,8 +157,10 @@ def test_bridge_makes_a_container(tmp_path: Path, without_transformer_engine: No
         assert (config.train.micro_batch_size, config.train.global_batch_size) == (layout.mbs, plan.job.global_batch)
         assert config.optimizer.use_distributed_optimizer == (layout.zero == 1)
         assert (model.num_layers, model.hidden_size, model.vocab_size) == (
-            plan.model.layers, plan.model.width, plan.model.vocab,
-        )  # fmt: skip
+            plan.model.layers,
+            plan.model.width,
+            plan.model.vocab,
+        )
 
 
 def test_catalog_models_are_written() -> None:

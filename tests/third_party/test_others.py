@@ -37,8 +37,10 @@ def test_nanotron_parses_its_yaml(tmp_path: Path, nanotron_config: Any) -> None:
         assert config.optimizer.zero_stage == layout.zero
         model = config.model.model_config
         assert (model.hidden_size, model.num_hidden_layers, model.num_key_value_heads) == (
-            plan.model.width, plan.model.layers, plan.model.kv_heads,
-        )  # fmt: skip
+            plan.model.width,
+            plan.model.layers,
+            plan.model.kv_heads,
+        )
         taken += 1
     assert taken >= 20
 

@@ -41,8 +41,9 @@ def backward_peak(*, compiled: bool) -> float:
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
     mesh, head, found = init_device_mesh("cpu", (2,)), nn.Linear(WIDTH, VOCAB, bias=False), 0.0
-    parallelize_module(head, mesh, ColwiseParallel(
-        input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False))  # fmt: skip
+    parallelize_module(
+        head, mesh, ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False)
+    )
     compute = torch.compile(loss) if compiled else loss
     for _ in range(STEPS):
         x, targets = torch.randn(1, TOKENS, WIDTH, requires_grad=True), torch.randint(VOCAB, (1, TOKENS))

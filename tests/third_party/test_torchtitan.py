@@ -43,10 +43,14 @@ def test_degrees_and_batches_are_ours(tmp_path: Path, monkeypatch: pytest.Monkey
         config, layout = parsed(plan, tmp_path, monkeypatch), plan.layout
         asked = config.parallelism
         dims = ParallelDims(
-            dp_replicate=asked.data_parallel_replicate_degree, dp_shard=asked.data_parallel_shard_degree,
-            cp=asked.context_parallel_degree, tp=asked.tensor_parallel_degree, pp=asked.pipeline_parallel_degree,
-            ep=asked.expert_parallel_degree, world_size=layout.world,
-        )  # fmt: skip
+            dp_replicate=asked.data_parallel_replicate_degree,
+            dp_shard=asked.data_parallel_shard_degree,
+            cp=asked.context_parallel_degree,
+            tp=asked.tensor_parallel_degree,
+            pp=asked.pipeline_parallel_degree,
+            ep=asked.expert_parallel_degree,
+            world_size=layout.world,
+        )
         assert (dims.tp, dims.cp, dims.pp) == (layout.tp, layout.cp, layout.pp)
         assert dims.dp_replicate * dims.dp_shard == layout.dp
         assert dims.dp_shard * dims.cp == (layout.shards if layout.zero else 1)

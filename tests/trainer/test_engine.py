@@ -19,9 +19,16 @@ from fivefold.trainer.engine import Engine, StepResult
 from fivefold.trainer.optimizers.loss_scaling import LEAST
 
 MODEL = Model(
-    name="mixed", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83,
+    name="mixed",
+    layers=2,
+    width=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=50,
+    vocab=83,
     moe=MoE(experts=4, topk=2, ffn=9, balance="free"),
-)  # fmt: skip
+)
 
 
 def state(built: Built) -> dict[str, Tensor]:

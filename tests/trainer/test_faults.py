@@ -48,9 +48,11 @@ RUN = {
     "data": {"corpus": "corpus", "heldout": 0.2}, "checkpoints": {"every_steps": 4},
 }  # fmt: skip
 TWO = {
-    "layout": "dp2 zero2 mbs2", "job": {"steps": 120}, "checkpoints": {"every_steps": 4},
+    "layout": "dp2 zero2 mbs2",
+    "job": {"steps": 120},
+    "checkpoints": {"every_steps": 4},
     "faults": {"max_restarts": 0},
-}  # fmt: skip
+}
 NOT_HALF = "nothing is half-done, and the same command takes it up again"
 
 
@@ -623,12 +625,21 @@ def test_two_processes_end_and_go_on() -> None:
     with true_interpreters():
         done = subprocess.run(
             [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"],
-            capture_output=True, text=True, check=True, timeout=120,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
     assert done.stderr.splitlines()[-1].startswith("finished 120 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
-        "checkpoints", "data", "log.jsonl", "predicted.json", "report.html", "step.json", "tensorboard",
-    ]  # fmt: skip
+        "checkpoints",
+        "data",
+        "log.jsonl",
+        "predicted.json",
+        "report.html",
+        "step.json",
+        "tensorboard",
+    ]
     whole = run_folder.read(Path("straight"))
     assert run_folder.promised(Path("straight")) == whole.predicted.replace(operations=())
     (peak,) = (line["peak_bytes"] for line in lines("straight") if "peak_bytes" in line)

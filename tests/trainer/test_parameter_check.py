@@ -19,9 +19,18 @@ from fivefold.model.spec import Model
 from fivefold.trainer.parallel.placement import Placement
 
 MODEL = Model(
-    name="small", layers=2, width=16, heads=2, kv_heads=2, head_dim=6, ffn=16, vocab=40, attention_sinks=True,
-    mla=MLA(q_rank=8, kv_rank=8, nope_dim=4, rope_dim=2, v_dim=4), moe=MoE(experts=2, topk=1, ffn=8),
-)  # fmt: skip
+    name="small",
+    layers=2,
+    width=16,
+    heads=2,
+    kv_heads=2,
+    head_dim=6,
+    ffn=16,
+    vocab=40,
+    attention_sinks=True,
+    mla=MLA(q_rank=8, kv_rank=8, nope_dim=4, rope_dim=2, v_dim=4),
+    moe=MoE(experts=2, topk=1, ffn=8),
+)
 
 
 def findings(text: str = "tp2") -> tuple[str, ...]:

@@ -123,9 +123,13 @@ LAYOUTS = [
 )
 def test_every_zero_stage_equals_one_plain_process(forked, model: Model, layout: str) -> None:
     job = Job(
-        sequence=TOKENS, global_batch=BATCH, precision=recipe("fp32"), steps=STEPS,
-        optimizer=Optimizer(clip=0.5), learning_rate=LearningRate(kind="constant", peak=1e-3),
-    )  # fmt: skip
+        sequence=TOKENS,
+        global_batch=BATCH,
+        precision=recipe("fp32"),
+        steps=STEPS,
+        optimizer=Optimizer(clip=0.5),
+        learning_rate=LearningRate(kind="constant", peak=1e-3),
+    )
     losses, grads, finals = plain_run(model, job)
     for ours, shards in forked(Layout.parse(layout).world, our_run, model, layout, job):
         assert ours == pytest.approx(losses, rel=1e-6)

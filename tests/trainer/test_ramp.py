@@ -25,13 +25,25 @@ from tests.agree.parity import processes
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
-    name="odd", layers=4, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True,
+    name="odd",
+    layers=4,
+    width=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=48,
+    vocab=83,
+    tied_embeddings=True,
     moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1),
-)  # fmt: skip
+)
 JOB = Job(
-    sequence=16, global_batch=16, precision=recipe("fp32"), ramp=Ramp(first=8, step=4, every=2), steps=6,
+    sequence=16,
+    global_batch=16,
+    precision=recipe("fp32"),
+    ramp=Ramp(first=8, step=4, every=2),
+    steps=6,
     learning_rate=LearningRate(peak=1e-2),
-)  # fmt: skip
+)
 SIZES = [8, 8, 12, 12, 16, 16]
 
 
@@ -45,9 +57,9 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
     engine, found = Engine(built, model=MODEL, layout=layout, job=JOB), []
     while step < last:
         size = JOB.batch(taken)
-        rows = torch.stack([
-            torch.randint(0, 83, (17,), generator=torch.Generator().manual_seed(taken + row)) for row in range(size)
-        ])  # fmt: skip
+        rows = torch.stack(
+            [torch.randint(0, 83, (17,), generator=torch.Generator().manual_seed(taken + row)) for row in range(size)]
+        )
         done = engine.step(rows.view(-1, layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank])
         engine.zero_grad()
         found.append((done.loss, done.norm))

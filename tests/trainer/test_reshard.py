@@ -20,9 +20,17 @@ from fivefold.trainer.checkpoint.full_weights import gather_full
 from fivefold.trainer.engine import Engine
 
 MODEL = Model(
-    name="odd", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True,
+    name="odd",
+    layers=3,
+    width=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=48,
+    vocab=83,
+    tied_embeddings=True,
     moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, score="sigmoid", balance="free"),
-)  # fmt: skip
+)
 JOB = Job(sequence=16, global_batch=4, precision=recipe("fp32"), steps=20, learning_rate=LearningRate(peak=1e-2))
 CHAIN = [
     "dp2 zero3 mbs1 ep2",

@@ -140,8 +140,13 @@ PATHS = [
     "/%2e%2e/%2e%2e/etc/passwd",
 ]
 SLOW = (  # a process each: asked elsewhere
-    "/api/search", "/api/plan", "/api/ratios", "/api/dryrun", "/search/events", "/rehearse/events",
-)  # fmt: skip
+    "/api/search",
+    "/api/plan",
+    "/api/ratios",
+    "/api/dryrun",
+    "/search/events",
+    "/rehearse/events",
+)
 
 
 def routes(client: TestClient) -> list[tuple[str, str, list[str]]]:
@@ -184,9 +189,12 @@ def draw_step(chance: random.Random) -> list[tuple[str, str]]:
     )
     gbs = left * chance.choice((1, 2, 4, 12)) if chance.random() < 0.9 else 5
     return [
-        ("model", chance.choice(model_names())), ("machine", f"{chance.choice(machine_names())}:{ranks}"),
-        ("layout", " ".join(words)), ("gbs", str(gbs)), ("seq", str(chance.choice((3, 512, 4096, 4100)))),
-    ]  # fmt: skip
+        ("model", chance.choice(model_names())),
+        ("machine", f"{chance.choice(machine_names())}:{ranks}"),
+        ("layout", " ".join(words)),
+        ("gbs", str(gbs)),
+        ("seq", str(chance.choice((3, 512, 4096, 4100)))),
+    ]
 
 
 def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, Any]:

@@ -156,9 +156,11 @@ NOT_BY_A_PAGE = {"chart", "write", "measure", "degrees"}  # writes files, trains
 )
 def test_what_a_command_may_be_asked_so_may_the_page(command: str, question: type[About]) -> None:
     options = {
-        name.removeprefix("--") for each in get_command(cli).commands[command].params  # type: ignore[attr-defined]
-        for name in each.opts if name.startswith("--")
-    }  # fmt: skip
+        name.removeprefix("--")
+        for each in get_command(cli).commands[command].params  # type: ignore[attr-defined]
+        for name in each.opts
+        if name.startswith("--")
+    }
     names = {"2d": "two"}
     assert {names.get(name, name) for name in options} - DONE_HERE - NOT_BY_A_PAGE <= set(question.model_fields)
 
@@ -181,9 +183,11 @@ def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
     assert json.loads(json.dumps(found["data"])) == printed("dryrun", *words)
     assert show_bytes(found["data"]["rehearsed"]["memory"]["peak_bytes"]) in found["html"]
     assert [line for *_, line in said] == [
-        "PyTorch and the training code are loaded", "rank 1 of 2 runs its step", "rank 2 of 2 runs its step",
+        "PyTorch and the training code are loaded",
+        "rank 1 of 2 runs its step",
+        "rank 2 of 2 runs its step",
         "the pictures are drawn",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: Path) -> None:

@@ -67,9 +67,12 @@ def test_offload_is_a_control() -> None:
 def test_a_larger_machine_is_used_whole() -> None:
     noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
     assert sizes(noun, now) == [
-        (2, "dp1 tp2 zero1 mbs4"), (4, "dp2 tp2 zero1 mbs4"), (8, "dp4 tp2 zero1 mbs4"), (16, "dp8 tp2 zero1 mbs4"),
+        (2, "dp1 tp2 zero1 mbs4"),
+        (4, "dp2 tp2 zero1 mbs4"),
+        (8, "dp4 tp2 zero1 mbs4"),
+        (16, "dp8 tp2 zero1 mbs4"),
         (32, "dp16 tp2 zero1 mbs2"),
-    ]  # fmt: skip
+    ]
     noun, now = asked(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
     assert [text for _, text in sizes(noun, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
     noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)

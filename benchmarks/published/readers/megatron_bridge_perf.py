@@ -49,8 +49,13 @@ OFFLOADED = "activations of some of the layers are offloaded (cpu_offloading_num
 EMPTY_STAGE = "more pipeline stages than layers: embedding and loss are stages of their own"
 
 MIXTURES = (  # recipes read
-    "qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3-mtp", "deepseek-v2-lite",
-)  # fmt: skip
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "gpt-oss-120b",
+    "deepseek-v3",
+    "deepseek-v3-mtp",
+    "deepseek-v2-lite",
+)
 CHIPS = ("h100", "b200", "b300", "gb200", "gb300")  # of those recipes
 
 

@@ -39,16 +39,26 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     if chart and question not in PICTURES:
         raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
     replies = answers(
-        question, model, priced_machine, layout, job=job, tokens=request.tokens, site=assumed(request.assume),
-        noise=noise_of(request.noise), risk=request.risk, counted=counted,
-    )  # fmt: skip
+        question,
+        model,
+        priced_machine,
+        layout,
+        job=job,
+        tokens=request.tokens,
+        site=assumed(request.assume),
+        noise=noise_of(request.noise),
+        risk=request.risk,
+        counted=counted,
+    )
     if request.as_json:
         show(json_module.dumps([reply.model_dump(mode="json") for reply in replies], indent=2))
     else:
         pages: dict[str, Callable[[Any], Any]] = {
-            "batch": page.batches, "changes": page.changes, "run": lambda runs: whole_run.page(runs[0]),
+            "batch": page.batches,
+            "changes": page.changes,
+            "run": lambda runs: whole_run.page(runs[0]),
             "sequence": lambda replies: lengths.page(replies[0]),
-        }  # fmt: skip
+        }
         open_fields = () if question != "gpus" or counted else ("ranks",)
         remarks = replies[0].remarks if replies else ()
         show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields)

@@ -31,9 +31,13 @@ def compare(request: CompareOptions, job: Job) -> None:
         selected_cases = _of_configs(configs, request, job)
     else:
         selected_cases = cases(
-            request.words, job, stacks=request.stacks, precisions=request.precisions, machine=load_machine,
+            request.words,
+            job,
+            stacks=request.stacks,
+            precisions=request.precisions,
+            machine=load_machine,
             risk=request.risk,
-        )  # fmt: skip
+        )
     comparison = run(selected_cases, risk=request.risk)
     with shows_notes([config.notes for config in configs], json=request.as_json):
         show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))

@@ -34,10 +34,17 @@ def doctor(request: DoctorOptions) -> None:
     with bar("doctor") as progress:
         script = load(file)
         diagnosis = examine(
-            script.model, script.loss, make_optimizer=script.optimizer, step=script.step, budget_bytes=budget_bytes,
-            fsdp=request.fsdp, tp=request.tp, plan=script.plan, file=script.name,
+            script.model,
+            script.loss,
+            make_optimizer=script.optimizer,
+            step=script.step,
+            budget_bytes=budget_bytes,
+            fsdp=request.fsdp,
+            tp=request.tp,
+            plan=script.plan,
+            file=script.name,
             report=lambda what: progress(what, 0, 1),
-        )  # fmt: skip
+        )
     show(diagnosis.model_dump_json(indent=2) if json else page.page(diagnosis))
     if diagnosis.advice is not None and not diagnosis.advice.fits:
         raise SystemExit(DOES_NOT_FIT)

@@ -90,4 +90,4 @@ def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, floa
             for seconds in (network.seconds(collective, size, Group(ranks, 1)),)
         ]
         for ranks in series(machine)
-    }  # fmt: skip
+    }

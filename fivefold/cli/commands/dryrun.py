@@ -50,9 +50,16 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
         from fivefold.dry_run.report import data
 
         rehearsal = run(
-            model=model, machine=machine, layout=layout, job=job, table=table, every_rank=request.every_rank,
-            replay=not request.every_layer, ranks=selected, progress=lambda done, total: progress("ranks", done, total),
-        )  # fmt: skip
+            model=model,
+            machine=machine,
+            layout=layout,
+            job=job,
+            table=table,
+            every_rank=request.every_rank,
+            replay=not request.every_layer,
+            ranks=selected,
+            progress=lambda done, total: progress("ranks", done, total),
+        )
         # The planner knows only the layout's own schedules.
         is_predictable = rehearsal.step is not None and table is None
         predicted = predict(model=model, machine=machine, layout=layout, job=job) if is_predictable else None
@@ -62,9 +69,14 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
             _draw(rehearsal, machine)
         expandable = job.stack.expandable_segments
         _save(
-            rehearsal, machine, selected, charts=request.charts, trace=request.trace, snapshot=request.snapshot,
+            rehearsal,
+            machine,
+            selected,
+            charts=request.charts,
+            trace=request.trace,
+            snapshot=request.snapshot,
             expandable=expandable,
-        )  # fmt: skip
+        )
     if rehearsal.findings:
         raise SystemExit(WOULD_FAIL)
 
@@ -83,9 +95,13 @@ def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
     full = found.fullest
     at_peak = moment(found.tapes[full.rank])
     return page(
-        found.step, findings=found.findings, assumed=found.assumed, moment=at_peak, first=full.first,
+        found.step,
+        findings=found.findings,
+        assumed=found.assumed,
+        moment=at_peak,
+        first=full.first,
         predicted=predicted,
-    )  # fmt: skip
+    )
 
 
 def _draw(found: Rehearsal, machine: Machine) -> None:
@@ -103,9 +119,15 @@ def _draw(found: Rehearsal, machine: Machine) -> None:
 
 
 def _save(
-    found: Rehearsal, machine: Machine, asked: tuple[int, ...], *, charts: Path | None, trace: Path | None,
-    snapshot: Path | None, expandable: bool,
-) -> None:  # fmt: skip
+    found: Rehearsal,
+    machine: Machine,
+    asked: tuple[int, ...],
+    *,
+    charts: Path | None,
+    trace: Path | None,
+    snapshot: Path | None,
+    expandable: bool,
+) -> None:
     """Save the files; without ``--ranks``, the trace has all dry-run ranks and the snapshot the fullest rank."""
     if charts:
         _save_charts(found, machine, folder=charts)
@@ -164,8 +186,13 @@ def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None
     assert found.played is not None
     assert found.step is not None
     step = found.step
-    about = {"model": step.model, "machine": step.machine, "layout": step.layout, "step_seconds":
-             f"{step.time.step_seconds:.6g}", "drawn": "rehearsed, priced and not measured"}  # fmt: skip
+    about = {
+        "model": step.model,
+        "machine": step.machine,
+        "layout": step.layout,
+        "step_seconds": f"{step.time.step_seconds:.6g}",
+        "drawn": "rehearsed, priced and not measured",
+    }
     with _whole(path) as partial:
         save(found.played, partial, ranks=ranks, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")

@@ -34,8 +34,10 @@ def explain(request: ExplainOptions, job: Job) -> None:
     explanations = read(request.files, top=request.top)
     comparison = _beside(explanations, against, job) if against else None
     if request.as_json:
-        data = {"found": [explanation.model_dump(mode="json") for explanation in explanations],
-                "against": comparison.model_dump(mode="json") if comparison else None}  # fmt: skip
+        data = {
+            "found": [explanation.model_dump(mode="json") for explanation in explanations],
+            "against": comparison.model_dump(mode="json") if comparison else None,
+        }
         show(json_module.dumps(data, indent=2))
     else:
         show(page(explanations, beside=comparison))

@@ -21,5 +21,7 @@ def export(request: ExportOptions) -> None:
     if request.as_json:
         show(summary.model_dump_json(indent=2))
         return
-    show(f"{summary.folder}: {summary.family} after step {summary.step}, {summary.tensors} tensors "
-         f"in {summary.files} files, {show_bytes(summary.bytes)} of {summary.dtype}")  # fmt: skip
+    show(
+        f"{summary.folder}: {summary.family} after step {summary.step}, {summary.tensors} tensors "
+        f"in {summary.files} files, {show_bytes(summary.bytes)} of {summary.dtype}"
+    )

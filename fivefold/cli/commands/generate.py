@@ -33,9 +33,15 @@ def generate(request: GenerateOptions) -> None:
         _write(prompts[0])
     begin = perf_counter()
     texts = samples(
-        decoder, tokenizer, prompts, tokens=request.tokens, window=request.window or source.window, sampling=sampling,
-        ends=source.ends(tokenizer), **({"on_text": _aloud} if is_streamed else {}),
-    )  # fmt: skip
+        decoder,
+        tokenizer,
+        prompts,
+        tokens=request.tokens,
+        window=request.window or source.window,
+        sampling=sampling,
+        ends=source.ends(tokenizer),
+        **({"on_text": _aloud} if is_streamed else {}),
+    )
     seconds = perf_counter() - begin
     _finish(source.path, texts, seconds=seconds, alone=is_streamed, json=request.as_json)
 

@@ -52,8 +52,10 @@ def import_(request: ImportOptions) -> None:
 
         show(json_module.dumps(facts, indent=2))
         return
-    show(f"{model.name}: {opened.family}, {show_count(model.parameters)} parameters in {facts['tensors']} tensors, "
-         f"{show_bytes(stored_bytes)} of {', '.join(sorted(stored))}")  # fmt: skip
+    show(
+        f"{model.name}: {opened.family}, {show_count(model.parameters)} parameters in {facts['tensors']} tensors, "
+        f"{show_bytes(stored_bytes)} of {', '.join(sorted(stored))}"
+    )
     if opened.ignored:
         say(f"left out {len(opened.ignored)} tensors that the model does not need, such as {opened.ignored[0]}")
     if to is not None:

@@ -49,9 +49,14 @@ def numerics(request: NumericsOptions) -> None:
         check_chip(job, model=model)
         with bar("numerics") as report:
             result = examine(
-                model=model, job=job, source=source, tokens=tokens, end=shards.tokenizer.end, device=device,
+                model=model,
+                job=job,
+                source=source,
+                tokens=tokens,
+                end=shards.tokenizer.end,
+                device=device,
                 report=report,
-            )  # fmt: skip
+            )
     finally:
         process.end()
     show(result.model_dump_json(indent=2) if json else shown.page(result))

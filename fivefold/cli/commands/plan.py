@@ -29,9 +29,16 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
         raise Mistake(f"--write {write}: there is no folder {write.parent}")
     (priced_machine,) = priced([machine], request.price)
     plan_result = playbook(
-        model, priced_machine, job, tokens=request.tokens, batch=request.batch, where=request.where,
-        assume=request.assume, write=write, risk=request.risk,
-    )  # fmt: skip
+        model,
+        priced_machine,
+        job,
+        tokens=request.tokens,
+        batch=request.batch,
+        where=request.where,
+        assume=request.assume,
+        write=write,
+        risk=request.risk,
+    )
     show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result))
     if write:
         write.write_text(plan_result.run_file, encoding="utf-8")

@@ -164,9 +164,15 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
 
     with bar("searching") as progress:
         result = search(
-            model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=LEVELS, risk=risk,
+            model=model,
+            machine=machine,
+            job=job,
+            within=ALIKE,
+            reduces=others(job),
+            levels=LEVELS,
+            risk=risk,
             report=lambda done, total: progress("layouts", done, total),
-        )  # fmt: skip
+        )
     choice = result.proposal.choice if result.proposal else None
     proposal_drawing = None
     if choice is not None:
@@ -256,6 +262,11 @@ def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
     rows = spans(planner, layout, limit=limit)
     caption = remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(
-        rows, [f"rank {index}" for index in range(len(rows))], levels(planner, layout, rank=rank, limit=limit), rank,
-        planner.machine.chip.memory_bytes, layout.pp, caption,
-    )  # fmt: skip
+        rows,
+        [f"rank {index}" for index in range(len(rows))],
+        levels(planner, layout, rank=rank, limit=limit),
+        rank,
+        planner.machine.chip.memory_bytes,
+        layout.pp,
+        caption,
+    )

@@ -45,9 +45,19 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
         return
     layout_count = _to_write(request.top, model, machine, job) if request.write else request.top
     result = found_layouts(
-        model, machine, job, also=request.also, measure=request.measure, top=layout_count, by=request.by,
-        levels=request.front, within=tolerance, where=constraints, two_dimensional=request.two, risk=request.risk,
-    )  # fmt: skip
+        model,
+        machine,
+        job,
+        also=request.also,
+        measure=request.measure,
+        top=layout_count,
+        by=request.by,
+        levels=request.front,
+        within=tolerance,
+        where=constraints,
+        two_dimensional=request.two,
+        risk=request.risk,
+    )
     show_found(result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json)
     if request.write:
         write_best(ranking(result), model=model, machine=machine, job=job, path=request.write)

@@ -31,9 +31,13 @@ def trace(request: TraceOptions, job: Job) -> None:
     predicted, layout, links = _predicted(request.against, job, links)
     with bar("reading") as progress:
         result = read(
-            request.files, step=request.step, top=request.top, machine=links,
-            axes=axes_of(layout) if layout else None, progress=progress,
-        )  # fmt: skip
+            request.files,
+            step=request.step,
+            top=request.top,
+            machine=links,
+            axes=axes_of(layout) if layout else None,
+            progress=progress,
+        )
     rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
     if request.as_json:
         data = result.report.model_dump(mode="json")

@@ -145,11 +145,16 @@ def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dic
     total, peak = _flops(seen), best.seen.peak_bytes
     extra, fits = _flops(best.seen) - total, peak <= budget_bytes
     return Advice(
-        budget_bytes=budget_bytes, fits=fits, modules=best.modules, predicted_peak_bytes=best.predicted,
-        peak_bytes=peak, extra_flops=extra, extra_share=extra / total if total else 0.0,
+        budget_bytes=budget_bytes,
+        fits=fits,
+        modules=best.modules,
+        predicted_peak_bytes=best.predicted,
+        peak_bytes=peak,
+        extra_flops=extra,
+        extra_share=extra / total if total else 0.0,
         refused=tuple(f"{kind} cannot be run twice: {why}" for kind, why in refused.items()),
         reason="" if fits else _reason_not_less(peak, seen, fullest(best.seen.fuller)),
-    )  # fmt: skip
+    )
 
 
 def _flops(seen: ExaminedSteps) -> int:

@@ -116,12 +116,15 @@ def fullest(lifetimes: StepLifetimes) -> Fullest:
     site = peak_life.site if peak_life else Site("", "", "")
     return Fullest(
         **{f"{category}_bytes": sizes[category] for category in CATEGORIES},
-        phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase, module=site.module, line=_line(site),
-        operation=site.operation, largest=tuple(
+        phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase,
+        module=site.module,
+        line=_line(site),
+        operation=site.operation,
+        largest=tuple(
             Holding(bytes=size, number=number, category=category, name=name, line=line, operation=operation)
             for (size, category, name, line, operation), number in largest
         ),
-    )  # fmt: skip
+    )
 
 
 def most(lifetimes: StepLifetimes, category: str) -> int:

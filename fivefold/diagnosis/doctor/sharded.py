@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
-)  # fmt: skip
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -51,14 +51,22 @@ Wrap = Callable[[nn.Module, DeviceMesh], None]
 
 
 def costs(
-    user: UserCode, *, fsdp: int | None, tp: int | None, plan: Callable[[nn.Module], Plan] | None,
-    file: str | None = None, report: Callable[[str], None] = lambda _: None,
-) -> tuple[Cost, ...]:  # fmt: skip
+    user: UserCode,
+    *,
+    fsdp: int | None,
+    tp: int | None,
+    plan: Callable[[nn.Module], Plan] | None,
+    file: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Cost, ...]:
     """Return the costs of the model as it is, with its blocks recomputed, under FSDP2 and under tensor parallelism."""
     wraps: list[tuple[str, int, Wrap]] = [("as it is", 1, _nothing), ("blocks recomputed", 1, _recompute)]
     if fsdp is not None:
-        wraps += [(f"FSDP2, {fsdp} ranks", fsdp, _shard), ("… weights kept gathered", fsdp, _shard_gathered),
-                  ("… blocks recomputed", fsdp, _shard_recomputed)]  # fmt: skip
+        wraps += [
+            (f"FSDP2, {fsdp} ranks", fsdp, _shard),
+            ("… weights kept gathered", fsdp, _shard_gathered),
+            ("… blocks recomputed", fsdp, _shard_recomputed),
+        ]
     if tp is not None:
         wraps.append((f"tensor parallel, {tp} ranks", tp, _tensor_parallel(plan)))
     costs_of_variants = []
@@ -72,8 +80,11 @@ def costs(
 def blocks(model: nn.Module) -> tuple[str, ...]:
     """Return the FSDP units: members of the outermost lists of modules; for a model without lists, its children."""
     lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
-    outermost = [path for path in lists if not any(path.startswith(f"{other}.") or (path and not other)
-                                                   for other in lists if other != path)]  # fmt: skip
+    outermost = [
+        path
+        for path in lists
+        if not any(path.startswith(f"{other}.") or (path and not other) for other in lists if other != path)
+    ]
     paths = [
         f"{path}.{name}".lstrip(".") for path in outermost for name, _ in model.get_submodule(path).named_children()
     ]
@@ -102,10 +113,16 @@ def _read(watched: Watched, *, what: str, ranks: int) -> Cost:
     if measured is None:
         raise Mistake("step(model, optimizer) never calls optimizer.step(); nothing ends the step")
     return Cost(
-        what=what, ranks=ranks, peak_bytes=measured.peak_bytes, parameters_bytes=measured.parameters_bytes,
-        gradients_bytes=measured.gradients_bytes, optimizer_bytes=measured.optimizer_bytes,
-        kept_bytes=measured.kept_bytes, flops=measured.flops, traffic=measured.traffic,
-    )  # fmt: skip
+        what=what,
+        ranks=ranks,
+        peak_bytes=measured.peak_bytes,
+        parameters_bytes=measured.parameters_bytes,
+        gradients_bytes=measured.gradients_bytes,
+        optimizer_bytes=measured.optimizer_bytes,
+        kept_bytes=measured.kept_bytes,
+        flops=measured.flops,
+        traffic=measured.traffic,
+    )
 
 
 def _optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:

@@ -145,8 +145,10 @@ class ModuleRecorder(Recorder):
         if func is SCALAR:
             return self._scalar(func, args)
         if func.name() == SPLIT_ATTENTION:
-            self._remark(f"{self._line()}: attention runs as separate products (dropout, or a mask that is learnt); "
-                         "flash attention on a GPU keeps less")  # fmt: skip
+            self._remark(
+                f"{self._line()}: attention runs as separate products (dropout, or a mask that is learnt); "
+                "flash attention on a GPU keeps less"
+            )
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.memo:  # its weak references would make model.bfloat16() fail
             self.memo.clear()

@@ -29,9 +29,7 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
 
-def against(
-    memory: HeldMemory, *, model: Model, machine: Machine, layout: Layout, job: Job
-) -> AgainstPrediction:  # fmt: skip
+def against(memory: HeldMemory, *, model: Model, machine: Machine, layout: Layout, job: Job) -> AgainstPrediction:
     """Compare the prediction of ``layout`` with ``memory``, and find what would fit."""
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
     driver = driver_bytes(machine, layout)
@@ -98,11 +96,15 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
     if peak > room:
         yield f"as predicted: the layout needs {show_bytes(peak)} of {show_bytes(room)}"
     elif needed > 1.05 * peak:
-        yield (f"{show_bytes(needed - peak)} more than predicted: longer sequences or a larger micro-batch than said, "
-               "a software that keeps more (--stack), or tensors that nobody lets go")  # fmt: skip
+        yield (
+            f"{show_bytes(needed - peak)} more than predicted: longer sequences or a larger micro-batch than said, "
+            "a software that keeps more (--stack), or tensors that nobody lets go"
+        )
     elif memory.wanted_bytes is not None:
-        yield (f"the tensors are no more than predicted, {show_bytes(peak)} of {show_bytes(room)}: what else lies on "
-               "the device, or the pieces in which memory is reserved, is the cause")  # fmt: skip
+        yield (
+            f"the tensors are no more than predicted, {show_bytes(peak)} of {show_bytes(room)}: what else lies on "
+            "the device, or the pieces in which memory is reserved, is the cause"
+        )
 
 
 def _other_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> str:

@@ -16,9 +16,16 @@ from fivefold.diagnosis.explain.frames import Frame, phase
 
 NOT_KNOWN = "not known"
 GIVEN = {  # names that snapshots of other writers use
-    "parameter": "parameters", "gradient": "gradients", "optimizer_state": "optimizer", "activation": "activations",
-    "input": "inputs", "autograd_detail": "temporary", "unknown": "", "pipeline": "temporary", "widened": "temporary",
-}  # fmt: skip
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer",
+    "activation": "activations",
+    "input": "inputs",
+    "autograd_detail": "temporary",
+    "unknown": "",
+    "pipeline": "temporary",
+    "widened": "temporary",
+}
 PASSES = ("forward", "backward", "update")
 
 

@@ -224,8 +224,10 @@ def _findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
     waiting = {rank: problem for problem in problems for rank, entry in problem.present.items() if not entry.done}
     for rank in cause.missing if cause.kind == "missing" else ():
         if rank in waiting:
-            yield (f"rank {rank} waits meanwhile in {waiting[rank].name}: ranks call collectives of different "
-                   "groups in a different order")  # fmt: skip
+            yield (
+                f"rank {rank} waits meanwhile in {waiting[rank].name}: ranks call collectives of different "
+                "groups in a different order"
+            )
     if cause.kind == "stuck":
         undone = [rank for rank, entry in cause.present.items() if not entry.done]
         if len(undone) < len(cause.present):
@@ -251,8 +253,9 @@ def _rank_at(rank: int, problems: Sequence[Problem], last: Entry | None) -> Rank
     if last is None:
         return RankAt(rank=str(rank), state="has called no collective")
     word = "has ended" if last.done else "waits in"
-    return RankAt(rank=str(rank), state=f"{word} collective {last.number}, {last}, of {_short(last.group)}",
-                  line=last.line)  # fmt: skip
+    return RankAt(
+        rank=str(rank), state=f"{word} collective {last.number}, {last}, of {_short(last.group)}", line=last.line
+    )
 
 
 def _short(group: str) -> str:

@@ -21,15 +21,25 @@ from typing import Any, NamedTuple
 from fivefold.results.explanation import Explanation, LossEvent
 from fivefold.trainer.faults.spikes import NORMAL, Faults, LossGuard
 
-LOSS = ("loss", "lm_loss", "lm loss", "train_loss", "train/loss", "training_loss", "loss/train", "global_avg_loss",
-        "loss_metrics/global_avg_loss", "train/lm_loss")  # fmt: skip
+LOSS = (
+    "loss",
+    "lm_loss",
+    "lm loss",
+    "train_loss",
+    "train/loss",
+    "training_loss",
+    "loss/train",
+    "global_avg_loss",
+    "loss_metrics/global_avg_loss",
+    "train/lm_loss",
+)
 STEP = ("step", "iteration", "iter", "global_step", "_step", "it", "train/global_step", "steps")
 NORM = ("grad_norm", "gradient_norm", "grad norm", "gnorm", "train/grad_norm", "grad-norm")
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 TEXT_STEP = re.compile(r"\b(?:step|iteration|iter)s?\b[\s:=#\[]*(\d[\d,]*)", re.IGNORECASE)
 TEXT_LOSS = re.compile(
     rf"(?<![\w-])(?:lm[ _]|train(?:ing)?[ _/]|(?:global_)?avg[ _])?loss['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE
-)  # fmt: skip
+)
 TEXT_NORM = re.compile(rf"(?:grad(?:ient)?[ _-]?norm|gnorm)['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LINE_CHARACTERS = 4000  # longer lines are not searched for a loss
@@ -133,7 +143,7 @@ def _runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]
 
 def _flagged(
     points: Sequence[Point], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
-) -> LossEvent:  # fmt: skip
+) -> LossEvent:
     begin, end = points[first].step, points[last].step
     when = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
     to_end = last == len(points) - 1

@@ -44,8 +44,14 @@ CPU = re.compile(r"allocate (\d{1,18}) bytes")
 HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
 SLACK = 64 * MIB  # least memory of a context next to the pools of its process
-PHASES = {"update": "the optimizer's step", "backward": "the backward", "forward": "the forward",
-          "gather": "a gather of weights", "made": "the making or moving of the model", "": ""}  # fmt: skip
+PHASES = {
+    "update": "the optimizer's step",
+    "backward": "the backward",
+    "forward": "the forward",
+    "gather": "a gather of weights",
+    "made": "the making or moving of the model",
+    "": "",
+}
 
 
 class Message(NamedTuple):
@@ -76,8 +82,9 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
         findings.append(
             f"{len(first_by_rank)} ranks ran out of memory ({ranks}); this is of rank {chosen.rank}, the first"
         )
-    return Explanation(kind="out of memory", files=files, verdict=_verdict(chosen), findings=tuple(findings),
-                       memory=_held(chosen))  # fmt: skip
+    return Explanation(
+        kind="out of memory", files=files, verdict=_verdict(chosen), findings=tuple(findings), memory=_held(chosen)
+    )
 
 
 def _messages(text: str) -> list[Message]:
@@ -190,8 +197,10 @@ def _findings(message: Message) -> list[str]:
     if message.device == "the CPU":
         return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]
     if requested is None:
-        return ["the driver had nothing left: other processes, or NCCL's own buffers beside a full allocator; look at "
-                "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"]  # fmt: skip
+        return [
+            "the driver had nothing left: other processes, or NCCL's own buffers beside a full allocator; look at "
+            "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"
+        ]
     findings = []
     if capacity is not None and requested > capacity:
         return [f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps"]

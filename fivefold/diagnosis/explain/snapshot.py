@@ -203,11 +203,17 @@ def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) 
         yield "no history: call torch.cuda.memory._record_memory_history() before the model is made, and dump again"
     elif not any(line.line for line in memory.lines):
         yield "no stacks: _record_memory_history(stacks='all', context='all') records which line made each block"
-    idle = [as_size(block.get("size")) for segment in device.segments for block in segment.get("blocks") or ()
-            if block.get("state") == "inactive"]  # fmt: skip
+    idle = [
+        as_size(block.get("size"))
+        for segment in device.segments
+        for block in segment.get("blocks") or ()
+        if block.get("state") == "inactive"
+    ]
     if requested is not None and sum(idle) >= requested > max(idle, default=0):
-        yield (f"fragmentation: {show_bytes(sum(idle))} are reserved and in no tensor, the largest piece "
-               f"{show_bytes(max(idle))}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")  # fmt: skip
+        yield (
+            f"fragmentation: {show_bytes(sum(idle))} are reserved and in no tensor, the largest piece "
+            f"{show_bytes(max(idle))}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
     elif sum(idle) > 0.2 * device.reserved_bytes:
         yield f"{show_bytes(sum(idle))} of {show_bytes(device.reserved_bytes)} reserved were in no tensor at the end"
     other_devices = [f"GPU {other.number}" for other in devices if other is not device]

@@ -12,10 +12,13 @@ from fivefold.results.explanation import Explanation, RankAt
 
 LINE = re.compile(
     r"\[Rank (\d{1,6})\].{0,200}?Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,18}), "
-    r"OpType=(\w{1,64})(?:, NumelIn=(\d{1,18}))?[^)\n]{0,200}Timeout\(ms\)=(\d{1,18})", re.IGNORECASE
-)  # fmt: skip
-NEXT = ("flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
-        "then fivefold explain /tmp/nccl_trace_rank_*")  # fmt: skip
+    r"OpType=(\w{1,64})(?:, NumelIn=(\d{1,18}))?[^)\n]{0,200}Timeout\(ms\)=(\d{1,18})",
+    re.IGNORECASE,
+)
+NEXT = (
+    "flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
+    "then fivefold explain /tmp/nccl_trace_rank_*"
+)
 
 
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:

@@ -48,11 +48,18 @@ def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: in
     collective, full = COLLECTIVES[c10d.send.default if receives else func]
     full_tensors = list(tensors(args[full]))
     message = Message(
-        described.axis, group.group_name, described.members, collective, str(full_tensors[0].dtype)[6:],
-        sum(tensor.numel() for tensor in full_tensors), sum(tensor.nbytes for tensor in full_tensors),
-        described.members[args[2]] if collective == "p2p" else -1, receives, site,
+        described.axis,
+        group.group_name,
+        described.members,
+        collective,
+        str(full_tensors[0].dtype)[6:],
+        sum(tensor.numel() for tensor in full_tensors),
+        sum(tensor.nbytes for tensor in full_tensors),
+        described.members[args[2]] if collective == "p2p" else -1,
+        receives,
+        site,
         collective == "p2p" and _continues_batch(full_tensors[0]),
-    )  # fmt: skip
+    )
     return message, full_tensors[0]
 
 
@@ -68,7 +75,11 @@ def _continues_batch(tensor: Tensor) -> bool:
 
 def returned(func: Any, args: Any, work: torch.ScriptObject) -> Any:
     """Return the value that the schema of the c10d operation requires: the work handle, or (tensors, work)."""
-    if func in (c10d.allreduce_.default, c10d.broadcast_.default, c10d._allgather_base_.default,
-                c10d._reduce_scatter_base_.default):  # fmt: skip
+    if func in (
+        c10d.allreduce_.default,
+        c10d.broadcast_.default,
+        c10d._allgather_base_.default,
+        c10d._reduce_scatter_base_.default,
+    ):
         return args[0], work
     return work

@@ -123,9 +123,14 @@ class GpuFlash(Flash):
     """Memory-efficient attention, which ``scaled_dot_product_attention`` uses on GPUs if dims of k and v differ."""
 
     def __call__(
-        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q_BTNH: Tensor,
+        k_BTKH: Tensor,
+        v_BTKH: Tensor,
+        documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
         """Return the attention output [B, T, N, H of v]."""
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
         outputs = torch.ops.aten._scaled_dot_product_efficient_attention(

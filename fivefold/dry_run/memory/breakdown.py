@@ -94,9 +94,15 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     temporary = int(total[peak]) - parameters - optimizer - gradients - activations
     (cause,) = _causes(tape, events, np.array([peak]))
     return StageMemory(
-        stage=stage, parameters_bytes=parameters, gradients_bytes=gradients, optimizer_bytes=optimizer,
-        activations_bytes=activations, temporary_bytes=max(0, temporary), peak_bytes=int(total[peak]), peak_cause=cause,
-    )  # fmt: skip
+        stage=stage,
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        activations_bytes=activations,
+        temporary_bytes=max(0, temporary),
+        peak_bytes=int(total[peak]),
+        peak_cause=cause,
+    )
 
 
 def initial_bytes(tape: Tape, category: int) -> int:
@@ -182,8 +188,11 @@ def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     receives = np.array([message.receives for message in tape.messages])[events[starts, 2]]
     handles = dict(zip(events[starts[receives], 1].tolist(), rows[receives].tolist(), strict=True))
     waits = np.flatnonzero(events[:, 0] == WAIT).tolist()
-    arrivals = [(event, handles[handle]) for event, handle in zip(waits, events[waits, 1].tolist(), strict=True)
-             if handle in handles]  # fmt: skip
+    arrivals = [
+        (event, handles[handle])
+        for event, handle in zip(waits, events[waits, 1].tolist(), strict=True)
+        if handle in handles
+    ]
     arrival_events, arrived_rows = np.array(arrivals, dtype=np.int64).reshape(-1, 2).T
     death[arrived_rows] = arrival_events
     new_rows = (

@@ -90,7 +90,7 @@ class Allocator:
 
     def __init__(
         self, *, expandable: bool, capacity_bytes: int | None = None, on_segment: OnSegment | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.expandable, self.capacity_bytes = expandable, capacity_bytes
         self.allocated_bytes = self.reserved_bytes = 0  # current, as torch.cuda.memory_allocated and _reserved
         self.heads: dict[int, Block] = {}  # the first block of each segment, by address

@@ -24,8 +24,9 @@ class Living(NamedTuple):
 def living(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[list[Living]]:
     """Return the ``n`` largest groups that are live after each of the events at ``places``."""
     lives = lifetimes(tape)
-    names = [(".".join("*" if part.isdigit() else part for part in site.module.split(".")), site.line)
-             for site in tape.sites]  # fmt: skip
+    names = [
+        (".".join("*" if part.isdigit() else part for part in site.module.split(".")), site.line) for site in tape.sites
+    ]
     group_numbers: dict[tuple[int, str, str], int] = {}
     keys = (
         (category, *names[site]) for category, site in zip(lives.category.tolist(), lives.site.tolist(), strict=True)
@@ -38,7 +39,7 @@ def living(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[list[Living
         sizes = np.bincount(group[is_live], weights=lives.size[is_live], minlength=len(groups))
         counts = np.bincount(group[is_live], minlength=len(groups))
         largest = [i for i in np.argsort(-sizes, kind="stable")[:n].tolist() if sizes[i]]
-        groups_of_places.append([
-            Living(int(sizes[i]), int(counts[i]), CATEGORIES[groups[i][0]], *groups[i][1:]) for i in largest
-        ])  # fmt: skip
+        groups_of_places.append(
+            [Living(int(sizes[i]), int(counts[i]), CATEGORIES[groups[i][0]], *groups[i][1:]) for i in largest]
+        )
     return groups_of_places

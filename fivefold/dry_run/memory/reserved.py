@@ -76,8 +76,17 @@ def reserved(
         new_block = allocator.allocate(size)
         if new_block is None:
             tape, live = tapes[tape_index], allocator.allocated_bytes
-            shortage = Shortage(tape.rank, tape_index, event, tape.sites[site], size, live, allocator.reserved_bytes,
-                                capacity_bytes or 0, expandable)  # fmt: skip
+            shortage = Shortage(
+                tape.rank,
+                tape_index,
+                event,
+                tape.sites[site],
+                size,
+                live,
+                allocator.reserved_bytes,
+                capacity_bytes or 0,
+                expandable,
+            )
             break
         blocks[storage] = new_block, size
         requested += size

@@ -94,7 +94,7 @@ class _Trace:
 
     def add(
         self, action: str, address: int, size: int, *, frames: Frames | None = None, category: str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append an entry; ``frames``: by default ``self.frames``."""
         entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": len(self.entries)}
         entry["frames"] = self.frames if frames is None else frames
@@ -112,13 +112,15 @@ def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandabl
     blocks: list[dict[str, Any]] = []
     for block in run:
         requested, frames = used.get(block.address, (0, []))
-        blocks.append({
-            "address": block.address,
-            "size": block.size,
-            "requested_size": requested,
-            "state": "active_allocated" if block.address in used else "inactive",
-            "frames": frames,
-        })  # fmt: skip
+        blocks.append(
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": requested,
+                "state": "active_allocated" if block.address in used else "inactive",
+                "frames": frames,
+            }
+        )
     allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     return {
         "device": 0,

@@ -27,9 +27,18 @@ from fivefold.trainer.measure.meter import (
 from fivefold.trainer.measure.meter import GROUPED as GROUPED_FLOAT8
 
 aten = torch.ops.aten
-NO_WORK = frozenset({
-    "empty", "new_empty", "lift_fresh", "_unsafe_view", "empty_like", "_local_scalar_dense", "set_", "detach_",
-})  # fmt: skip
+NO_WORK = frozenset(
+    {
+        "empty",
+        "new_empty",
+        "lift_fresh",
+        "_unsafe_view",
+        "empty_like",
+        "_local_scalar_dense",
+        "set_",
+        "detach_",
+    }
+)
 FILLS = frozenset({"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"})  # write their target, do not read it
 
 

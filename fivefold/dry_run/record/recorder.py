@@ -39,9 +39,13 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, *, rank: int, groups: Callable[[str], Group] | None = None, categories: Mapping[str, str] = {},
+        self,
+        *,
+        rank: int,
+        groups: Callable[[str], Group] | None = None,
+        categories: Mapping[str, str] = {},
         through: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rank, self.groups = rank, groups
         self.places = CallSites(categories=categories, through=through)

@@ -62,9 +62,14 @@ class Recording(NamedTuple):
 
 
 def recording_of(
-    tape: Tape, spans: list[tuple[int, int]], *, ids: dict[int, int], y: Made, dx: Made,
+    tape: Tape,
+    spans: list[tuple[int, int]],
+    *,
+    ids: dict[int, int],
+    y: Made,
+    dx: Made,
     gradients: tuple[tuple[str, tuple[Shape, ...]], ...],
-) -> Recording:  # fmt: skip
+) -> Recording:
     """Cut ``spans`` (first, end) out of ``tape`` and renumber their ids and handles; may raise ``NotReplayable``."""
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
@@ -93,8 +98,18 @@ def recording_of(
     if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
         raise NotReplayable
     forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
-    return Recording(tape, forward, backward, tuple(works), end, len(ids) - 2, len(handles),
-                     (ids[y[0]], y[1]), (ids[dx[0]], dx[1]), gradients)  # fmt: skip
+    return Recording(
+        tape,
+        forward,
+        backward,
+        tuple(works),
+        end,
+        len(ids) - 2,
+        len(handles),
+        (ids[y[0]], y[1]),
+        (ids[dx[0]], dx[1]),
+        gradients,
+    )
 
 
 class Chunk:

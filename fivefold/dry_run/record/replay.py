@@ -81,9 +81,16 @@ class Player:
     """A replacement of one block's forward: records the first block of its kind (``known``, by kind), else replays."""
 
     def __init__(
-        self, block: nn.Module, *, layer: int, kind: Hashable, known: dict[Hashable, dict[bool, Recording] | None],
-        split: bool, wgrad_store: WgradStore, recorder: Recorder,
-    ) -> None:  # fmt: skip
+        self,
+        block: nn.Module,
+        *,
+        layer: int,
+        kind: Hashable,
+        known: dict[Hashable, dict[bool, Recording] | None],
+        split: bool,
+        wgrad_store: WgradStore,
+        recorder: Recorder,
+    ) -> None:
         self.block, self.inner, self.layer, self.kind, self.known = block, block.forward, layer, kind, known
         self.split, self.wgrad_store, self.recorder = split, wgrad_store, recorder
         self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
@@ -266,9 +273,7 @@ class _GraphEnd:
 
 class _ReplayBlock(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]) -> Tensor:
         ctx.player, ctx.recordings, ctx.kept = player, recordings, kept
         ctx.played = played = Played(recordings, x, player.recorder)
         player.play(played, 0)

@@ -65,10 +65,13 @@ class Played:
         parts = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
         parts |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
         return Time(
-            step_seconds=self.step_seconds, compute_seconds=busiest.compute, bubble_seconds=busiest.bubble,
-            exposed_seconds=busiest.exposed, optimizer_seconds=busiest.update,
+            step_seconds=self.step_seconds,
+            compute_seconds=busiest.compute,
+            bubble_seconds=busiest.bubble,
+            exposed_seconds=busiest.exposed,
+            optimizer_seconds=busiest.update,
             bound_by=max(parts, key=lambda name: parts[name]),
-        )  # fmt: skip
+        )
 
     def seconds_at(self, rank: int) -> Seconds:
         """Return the second at which each event of a rank has ended; for a START, when it was issued to the device."""

@@ -30,9 +30,14 @@ CURVES = {
     "residual": "add", "Engine.update": "adamw",
 }  # fmt: skip
 DTYPES: dict[str, Dtype] = {
-    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8", "uint8": "fp4",
-}  # fmt: skip
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "uint8": "fp4",
+}
 INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
 
 
@@ -95,10 +100,16 @@ class Pricer:
         if measured is not None and measured.attentions[0]:
             return measured.attention(flops, shape=(sequences, queries, dim), heads=1)[is_backward]
         return roofline.attention(
-            self.machine.chip, flops=flops, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
-            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention, backward=is_backward,
+            self.machine.chip,
+            flops=flops,
+            tokens=queries,
+            keys=keys,
+            head_dim=dim,
+            dtype=self._dtype(kernel),
+            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention,
+            backward=is_backward,
             constants=self.constants,
-        )  # fmt: skip
+        )
 
     def message(self, message: Message, *, rank: int) -> float:
         """Return a message's seconds on the links between its ranks; 0 for a group of one."""

@@ -45,15 +45,24 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
     for span in kernels:
         kernel = tape.kernels[span.place]
         site = tape.sites[kernel.site]
-        arguments = {"at": str(site), "shape": kernel.shape, "dtype": kernel.dtype, "flops": kernel.flops,
-                 "moved_bytes": kernel.moved_bytes}  # fmt: skip
+        arguments = {
+            "at": str(site),
+            "shape": kernel.shape,
+            "dtype": kernel.dtype,
+            "flops": kernel.flops,
+            "moved_bytes": kernel.moved_bytes,
+        }
         name = site.operation.partition("::")[2] or kernel.kind
         yield trace.event(name, kernel.kind, rank, COMPUTE, start=span.start, end=span.end, known=arguments)
     lines = {group: COMPUTE + 1 + line for line, group in enumerate(groups)}
     for span in _longest([span for span in spans if span.kind == START]):
         message = tape.messages[span.place]
-        arguments = {"at": str(tape.sites[message.site]), "payload_bytes": message.payload, "dtype": message.dtype,
-                 "ranks": message.members[:16] if message.peer < 0 else (rank, message.peer)}  # fmt: skip
+        arguments = {
+            "at": str(tape.sites[message.site]),
+            "payload_bytes": message.payload,
+            "dtype": message.dtype,
+            "ranks": message.members[:16] if message.peer < 0 else (rank, message.peer),
+        }
         name = ("receive" if message.receives else "send") if message.collective == "p2p" else message.collective
         yield trace.event(
             name, message.axis, rank, lines[message.group], start=span.start, end=span.end, known=arguments

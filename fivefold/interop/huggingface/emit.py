@@ -63,17 +63,24 @@ def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
         raise Mistake(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
     compute = job.precision.compute
     return written(ARGUMENTS, {"job": job, "layout": layout, "model": plan.model}) | {
-        "model_name_or_path": ".", "max_length": job.sequence,
-        "gradient_accumulation_steps": layout.micro_batches(job), "max_steps": job.steps,
+        "model_name_or_path": ".",
+        "max_length": job.sequence,
+        "gradient_accumulation_steps": layout.micro_batches(job),
+        "max_steps": job.steps,
         "optim": OPTIMIZERS[job.optimizer.kind],
-        "adam_beta1": job.optimizer.betas[0], "adam_beta2": job.optimizer.betas[1],
-        "warmup_steps": job.learning_rate.warmup_steps, **schedule(job),
-        "bf16": compute == "bf16", "fp16": compute == "fp16", "tf32": True if compute == "tf32" else None,
+        "adam_beta1": job.optimizer.betas[0],
+        "adam_beta2": job.optimizer.betas[1],
+        "warmup_steps": job.learning_rate.warmup_steps,
+        **schedule(job),
+        "bf16": compute == "bf16",
+        "fp16": compute == "fp16",
+        "tf32": True if compute == "tf32" else None,
         "gradient_checkpointing": layout.ac == "full",
-        "torch_compile": job.stack.compile, "use_liger_kernel": job.stack.loss == "chunked",
+        "torch_compile": job.stack.compile,
+        "use_liger_kernel": job.stack.loss == "chunked",
         "attn_implementation": ATTENTION[job.stack.attention],
         "deepspeed": "deepspeed.json" if deepspeed else None,
-    }  # fmt: skip
+    }
 
 
 def schedule(job: Job) -> dict[str, Any]:
@@ -83,9 +90,11 @@ def schedule(job: Job) -> dict[str, Any]:
         return {"lr_scheduler_type": "constant_with_warmup"}
     if rate.kind == "wsd":
         return {
-            "lr_scheduler_type": "warmup_stable_decay", f"{name}.num_decay_steps": rate.decay_steps,
-            f"{name}.min_lr_ratio": rate.floor, f"{name}.decay_type": "linear",
-        }  # fmt: skip
+            "lr_scheduler_type": "warmup_stable_decay",
+            f"{name}.num_decay_steps": rate.decay_steps,
+            f"{name}.min_lr_ratio": rate.floor,
+            f"{name}.decay_type": "linear",
+        }
     if rate.floor == 0:
         return {"lr_scheduler_type": "cosine"}
     return {"lr_scheduler_type": "cosine_with_min_lr", f"{name}.min_lr_rate": rate.floor}
@@ -136,11 +145,13 @@ def emit_accelerate(plan: Plan) -> Written:
         }
     nodes, _ = plan.hosts
     extra = {
-        "accelerate.compute_environment": ("LOCAL_MACHINE", ""), "accelerate.num_machines": (nodes, "hosts"),
-        "accelerate.machine_rank": (0, "of this host"), "accelerate.main_training_function": ("main", ""),
+        "accelerate.compute_environment": ("LOCAL_MACHINE", ""),
+        "accelerate.num_machines": (nodes, "hosts"),
+        "accelerate.machine_rank": (0, "of this host"),
+        "accelerate.main_training_function": ("main", ""),
         "accelerate.use_cpu": (False, ""),
         f"{FSDP}state_dict_type": ("SHARDED_STATE_DICT", "of checkpoints"),
-    }  # fmt: skip
+    }
     unprefixed = {key.removeprefix("accelerate."): value for key, value in values.items()}
     table: Table = {key.removeprefix("accelerate."): key_entry for key, key_entry in ACCELERATE.items()}
     unprefixed_extra = {key.removeprefix("accelerate."): value for key, value in extra.items()}
@@ -173,11 +184,14 @@ def emit_deepspeed(plan: Plan) -> Written:
     if job.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     config: dict[str, Any] = {
-        "train_batch_size": job.global_batch, "train_micro_batch_size_per_gpu": layout.mbs,
-        "gradient_accumulation_steps": layout.micro_batches(job), "gradient_clipping": job.optimizer.clip,
-        "bf16": {"enabled": job.precision.compute == "bf16"}, "fp16": {"enabled": job.precision.compute == "fp16"},
+        "train_batch_size": job.global_batch,
+        "train_micro_batch_size_per_gpu": layout.mbs,
+        "gradient_accumulation_steps": layout.micro_batches(job),
+        "gradient_clipping": job.optimizer.clip,
+        "bf16": {"enabled": job.precision.compute == "bf16"},
+        "fp16": {"enabled": job.precision.compute == "fp16"},
         "zero_optimization": zero,
-    }  # fmt: skip
+    }
     if job.precision == recipe("bf16"):
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if layout.cp > 1:

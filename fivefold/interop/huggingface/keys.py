@@ -158,6 +158,8 @@ OF_WIDTH: dict[str, Callable[[int], int]] = {
 }
 
 STAGE_3 = {
-    "stage3_prefetch_bucket_size": "fetch_ahead", "stage3_param_persistence_threshold": "fetch_small",
-    "stage3_max_live_parameters": "fetch_live", "stage3_max_reuse_distance": "fetch_reuse",
-}  # fmt: skip
+    "stage3_prefetch_bucket_size": "fetch_ahead",
+    "stage3_param_persistence_threshold": "fetch_small",
+    "stage3_max_live_parameters": "fetch_live",
+    "stage3_max_reuse_distance": "fetch_reuse",
+}

@@ -47,9 +47,11 @@ def is_huggingface(document: Document) -> bool:
         )
     top_keys = set(document.values)
     return bool(
-        "distributed_type" in top_keys or (document.kind == "json" and top_keys & DEEPSPEED_SIGNS)
-        or len(top_keys & ARGUMENT_SIGNS) >= 2 or any(len(top_keys & dialect.signs) >= 2 for dialect in DIALECTS)
-    )  # fmt: skip
+        "distributed_type" in top_keys
+        or (document.kind == "json" and top_keys & DEEPSPEED_SIGNS)
+        or len(top_keys & ARGUMENT_SIGNS) >= 2
+        or any(len(top_keys & dialect.signs) >= 2 for dialect in DIALECTS)
+    )
 
 
 def parse(document: Document, asked: Asked) -> ParsedConfig:

@@ -19,9 +19,12 @@ from fivefold.record import Mistake
 from fivefold.results.reading import Reading
 
 ATTENTION = {
-    "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash", "eager": "unfused",
+    "sdpa": "flash2",
+    "flash_attention_2": "flash2",
+    "flash_attention_3": "flash",
+    "eager": "unfused",
     "flex_attention": "flash2",
-}  # fmt: skip
+}
 
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")  # of Axolotl
 
@@ -286,14 +289,15 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
         values.doubt("plugins", f"{', '.join(unknown_plugins)}: not known here, not counted")
     fields: dict[str, Any] = {
         "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
-        "job.stack.attention": ATTENTION.get(implementation, "flash2"), "job.stack.compile": compiled,
+        "job.stack.attention": ATTENTION.get(implementation, "flash2"),
+        "job.stack.compile": compiled,
         "job.stack.kernels": "fused" if compiled or liger else "plain",
         "job.stack.loss": "chunked" if chunks_loss else "plain",
-    }  # fmt: skip
+    }
     if kind == "ddp":  # torch.nn.parallel.DistributedDataParallel, which reduces after the last micro-batch
         fields |= {
             "job.stack.name": "ddp",
-        }  # fmt: skip
+        }
     if kind == "fsdp":  # Trainer runs all but the last micro-batch under no_sync
         fields |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}
     if kind == "deepspeed":
@@ -357,9 +361,11 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     if clip is None and kind == "deepspeed":
         clip = values["accelerate.deepspeed_config.gradient_clipping"]
     fields |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
-    offload = (values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
-               or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
-               or bool(values["deepspeed.zero_optimization.cpu_offload"]))  # fmt: skip
+    offload = (
+        values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
+        or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
+        or bool(values["deepspeed.zero_optimization.cpu_offload"])
+    )
     return fields | {
         "job.optimizer.betas": betas,
         "job.offload": ("optimizer",) if kind == "deepspeed" and offload else (),

@@ -33,9 +33,11 @@ def emit(plan: Plan) -> Written:
 
 def _volume(name: str) -> dict[str, Any]:
     return {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Ti"}}},
-    }  # fmt: skip
+    }
 
 
 def _config(name: str, contents: dict[str, str]) -> dict[str, Any]:
@@ -47,20 +49,26 @@ def _runtime(plan: Plan, name: str) -> dict[str, Any]:
     nodes, _ = plan.hosts
     command = "cp /etc/fivefold/* . && exec torchrun --max-restarts 0 -m fivefold train run.toml"
     container = {
-        "name": "node", "image": IMAGE, "command": ["bash", "-c", command], "workingDir": "/work",
+        "name": "node",
+        "image": IMAGE,
+        "command": ["bash", "-c", command],
+        "workingDir": "/work",
         "volumeMounts": [
-            {"name": "run", "mountPath": "/etc/fivefold"}, {"name": "kept", "mountPath": f"/work/{FOLDER}"},
+            {"name": "run", "mountPath": "/etc/fivefold"},
+            {"name": "kept", "mountPath": f"/work/{FOLDER}"},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
-    }  # fmt: skip
+    }
     pod = {
-        "restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container],
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "containers": [container],
         "volumes": [
             {"name": "run", "configMap": {"name": name}},
             {"name": "kept", "persistentVolumeClaim": {"claimName": name}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
-    }  # fmt: skip
+    }
     failures = [
         {"action": "FailJob", "onExitCodes": {"containerName": "node", "operator": "In", "values": [2]}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -73,21 +81,25 @@ def _runtime(plan: Plan, name: str) -> dict[str, Any]:
     policy = {"maxRestarts": RESTARTS, "rules": rules}
     jobs = {"failurePolicy": policy, "replicatedJobs": [{"name": "node", "template": job}]}
     return {
-        "apiVersion": API, "kind": "TrainingRuntime",
+        "apiVersion": API,
+        "kind": "TrainingRuntime",
         "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
         "spec": {"mlPolicy": {"numNodes": nodes, "torch": {}}, "template": {"spec": jobs}},
-    }  # fmt: skip
+    }
 
 
 def _job(plan: Plan, name: str) -> dict[str, Any]:
     nodes, gpus_per_node = plan.hosts
     return {
-        "apiVersion": API, "kind": "TrainJob", "metadata": {"name": name},
+        "apiVersion": API,
+        "kind": "TrainJob",
+        "metadata": {"name": name},
         "spec": {
             "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name},
             "trainer": {
-                "numNodes": nodes, "numProcPerNode": gpus_per_node,
+                "numNodes": nodes,
+                "numProcPerNode": gpus_per_node,
                 "resourcesPerNode": {"limits": {"nvidia.com/gpu": str(gpus_per_node)}},
             },
         },
-    }  # fmt: skip
+    }

@@ -42,9 +42,15 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
     understood = tuple(Said(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
     return Reading(
-        software="fivefold", version="", origin=document.origin, model=model, layout=layout, job=job,
-        ranks=layout.world, understood=understood,
-    )  # fmt: skip
+        software="fivefold",
+        version="",
+        origin=document.origin,
+        model=model,
+        layout=layout,
+        job=job,
+        ranks=layout.world,
+        understood=understood,
+    )
 
 
 def changed(record: Record, usual: Record) -> dict[str, Any]:
@@ -74,10 +80,12 @@ def text(plan: Plan, *, model: str) -> str:
     if "precision" in job:
         job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _plain(recipe)
     values = {
-        "model": model, "machine": machine(plan), "layout": str(plan.layout),
+        "model": model,
+        "machine": machine(plan),
+        "layout": str(plan.layout),
         "folder": f"{FOLDER}/{plan.model.name}",
         "job": {"sequence": plan.job.sequence, "global_batch": plan.job.global_batch} | job,
-    }  # fmt: skip
+    }
     hosts, gpus_per_node = plan.hosts
     command = "fivefold train run.toml" if hosts == 1 else torchrun_command("run.toml", hosts=hosts, each=gpus_per_node)
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)

@@ -42,12 +42,16 @@ def emit(plan: Plan) -> Written:
         lines += [")"]
     extra = [f"    {_flag(name, value)}" for name, value in values.items() if name not in TABLE]
     lines += [
-        "DATA=(", *extra, commented("    --mock-data", "what is read: --data-path yours"),
-        commented("    --use-mcore-models", "Megatron-Core"), ")", "",
+        "DATA=(",
+        *extra,
+        commented("    --mock-data", "what is read: --data-path yours"),
+        commented("    --use-mcore-models", "Megatron-Core"),
+        ")",
+        "",
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} "
         '--node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-localhost}" --master_port 29500 \\',
         '    pretrain_gpt.py "${MODEL[@]}" "${LAYOUT[@]}" "${JOB[@]}" "${STACK[@]}" "${DATA[@]}"',
-    ]  # fmt: skip
+    ]
     return Written({"megatron.sh": "\n".join(lines) + "\n"})
 
 
@@ -79,12 +83,15 @@ def convert_job(plan: Plan) -> dict[str, Any]:
         | of_stack(plan)
     )
     values |= {
-        "global_batch_size": job.global_batch, "train_iters": job.steps,
-        "adam_beta1": job.optimizer.betas[0], "adam_beta2": job.optimizer.betas[1],
+        "global_batch_size": job.global_batch,
+        "train_iters": job.steps,
+        "adam_beta1": job.optimizer.betas[0],
+        "adam_beta2": job.optimizer.betas[1],
         "min_lr": float(f"{job.learning_rate.floor * job.learning_rate.peak:.12g}"),
         "lr_decay_style": {"wsd": "WSD"}.get(job.learning_rate.kind, job.learning_rate.kind),
-        "lr_warmup_iters": job.learning_rate.warmup_steps, **_decay(job),
-    }  # fmt: skip
+        "lr_warmup_iters": job.learning_rate.warmup_steps,
+        **_decay(job),
+    }
     if job.offload not in ((), ("optimizer",)):
         raise Mistake(f"offload={','.join(job.offload)}: Megatron is written with the optimizer in host memory alone")
     values["optimizer_cpu_offload"] = bool(job.offload)
@@ -199,19 +206,28 @@ def convert_model(model: Model) -> dict[str, Any]:
     gated, grouped = model.mlp == "gated", model.kv_heads != model.heads and model.mla is None
     biased = model.mlp_bias
     values: dict[str, Any] = {
-        "ffn_hidden_size": model.ffn, "kv_channels": model.head_dim, "group_query_attention": grouped,
-        "num_query_groups": model.kv_heads if grouped else None, "swiglu": gated,
+        "ffn_hidden_size": model.ffn,
+        "kv_channels": model.head_dim,
+        "group_query_attention": grouped,
+        "num_query_groups": model.kv_heads if grouped else None,
+        "swiglu": gated,
         **{option: model.activation == name for option, name in ACTIVATIONS.items()},
         "disable_bias_linear": not biased,
-        "add_qkv_bias": model.qkv_bias and not biased, "vocab_size": model.vocab,
-        "attention_dropout": model.dropout_rates.attention, "tokenizer_type": "NullTokenizer",
-    }  # fmt: skip
+        "add_qkv_bias": model.qkv_bias and not biased,
+        "vocab_size": model.vocab,
+        "attention_dropout": model.dropout_rates.attention,
+        "tokenizer_type": "NullTokenizer",
+    }
     if mla := model.mla:
         values |= {
-            "multi_latent_attention": True, "qk_layernorm": True,
-            "q_lora_rank": mla.q_rank, "kv_lora_rank": mla.kv_rank,
-            "qk_head_dim": mla.nope_dim, "qk_pos_emb_head_dim": mla.rope_dim, "v_head_dim": mla.v_dim,
-        }  # fmt: skip
+            "multi_latent_attention": True,
+            "qk_layernorm": True,
+            "q_lora_rank": mla.q_rank,
+            "kv_lora_rank": mla.kv_rank,
+            "qk_head_dim": mla.nope_dim,
+            "qk_pos_emb_head_dim": mla.rope_dim,
+            "v_head_dim": mla.v_dim,
+        }
     if mtp := model.mtp:
         values |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
     return values | (_of_experts(model.moe, model.layers) if model.moe else {})
@@ -221,9 +237,12 @@ def _of_experts(moe: MoE, layers: int) -> dict[str, Any]:
     dense, shared = moe.dense_layers, moe.shared_experts * (moe.shared_ffn or moe.ffn)
     free = moe.balance == "free"
     return {
-        "num_experts": moe.experts, "moe_ffn_hidden_size": moe.ffn, "moe_router_topk": moe.topk,
+        "num_experts": moe.experts,
+        "moe_ffn_hidden_size": moe.ffn,
+        "moe_router_topk": moe.topk,
         "moe_layer_freq": f"([0]*{dense}+[1]*{layers - dense})" if dense else None,
-        "moe_shared_expert_intermediate_size": shared or None, "moe_router_score_function": moe.score,
+        "moe_shared_expert_intermediate_size": shared or None,
+        "moe_router_score_function": moe.score,
         "moe_router_pre_softmax": moe.score == "softmax" and not moe.normalized,
         "moe_router_num_groups": moe.groups if moe.groups > 1 else None,
         "moe_router_group_topk": moe.topk_groups if moe.groups > 1 else None,
@@ -231,5 +250,6 @@ def _of_experts(moe: MoE, layers: int) -> dict[str, Any]:
         "moe_router_enable_expert_bias": free,
         "moe_router_load_balancing_type": "aux_loss" if moe.balance == "aux" else "none",
         "moe_aux_loss_coeff": moe.aux_coefficient if moe.balance == "aux" else None,
-        "moe_expert_capacity_factor": moe.capacity, "moe_grouped_gemm": True,
-    }  # fmt: skip
+        "moe_expert_capacity_factor": moe.capacity,
+        "moe_grouped_gemm": True,
+    }

@@ -13,8 +13,10 @@ from fivefold.record import Mistake
 SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
 
 YAML_ACTIVATIONS: dict[str, dict[str, Any]] = {  # megatron/training/yaml_arguments.py
-    "swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {},
-}  # fmt: skip
+    "swiglu": {"swiglu": True},
+    "squaredrelu": {"squared_relu": True},
+    "gelu": {},
+}
 
 SIGNS = ("tensor-model-parallel-size", "num-layers", "micro-batch-size", "num-attention-heads", "hidden-size")
 

@@ -25,9 +25,14 @@ from fivefold.results.reading import Reading
 FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 MODULES = {
-    "core_attn": "core", "layernorm": "norm", "moe_act": "act", "mlp": "mlp", "moe": "moe", "mla_up_proj": "up+rope",
+    "core_attn": "core",
+    "layernorm": "norm",
+    "moe_act": "act",
+    "mlp": "mlp",
+    "moe": "moe",
+    "mla_up_proj": "up+rope",
     "shared_experts": "shared",
-}  # fmt: skip
+}
 
 FP8 = {"tensorwise": "fp8", "delayed": "fp8", "blockwise": "fp8-tiles", "mxfp8": "mxfp8"}
 
@@ -117,13 +122,20 @@ def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, .
             "qk_layernorm", "is not set: Megatron then leaves out the norms of the latents, counted here"
         )
     fields |= {
-        "name": f"megatron-{layers}x{width}", "vocab": vocab, "ffn": ffn, "kv_heads": groups,
+        "name": f"megatron-{layers}x{width}",
+        "vocab": vocab,
+        "ffn": ffn,
+        "kv_heads": groups,
         "head_dim": values["kv_channels"] or width // heads,
         "mlp": "gated" if gated else "plain",
         "activation": "silu" if gated else next((name for key, name in ACTIVATIONS.items() if values[key]), "gelu"),
-        "qkv_bias": biased or bool(values["add_qkv_bias"]), "out_bias": biased, "mlp_bias": biased,
-        "mla": _latent(values), "moe": _experts(values, ffn, layers), "mtp": _further(values),
-    }  # fmt: skip
+        "qkv_bias": biased or bool(values["add_qkv_bias"]),
+        "out_bias": biased,
+        "mlp_bias": biased,
+        "mla": _latent(values),
+        "moe": _experts(values, ffn, layers),
+        "mtp": _further(values),
+    }
     fields["positions"] = fields.get("positions") or values["seq_length"] or 4096
     return Model.read(fields, origin=values.origin), ()
 
@@ -131,9 +143,11 @@ def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, .
 def _compared(values: Values, model: Model) -> None:
     """Mark the sizes that differ from those of ``model``."""
     sizes = {
-        "num_layers": model.layers, "hidden_size": model.width, "num_attention_heads": model.heads,
+        "num_layers": model.layers,
+        "hidden_size": model.width,
+        "num_attention_heads": model.heads,
         "num_experts": model.moe.experts if model.moe else None,
-    }  # fmt: skip
+    }
     for name, size in sizes.items():
         if values.says(name) and values[name] != size:
             values.approximate(
@@ -166,15 +180,21 @@ def _experts(values: Values, ffn: int, layers: int) -> MoE | None:
     score, kind = values["moe_router_score_function"], values["moe_router_load_balancing_type"]
     shared = values["moe_shared_expert_intermediate_size"]
     fields: dict[str, Any] = {
-        "experts": experts, "topk": values["moe_router_topk"], "ffn": values["moe_ffn_hidden_size"] or ffn,
-        "shared_experts": 1 if shared else 0, "shared_ffn": shared or None,
-        "dense_layers": dense_layers(values["moe_layer_freq"], layers, origin=values.origin), "score": score,
+        "experts": experts,
+        "topk": values["moe_router_topk"],
+        "ffn": values["moe_ffn_hidden_size"] or ffn,
+        "shared_experts": 1 if shared else 0,
+        "shared_ffn": shared or None,
+        "dense_layers": dense_layers(values["moe_layer_freq"], layers, origin=values.origin),
+        "score": score,
         "balance": "free" if values["moe_router_enable_expert_bias"] else "none" if kind == "none" else "aux",
-        "aux_coefficient": values["moe_aux_loss_coeff"], "capacity": values["moe_expert_capacity_factor"],
+        "aux_coefficient": values["moe_aux_loss_coeff"],
+        "capacity": values["moe_expert_capacity_factor"],
         "normalized": score == "sigmoid" or not values["moe_router_pre_softmax"],
         "scaling": values["moe_router_topk_scaling_factor"] or 1.0,
-        "groups": values["moe_router_num_groups"] or 1, "topk_groups": values["moe_router_group_topk"] or 1,
-    }  # fmt: skip
+        "groups": values["moe_router_num_groups"] or 1,
+        "topk_groups": values["moe_router_group_topk"] or 1,
+    }
     return MoE.read(fields, origin=values.origin)
 
 
@@ -435,13 +455,16 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
         bool(values["no_gradient_accumulation_fusion"])
     ]
     return {
-        "job.stack.name": "megatron-core", "job.stack.overlap": tuple(overlap), "job.stack.pairs": pairs,
+        "job.stack.name": "megatron-core",
+        "job.stack.overlap": tuple(overlap),
+        "job.stack.pairs": pairs,
         "job.stack.dispatcher": "fused" if dispatcher == "flex" or values["moe_enable_deepep"] else "all_to_all",
-        "job.stack.attention": "flash" if fused else "unfused", "job.stack.weight_gradients": weight_gradients,
+        "job.stack.attention": "flash" if fused else "unfused",
+        "job.stack.weight_gradients": weight_gradients,
         "job.stack.weights": "ahead" if values["overlap_param_gather"] else "at_once",
         "job.stack.graphs": scope if graphs else "none",
         "job.stack.reduce_in_fp32": not values["grad_reduce_in_bf16"],
-    }  # fmt: skip
+    }
 
 
 def rate(values: Values) -> dict[str, Any]:

@@ -10,9 +10,15 @@ from fivefold.interop.render import commented, literal
 from fivefold.model.activations import ActivationName
 
 SKIPPED = (
-    "tokenizer_type", "swiglu", "squared_relu", "transformer_impl", "no_overlap_p2p_communication",
-    "max_position_embeddings", "no_async_tensor_model_parallel_allreduce", "moe_enable_deepep",
-)  # fmt: skip
+    "tokenizer_type",
+    "swiglu",
+    "squared_relu",
+    "transformer_impl",
+    "no_overlap_p2p_communication",
+    "max_position_embeddings",
+    "no_async_tensor_model_parallel_allreduce",
+    "moe_enable_deepep",
+)
 
 FUNCTIONS: dict[ActivationName, str] = {
     "silu": "torch.nn.functional.silu",
@@ -73,9 +79,13 @@ def _file(plan: Plan, sections: dict[str, list[str]]) -> str:
     provider = "MLAModelProvider" if model.mla else "GPTModelProvider"
     module = "megatron.bridge.models.mla_provider" if model.mla else "megatron.bridge.models.gpt_provider"
     sections["dataset"] = [
-        f"  seq_length: {job.sequence}", f"  random_seed: {job.seed}", "  reset_position_ids: false",
-        "  reset_attention_mask: false", "  eod_mask_loss: false", "  dataloader_type: single",
-    ]  # fmt: skip
+        f"  seq_length: {job.sequence}",
+        f"  random_seed: {job.seed}",
+        "  reset_position_ids: false",
+        "  reset_attention_mask: false",
+        "  eod_mask_loss: false",
+        "  dataloader_type: single",
+    ]
     sections["tokenizer"] = ["  tokenizer_type: NullTokenizer  # put yours", f"  vocab_size: {model.vocab}"]
     sections["checkpoint"] = ["  save: ./checkpoints", "  save_interval: 1000"]
     sections["logger"] = ["  log_interval: 10"]

@@ -16,9 +16,22 @@ BRIDGE, NEMO = "0.3.1", "2.x"
 
 # Sections of a ConfigContainer and of a saved NeMo 2 recipe whose fields change the cost.
 SECTIONS = (
-    "model", "train", "optimizer", "ddp", "scheduler", "comm_overlap", "mixed_precision", "dist", "peft", "rng",
-    "dataset", "optim", "trainer", "data", "plugins",
-)  # fmt: skip
+    "model",
+    "train",
+    "optimizer",
+    "ddp",
+    "scheduler",
+    "comm_overlap",
+    "mixed_precision",
+    "dist",
+    "peft",
+    "rng",
+    "dataset",
+    "optim",
+    "trainer",
+    "data",
+    "plugins",
+)
 
 PLACES = {  # section of a ConfigContainer → Megatron's arguments in it; the others are fields of its model
     "train": ("micro_batch_size", "global_batch_size", "rampup_batch_size", "train_iters", "train_samples"),
@@ -54,9 +67,12 @@ NOT = {  # fields that are the negation of an argument
 }  # fmt: skip
 
 DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they differ from those of the arguments
-    "cross_entropy_loss_fusion": True, "grad_reduce_in_bf16": True, "untie_embeddings_and_output_weights": False,
-    "q_lora_rank": 512, "kv_lora_rank": 512,
-}  # fmt: skip
+    "cross_entropy_loss_fusion": True,
+    "grad_reduce_in_bf16": True,
+    "untie_embeddings_and_output_weights": False,
+    "q_lora_rank": 512,
+    "kv_lora_rank": 512,
+}
 
 RECIPE = {  # values of most of 0.3.1's recipes (megatron/bridge/recipes), which a file of overrides changes
     "bf16": True, "use_distributed_optimizer": True, "grad_reduce_in_bf16": False, "overlap_grad_reduce": True,
@@ -65,9 +81,13 @@ RECIPE = {  # values of most of 0.3.1's recipes (megatron/bridge/recipes), which
 }  # fmt: skip
 
 OF_MODEL = (  # keys that a model of the catalog sets in addition to its sizes
-    "softmax_type", "window_size", "window_attn_skip_freq", "activation_func", "activation_func_clamp_value",
+    "softmax_type",
+    "window_size",
+    "window_attn_skip_freq",
+    "activation_func",
+    "activation_func_clamp_value",
     "glu_linear_offset",
-)  # fmt: skip
+)
 
 
 def replace_defaults(table: Table, defaults: Mapping[str, Any]) -> Table:

@@ -35,16 +35,21 @@ def emit(plan: Plan) -> Written:
     decay_steps = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps
     values = written(TABLE, {"model": model, "layout": layout, "job": job}) | {
         **{f"{MODEL}{name}": config.get(name) for name in OF_MODEL if not isinstance(config.get(name), dict)},
-        "model.dtype": dtype, "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sp else "ALL_REDUCE",
-        "parallelism.recompute_layer": layout.ac == "full", "general.seed": job.seed,
+        "model.dtype": dtype,
+        "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sp else "ALL_REDUCE",
+        "parallelism.recompute_layer": layout.ac == "full",
+        "general.seed": job.seed,
         "tokens.batch_accumulation_per_replica": layout.micro_batches(job),
         f"{OPTIMIZER}accumulate_grad_in_fp32": sums_in_fp32,
-        f"{F}name": "adamW", f"{F}adam_beta1": job.optimizer.betas[0], f"{F}adam_beta2": job.optimizer.betas[1],
-        f"{F}torch_adam_is_fused": True, f"{R}lr_decay_style": "cosine" if rate.kind == "cosine" else "linear",
+        f"{F}name": "adamW",
+        f"{F}adam_beta1": job.optimizer.betas[0],
+        f"{F}adam_beta2": job.optimizer.betas[1],
+        f"{F}torch_adam_is_fused": True,
+        f"{R}lr_decay_style": "cosine" if rate.kind == "cosine" else "linear",
         f"{R}lr_decay_steps": max(1, decay_steps),
         f"{R}lr_decay_starting_step": job.steps - decay_steps if rate.kind == "wsd" else None,
         f"{R}min_decay_lr": float(f"{rate.peak * (1.0 if rate.kind == 'constant' else rate.floor):.12g}"),
-    }  # fmt: skip
+    }
     return _file(plan, values, family=str(config["model_type"]))
 
 
@@ -66,15 +71,20 @@ def _file(plan: Plan, values: dict[str, Any], *, family: str) -> Written:
     version = "nanotron's main branch" if needs_main_branch else f"nanotron {VERSION}"
     nodes, gpus_per_node = plan.hosts
     extra = {
-        f"{MODEL}is_{family}_config": (True, "its family"), "model.init_method.std": (0.02, "of random weights"),
-        "general.project": ("fivefold", ""), "general.run": (plan.model.name, ""),
+        f"{MODEL}is_{family}_config": (True, "its family"),
+        "model.init_method.std": (0.02, "of random weights"),
+        "general.project": ("fivefold", ""),
+        "general.run": (plan.model.name, ""),
         "tokenizer.tokenizer_name_or_path": ("gpt2", "the tokenizer: put yours"),
-        "checkpoints.checkpoints_path": ("checkpoints", ""), "checkpoints.checkpoint_interval": (1000, "steps"),
+        "checkpoints.checkpoints_path": ("checkpoints", ""),
+        "checkpoints.checkpoint_interval": (1000, "steps"),
         f"{R}lr_warmup_style": ("linear", ""),
         "data.dataset.hf_dataset_or_datasets": ("stas/openwebtext-10k", "what is read: put yours"),
-        "data.dataset.hf_dataset_splits": ("train", ""), "data.dataset.text_column_name": ("text", ""),
-        "data.seed": (plan.job.seed, ""), "data.num_loading_workers": (1, ""),
-    }  # fmt: skip
+        "data.dataset.hf_dataset_splits": ("train", ""),
+        "data.dataset.text_column_name": ("text", ""),
+        "data.seed": (plan.job.seed, ""),
+        "data.num_loading_workers": (1, ""),
+    }
     about = (
         f"{version}: {plan.model.name}, {plan.layout}",
         f"Start: CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {nodes} --nproc_per_node {gpus_per_node} run_train.py "

@@ -34,9 +34,18 @@ FACTORY = ("adam_eps", "adam_beta1", "adam_beta2", "torch_adam_is_fused")  # und
 TOKENS = ("tokens.val_check_interval", "tokens.limit_val_batches", "tokens.limit_test_batches")
 
 WITHOUT_EFFECT = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "pretraining_tp", "use_cache", "is_llama_config", "is_qwen2_config",
-    "initializer_range", "rope_interleaved", "interleaved_rotary", "z_loss_coefficient",
-)  # fmt: skip
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "pretraining_tp",
+    "use_cache",
+    "is_llama_config",
+    "is_qwen2_config",
+    "initializer_range",
+    "rope_interleaved",
+    "interleaved_rotary",
+    "z_loss_coefficient",
+)
 
 TABLE: Table = {
     **{f"{MODEL}{name}": part(f"model: {name} of a Hugging Face config", None) for name in OF_MODEL},

@@ -9,9 +9,13 @@ from fivefold.interop.shell.expand import Variables, expanded, raw_words
 
 TEXTS: dict[str, Callable[[str, str], bool]] = {"==": operator.eq, "=": operator.eq, "!=": operator.ne}
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
     "-le": operator.le,
-}  # fmt: skip
+}
 
 
 def decided(condition: str, known: Variables) -> bool | None:

@@ -17,9 +17,13 @@ COMMAND = re.compile(r"\$\(([^()]*(?:\([^()]*\)[^()]*)*)\)|`([^`]*)`")
 WITHIN = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # expressions that may contain quotes
 PARTS = re.compile(rf"'[^']*'|\"(?:{WITHIN}|[^\"\\])*\"|(?:{WITHIN}|[^'\"\\])+")
 OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 LARGEST = 10**15
 
 

@@ -75,9 +75,13 @@ def emit(plan: Plan) -> Written:
         "--module torchtitan_config --config config"
     )
     text = python_file(
-        values, PYTHON, model=model, flavor=flavor or ("llama3", "8B"), sizes=sizes,
+        values,
+        PYTHON,
+        model=model,
+        flavor=flavor or ("llama3", "8B"),
+        sizes=sizes,
         about=(f"torchtitan {VERSION}: {model.name}, {layout}.", f"Start: {launch_line}"),
-    )  # fmt: skip
+    )
     return Written({"torchtitan_config.py": text}, remarks)
 
 
@@ -240,9 +244,14 @@ def recomputed(ac: str, *, groups: bool) -> tuple[str, int]:
 
 
 def python_file(
-    values: Mapping[str, Any], table: Table, *, model: Model, flavor: tuple[str, str], sizes: Mapping[str, Any] | None,
+    values: Mapping[str, Any],
+    table: Table,
+    *,
+    model: Model,
+    flavor: tuple[str, str],
+    sizes: Mapping[str, Any] | None,
     about: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """Return the text of the file; ``sizes``: sizes of a Llama that is not a flavor."""
     spec = _spec(values, flavor)
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
@@ -251,11 +260,16 @@ def python_file(
     adam = {name: values[f"optimizer.{name}"] for name in ("lr", "betas", "eps", "weight_decay")}
     ac = f"{values['activation_checkpoint']}.Config()" if values["activation_checkpoint"] else "None"
     lines = [
-        '"""' + about[0], "", *about[1:], '"""', "",
+        '"""' + about[0],
+        "",
+        *about[1:],
+        '"""',
+        "",
         *(CUSTOM.splitlines() if sizes else []),
         *(["from torchtitan.components.quantization import Float8LinearConverter"] if "Float8" in spec else []),
         *IMPORTS.format(family=flavor[0]).splitlines(),
-        "", "",
+        "",
+        "",
         "def config() -> Trainer.Config:",
         f"    model_spec = {_custom(spec, sizes) if sizes else spec}",
         "    return Trainer.Config(",
@@ -265,7 +279,7 @@ def python_file(
         f"        loss={loss},",
         f"        optimizer=default_adamw({', '.join(f'{name}={value!r}' for name, value in adam.items())}),",
         f"        activation_checkpoint={ac},  # layout.ac",
-    ]  # fmt: skip
+    ]
     for group, kind in CLASSES.items():
         lines.append(f"        {group}={kind}(")
         for key, value in values.items():

@@ -35,25 +35,53 @@ def llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> Model:
     """Build a model of torchtitan's llama3: RMSNorm, SwiGLU, rotary positions scaled as in Llama 3.1."""
     layers, width, heads, kv_heads, ffn, vocab, tied = sizes
     return Model(
-        name=name, layers=layers, width=width, heads=heads, kv_heads=kv_heads, head_dim=width // heads, ffn=ffn,
-        vocab=vocab, tied_embeddings=tied, rope_theta=500_000.0, rope_scaling=SCALED, positions=131_072,
-    )  # fmt: skip
+        name=name,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        ffn=ffn,
+        vocab=vocab,
+        tied_embeddings=tied,
+        rope_theta=500_000.0,
+        rope_scaling=SCALED,
+        positions=131_072,
+    )
 
 
 def _deepseek_debug() -> Model:
     return Model(
-        name="deepseek-v3-debug", layers=6, width=256, heads=16, kv_heads=16, head_dim=192, ffn=1024, vocab=2048,
+        name="deepseek-v3-debug",
+        layers=6,
+        width=256,
+        heads=16,
+        kv_heads=16,
+        head_dim=192,
+        ffn=1024,
+        vocab=2048,
         mla=MLA(q_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128),
         moe=MoE(experts=8, topk=3, ffn=256, shared_experts=2, dense_layers=1, balance="free", normalized=False),
-    )  # fmt: skip
+    )
 
 
 def _qwen_debug(*, experts: bool) -> Model:
     moe = MoE(experts=64, topk=8, ffn=768, balance="free") if experts else None
     return Model(
-        name="qwen3-debug", layers=8, width=256, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab=2048,
-        qk_norm="head", rope_theta=1e6, norm_epsilon=1e-6, tied_embeddings=not experts, moe=moe,
-    )  # fmt: skip
+        name="qwen3-debug",
+        layers=8,
+        width=256,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        ffn=3072,
+        vocab=2048,
+        qk_norm="head",
+        rope_theta=1e6,
+        norm_epsilon=1e-6,
+        tied_embeddings=not experts,
+        moe=moe,
+    )
 
 
 @cache

@@ -78,9 +78,12 @@ def needs_of(columns: Columns, *, stages: int) -> Needs:
     maker = np.full(max(forward.max(initial=0), backward.max(initial=0)) + 5, len(indices))
     maker[-1] = -1
     maker[forward[runs_f]], maker[backward[runs_b] + 1] = indices[runs_f], indices[runs_b]
-    parts = np.stack([
-        np.where(runs_f & (stage > 0), forward - 2, -1),
-        np.where(runs_b, backward, np.where(kind == W, forward + 1, -1)),
-        np.where(runs_b & has_next_stage, backward + 3, -1),
-    ], axis=1)  # fmt: skip
+    parts = np.stack(
+        [
+            np.where(runs_f & (stage > 0), forward - 2, -1),
+            np.where(runs_b, backward, np.where(kind == W, forward + 1, -1)),
+            np.where(runs_b & has_next_stage, backward + 3, -1),
+        ],
+        axis=1,
+    )
     return Needs(parts, maker)

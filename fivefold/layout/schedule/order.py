@@ -78,9 +78,14 @@ def order(columns: Columns, *, stages: int) -> Order:
     return Order(
         tuple(Task(KINDS[code // width**2], code // width % width, code % width - 1) for code in tasks.tolist()),
         tuple(divmod(code, pp) for code in hops.tolist()),
-        rank.tolist(), task.tolist(), targets[:, 0].tolist(), hop_numbers[:, 0].tolist(), targets[:, 1].tolist(),
-        hop_numbers[:, 1].tolist(), places,
-    )  # fmt: skip
+        rank.tolist(),
+        task.tolist(),
+        targets[:, 0].tolist(),
+        hop_numbers[:, 0].tolist(),
+        targets[:, 1].tolist(),
+        hop_numbers[:, 1].tolist(),
+        places,
+    )
 
 
 def _turns(columns: Columns, needs: Needs, stages: int) -> list[int]:

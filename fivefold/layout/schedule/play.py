@@ -68,9 +68,12 @@ class Played:
 
 
 def play(
-    table: Table, *, seconds: Callable[[Task], float], hop_seconds: Callable[[int, int], float] = lambda *_: 0.0,
+    table: Table,
+    *,
+    seconds: Callable[[Task], float],
+    hop_seconds: Callable[[int, int], float] = lambda *_: 0.0,
     queues: bool = False,
-) -> Played:  # fmt: skip
+) -> Played:
     """Simulate ``table``. Calls ``seconds`` once per task and ``hop_seconds`` once per pair of ranks (from, to).
 
     ``queues``: a link carries one message at a time, each after the receiver has posted its receive, an action ahead.

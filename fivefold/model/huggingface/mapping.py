@@ -64,9 +64,10 @@ def read_chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
     if not any(chunked):
         return {}
     return {
-        "window": config.attention_chunk_size, "window_kind": "chunks",
+        "window": config.attention_chunk_size,
+        "window_kind": "chunks",
         "window_pattern": () if all(chunked) else find_period(chunked),
-    }  # fmt: skip
+    }
 
 
 SLIDING = {"sliding_attention": True, "full_attention": False, "attention": False}  # "attention" is an old name
@@ -74,7 +75,7 @@ SLIDING = {"sliding_attention": True, "full_attention": False, "attention": Fals
 
 def _read_layer_types(
     layer_types: tuple[str, ...], config: Config, *, kinds: dict[str, bool] = SLIDING
-) -> tuple[bool, ...]:  # fmt: skip
+) -> tuple[bool, ...]:
     if unknown := sorted(set(layer_types) - set(kinds)):
         known = " and ".join(kind.removesuffix("_attention") for kind in kinds if kind != "attention")
         raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {known} attention")

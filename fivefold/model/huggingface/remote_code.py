@@ -47,9 +47,10 @@ def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
     """Say as which architecture a config of an unknown ``model_type`` was read, and which values were assumed."""
     defaults = {name: field.default for name, field in Config.model_fields.items()} | {**family.defaults}
     assumed = [
-        f"{key}={reprlib.repr(defaults[field])}" for field, key in _missing_fields(values, family=family)
+        f"{key}={reprlib.repr(defaults[field])}"
+        for field, key in _missing_fields(values, family=family)
         if defaults[field] not in (None, 0, 1, "", (), {})
-    ]  # fmt: skip
+    ]
     left = f"; assumed as there: {', '.join(assumed)}" if assumed else ""
     return f"model_type {reprlib.repr(values.get('model_type'))} is not known: read as {family.architecture}{left}"
 

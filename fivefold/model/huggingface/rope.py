@@ -107,9 +107,7 @@ def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) 
     return {"rope_fraction": 1.0, "rope_scaling": scaling}
 
 
-def _scaling(
-    config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None
-) -> dict[str, Any] | None:  # fmt: skip
+def _scaling(config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None) -> dict[str, Any] | None:
     """Return the fields of ``RopeScaling``, or None. ``original``: top-level pre-training length; it wins."""
     if given.kind == "default":
         return None

@@ -139,10 +139,16 @@ def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Par
         shape[-1], shape[-2] = shape[-2], shape[-1]
         dim += 1
     return Part(
-        name, tuple(shape), weight.name, dim=dim, first=sum(sizes[:index]) // groups, rows=sizes[index],
-        run=sizes[index] // groups, stride=sizes[index] if groups == 1 else sum(sizes) // groups,
+        name,
+        tuple(shape),
+        weight.name,
+        dim=dim,
+        first=sum(sizes[:index]) // groups,
+        rows=sizes[index],
+        run=sizes[index] // groups,
+        stride=sizes[index] if groups == 1 else sum(sizes) // groups,
         transposed=dim != int(stacked),
-    )  # fmt: skip
+    )
 
 
 def _dim_of_heads(stem: str, weight: Weight) -> int:

@@ -102,16 +102,22 @@ def _normalized(model: Model) -> Model:
         default_fields = {field: ModelShape.model_fields[field].default for field in ROTARY}
         model = model.replace(position="none" if model.position == "rope" else model.position, **default_fields)
     return model.replace(
-        name="", source="", dropout=0.0, attention_dropout=None, embedding_dropout=None, moe=moe,
+        name="",
+        source="",
+        dropout=0.0,
+        attention_dropout=None,
+        embedding_dropout=None,
+        moe=moe,
         norm_bias=NORMS[model.norm].has_bias and model.norm_bias,
         window_kind=model.window_kind if any(slides) else "sliding",
         temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
-        positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
+        positions=model.positions if model.position == "learned" else 1,
+        mtp=model.mtp and MTP(depth=model.mtp.depth),
         rope_pattern=() if all(rotates) or not any(rotates) else tuple(rotates),
         window=model.window if any(slides) else None,
         window_pattern=() if all(slides) or not any(slides) else tuple(slides),
         attention_scale=None if scale is None or isclose(scale, default_scale, rel_tol=1e-12) else scale,
-    )  # fmt: skip
+    )
 
 
 def _list_fields(model: Model) -> dict[str, Any]:

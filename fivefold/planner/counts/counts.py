@@ -216,9 +216,19 @@ class Counts:
 
     def states_key(self, layout: Layout) -> tuple[object, ...]:
         """Return the values of a layout that states depend on."""
-        return (layout.tp, layout.tp_inner, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
-                layout.dp * layout.cp, self.model.shares_table and apart(layout),
-                self.job.stack.shards == "beside" and layout.pp == 1, layout.offload)  # fmt: skip
+        return (
+            layout.tp,
+            layout.tp_inner,
+            layout.ep,
+            layout.etp,
+            layout.zero,
+            layout.shards,
+            layout.expert_shards,
+            layout.dp * layout.cp,
+            self.model.shares_table and apart(layout),
+            self.job.stack.shards == "beside" and layout.pp == 1,
+            layout.offload,
+        )
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """Return the values of a layout that the units of its stages depend on."""
@@ -319,6 +329,14 @@ def run_part(part: Part, run: Run) -> Part:
     ep, etp = (part.ep, part.etp) if run.routes else (1, 1)
     recomputed_groups: frozenset[str] = part.recomputed if run.recomputed else frozenset()
     return Part(
-        part.sequences, part.cp, part.ulysses, part.tp, part.tp_inner, part.sp, ep, etp, recomputed_groups,
+        part.sequences,
+        part.cp,
+        part.ulysses,
+        part.tp,
+        part.tp_inner,
+        part.sp,
+        ep,
+        etp,
+        recomputed_groups,
         part.piped and run.name == "head",
-    )  # fmt: skip
+    )

@@ -83,8 +83,14 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("dp", "all_gather", gathers, payload, shards, group)
             reduces = micro_batches if reduces_every_backward else 1
             all_reduces = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
-            yield Message("dp", "all_reduce" if all_reduces else "reduce_scatter", reduces,
-                          padded * recipe.summed_bytes, shards, group)  # fmt: skip
+            yield Message(
+                "dp",
+                "all_reduce" if all_reduces else "reduce_scatter",
+                reduces,
+                padded * recipe.summed_bytes,
+                shards,
+                group,
+            )
         if replicas > 1:
             payload = padded // shards * recipe.summed_bytes
             yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")

@@ -60,12 +60,17 @@ def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = 
     asked = [question for question in QUESTIONS if routed or question.axis != "ep"]
     peak = machine.chip.peak(job.precision.compute)
     return Ratios(
-        model=model.name, machine=machine.name, layout=str(layout), sequence=job.sequence,
-        global_batch=job.global_batch, precision=job.precision.name, peak_flops=peak,
+        model=model.name,
+        machine=machine.name,
+        layout=str(layout),
+        sequence=job.sequence,
+        global_batch=job.global_batch,
+        precision=job.precision.name,
+        peak_flops=peak,
         balances={link.name: peak / link.bandwidth for link in machine.links},
         axes=tuple(answer(question, model, machine=machine, job=job, layout=layout) for question in asked),
         sizing=tuple(sizing(model, machine=machine, job=job, link=link) for link in machine.links if routed),
-    )  # fmt: skip
+    )
 
 
 def answer(question: Question, model: Model, *, machine: Machine, job: Job, layout: Layout) -> Axis:
@@ -94,9 +99,14 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
     else:
         reason = refused or f"{layout} takes {layout.world} of {machine.ranks} ranks; there is none to add"
     return Axis(
-        axis=question.axis, sends=question.sends, behind=question.behind, formula=question.formula,
-        degrees=tuple(degrees), largest=largest, reason=reason,
-    )  # fmt: skip
+        axis=question.axis,
+        sends=question.sends,
+        behind=question.behind,
+        formula=question.formula,
+        degrees=tuple(degrees),
+        largest=largest,
+        reason=reason,
+    )
 
 
 def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
@@ -114,11 +124,13 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     asked = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
     missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that each routed expert lacks
     return Sizing(
-        link=link.name, ffn=moe.ffn, topk=moe.topk,
+        link=link.name,
+        ffn=moe.ffn,
+        topk=moe.topk,
         ffn_alone=ceil(asked / two_j),
         ffn_layer=max(0, ceil((asked - rest / (moe.topk * model.width)) / two_j)),
         topk_layer=floor(rest / missing) if missing > 0 else None,
-    )  # fmt: skip
+    )
 
 
 def _degree(question: Question, layout: Layout, found: Exchange, machine: Machine) -> Degree:

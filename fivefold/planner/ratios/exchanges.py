@@ -76,9 +76,12 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     pairs = attended_pairs(model, job, layer=layer, causal=job.stack.attention != "unfused")
     attention = 2 * model.heads * sum(_head_dims(model)) * pairs
     return Layer(
-        flops=dense_flops + expert_flops + attention, attention_flops=attention, expert_flops=expert_flops,
-        dense_weights=sum(map(prod, dense)), expert_weights=sum(map(prod, experts)),
-    )  # fmt: skip
+        flops=dense_flops + expert_flops + attention,
+        attention_flops=attention,
+        expert_flops=expert_flops,
+        dense_weights=sum(map(prod, dense)),
+        expert_weights=sum(map(prod, experts)),
+    )
 
 
 def tensor(model: Model, job: Job, layout: Layout) -> Exchange:

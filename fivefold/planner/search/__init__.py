@@ -46,11 +46,24 @@ ENDLESS = 2**60  # bytes that no layout needs
 
 
 def search(
-    *, model: Model, machine: Machine, job: Job, by: Aim = "time", top: int = 10, recipes: Sequence[Recipe] = (),
-    reduces: Sequence[Reduce] = (), worlds: Sequence[int] = (), levels: int = 1, within: float | None = None,
-    report: Report | None = None, improved: Callable[[str, float], None] | None = None, risk: float = FITS_RISK,
-    tight: bool = True, using: Planner | None = None, **narrowed: Any,
-) -> SearchResult:  # fmt: skip
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    by: Aim = "time",
+    top: int = 10,
+    recipes: Sequence[Recipe] = (),
+    reduces: Sequence[Reduce] = (),
+    worlds: Sequence[int] = (),
+    levels: int = 1,
+    within: float | None = None,
+    report: Report | None = None,
+    improved: Callable[[str, float], None] | None = None,
+    risk: float = FITS_RISK,
+    tight: bool = True,
+    using: Planner | None = None,
+    **narrowed: Any,
+) -> SearchResult:
     """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
 
     ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
@@ -69,9 +82,14 @@ def search(
     looks = tight and by in ("time", "cost")
     largest_tight = _largest_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks else 0
     known = Incumbents(
-        _largest_peak(spaces, risk, model=model, machine=machine), by=score, top=top, levels=levels, alike=proposes,
-        improved=improved, largest_tight=largest_tight,
-    )  # fmt: skip
+        _largest_peak(spaces, risk, model=model, machine=machine),
+        by=score,
+        top=top,
+        levels=levels,
+        alike=proposes,
+        improved=improved,
+        largest_tight=largest_tight,
+    )
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _until_stopped(solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk)
     where = narrowed.get("where", ANY)
@@ -97,9 +115,16 @@ def search(
 
 
 def _all_spaces(
-    model: Model, machine: Machine, job: Job, *, by: Aim, recipes: Sequence[Recipe], reduces: Sequence[Reduce],
-    worlds: Sequence[int], **narrowed: Any,
-) -> list[tuple[Job, Space]]:  # fmt: skip
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    by: Aim,
+    recipes: Sequence[Recipe],
+    reduces: Sequence[Reduce],
+    worlds: Sequence[int],
+    **narrowed: Any,
+) -> list[tuple[Job, Space]]:
     """The layouts of every job and number of ranks; a ``Mistake`` if there is none."""
     validate_job(model, job)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
@@ -133,8 +158,9 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
     alike = [each for each in usable if each.job.precision == best.planner.job.precision]
     evaluated = (
         Evaluated(each.estimate.layout, each.estimate.step_time, each.peak_bytes, each.planner)
-        for each in known.fitting if each.planner in alike and each.estimate.layout.world == best.estimate.layout.world
-    )  # fmt: skip
+        for each in known.fitting
+        if each.planner in alike and each.estimate.layout.world == best.estimate.layout.world
+    )
     simplest = Simplest(alike, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
@@ -144,17 +170,20 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
             known.evaluate(each.planner, each.layout)
     known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
     return Proposal(
-        layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
+        layout=str(chosen.layout),
+        within=within,
+        simpler=simpler,
+        faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
         choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(whys(chosen, where=where, planners=alike)),
         remark=uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
-    )  # fmt: skip
+    )
 
 
 def _until_judged(
     found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """``found``, ranked by regret; if that is interrupted, by time as it is."""
     try:
         return _by_regret(found, known, narrowed=narrowed, report=report)
@@ -164,7 +193,7 @@ def _until_judged(
 
 def _by_regret(
     found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """``found`` with what was judged robust in place of its best and its proposal, which is judged beside them."""
     planner, fastest = known.best[0].planner, known.best[0].estimate.layout
     simplest = Layout.parse(found.proposal.layout) if found.proposal else fastest
@@ -174,9 +203,10 @@ def _by_regret(
     within = f"the simplest within {found.proposal.within:.1%}" if found.proposal else "the fastest"
     best = [each.layout for each in judged[: known.top]]
     return found.replace(
-        best=tuple(_ranked(planner, layout, planner.machine) for layout in best), proposal=None,
+        best=tuple(_ranked(planner, layout, planner.machine) for layout in best),
+        proposal=None,
         robust=judge.told(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
-    )  # fmt: skip
+    )
 
 
 def _largest_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
@@ -192,11 +222,14 @@ def _tight(known: Incumbents) -> TightLayout | None:
     if tight is None or (best and best.score <= tight.score):
         return None
     return TightLayout(
-        layout=tight.text, precision=tight.planner.job.precision.name, reduce=tight.planner.job.stack.reduce,
+        layout=tight.text,
+        precision=tight.planner.job.precision.name,
+        reduce=tight.planner.job.stack.reduce,
         risk=tight.planner.out_of_memory_risk(tight.estimate.layout, tight.estimate.ranks),
-        memory_bytes=tight.peak_bytes, step_seconds=tight.seconds,
+        memory_bytes=tight.peak_bytes,
+        step_seconds=tight.seconds,
         faster=best.score / tight.score - 1 if best else None,
-    )  # fmt: skip
+    )
 
 
 def fits_any(
@@ -232,9 +265,14 @@ def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: f
 
 
 def _until_stopped(
-    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner], *, model: Model,
-    machine: Machine, risk: float,
-) -> dict[Job, Planner]:  # fmt: skip
+    solver: BranchAndBound,
+    spaces: Sequence[tuple[Job, Space]],
+    known: Mapping[Job, Planner],
+    *,
+    model: Model,
+    machine: Machine,
+    risk: float,
+) -> dict[Job, Planner]:
     """``_search_spaces``; none if it was interrupted when some layout was known."""
     try:
         return _search_spaces(solver, spaces, known, model=model, machine=machine, risk=risk)
@@ -245,9 +283,14 @@ def _until_stopped(
 
 
 def _search_spaces(
-    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *,
-    model: Model, machine: Machine, risk: float,
-) -> dict[Job, Planner]:  # fmt: skip
+    solver: BranchAndBound,
+    spaces: Sequence[tuple[Job, Space]],
+    known: Mapping[Job, Planner] | None = None,
+    *,
+    model: Model,
+    machine: Machine,
+    risk: float,
+) -> dict[Job, Planner]:
     """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
     bounds: Bounds | None = None

@@ -39,9 +39,7 @@ PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
 class Bounds:
     """Lower bounds for the layouts of one space under one planner. Arrays are [n] for n candidates unless stated."""
 
-    def __init__(
-        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Bounds | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Bounds | None = None) -> None:
         """``like`` as in ``Estimates``."""
         self.planner, self.space = planner, space
         self.estimates: Estimates = Estimates(planner, space, partials, like=like.estimates if like else None)
@@ -67,13 +65,15 @@ class Bounds:
         """
         partial = candidates.partial
         return self._memory.peak(
-            candidates, self.estimates, micro_batches=self.micro_batches[partial],
-            every=self.every[self.partials.ac[partial]], states=states, limit=limit,
-        )  # fmt: skip
+            candidates,
+            self.estimates,
+            micro_batches=self.micro_batches[partial],
+            every=self.every[self.partials.ac[partial]],
+            states=states,
+            limit=limit,
+        )
 
-    def nearest(
-        self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+    def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> tuple[Floats, Floats]:
         """As ``without_zero``, for every order too; ``most`` as in ``Estimates``; ``bare``: for every recomputation."""
         unit = self.estimates.nearest(candidates, most=most, bare=bare)
         return self._seconds(candidates, unit, bare=bare)
@@ -88,9 +88,14 @@ class Bounds:
         return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
 
     def _seconds(
-        self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None = None, *, placed: bool = False,
+        self,
+        candidates: CandidateLayouts,
+        unit: Floats,
+        parallel: Floats | None = None,
+        *,
+        placed: bool = False,
         bare: bool = False,
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+    ) -> tuple[Floats, Floats]:
         """``placed``: the order is known, so that halves of an FB are; ``bare``: as if no layer were recomputed."""
         pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
         weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
@@ -144,7 +149,7 @@ class Bounds:
 
     def _paired(
         self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
-    ) -> Floats:  # fmt: skip
+    ) -> Floats:
         """Busy seconds [n, 3] of ranks under a schedule with FB: so many of each pair, and the other passes alone.
 
         ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_each_way`` and ``_exposed``.
@@ -158,8 +163,9 @@ class Bounds:
         middle = each - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
         busy = np.zeros(pipe.rank.shape)
         for ahead, behind, pairs in (
-            (near, far, middle - (place == ranks - 1)), (far, near, middle + ranks - 1 - place),
-        ):  # fmt: skip
+            (near, far, middle - (place == ranks - 1)),
+            (far, near, middle + ranks - 1 - place),
+        ):
             compute = over(ahead, front) + over(behind, back)
             alone = both = over(ahead, unit[:, 0]) + over(behind, unit[:, 1] + unit[:, 2])
             if halves is None:

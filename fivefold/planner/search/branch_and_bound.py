@@ -32,9 +32,14 @@ class BranchAndBound:
     """
 
     def __init__(
-        self, incumbents: Incumbents, *, ranks_per_node: int, timed: bool = True,
-        report: Report | None = None, total: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        incumbents: Incumbents,
+        *,
+        ranks_per_node: int,
+        timed: bool = True,
+        report: Report | None = None,
+        total: int = 0,
+    ) -> None:
         self.incumbents, self.ranks_per_node, self.timed, self.report = incumbents, ranks_per_node, timed, report
         self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
         self.total, self.done, self.few_fit = total, 0, False
@@ -280,7 +285,7 @@ class BranchAndBound:
 
     def _fitting(
         self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats, *, left: str
-    ) -> tuple[CandidateLayouts, Floats, Floats]:  # fmt: skip
+    ) -> tuple[CandidateLayouts, Floats, Floats]:
         """Candidates whose bytes fit; the others are counted as too large."""
         large = size > self.incumbents.capacity
         losers = candidates.take(large)
@@ -292,9 +297,14 @@ class BranchAndBound:
         return candidates.take(~large), size[~large], seconds[~large]
 
     def _fast(
-        self, bounds: Bounds, candidates: CandidateLayouts, size: Floats,
-        bound: tuple[Floats, Floats | None], *, left: str,
-    ) -> tuple[CandidateLayouts, Floats, Floats]:  # fmt: skip
+        self,
+        bounds: Bounds,
+        candidates: CandidateLayouts,
+        size: Floats,
+        bound: tuple[Floats, Floats | None],
+        *,
+        left: str,
+    ) -> tuple[CandidateLayouts, Floats, Floats]:
         """Candidates that can still win; the others are counted by the part on which they exceed the best the most."""
         space, partials, (seconds, parts) = bounds.space, bounds.partials, bound
         rejections, best = self.incumbents.rejections, self.incumbents.best

@@ -80,7 +80,7 @@ class Opened(NamedTuple):
 
 def cross(
     rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Every row with each of ``values`` in one column, without rows that are not ``legal``."""
     pieces = [rows[:0]]
     for value in values:

@@ -77,9 +77,11 @@ def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float,
         yield NAME, Way(term, None)
         return
     values = {
-        "zero": [0, 1, 2, 3], "v": divisors(model.layers), "ep": divisors(model.moe.experts if model.moe else 1),
+        "zero": [0, 1, 2, 3],
+        "v": divisors(model.layers),
+        "ep": divisors(model.moe.experts if model.moe else 1),
         "mbs": [2**power for power in range(10)],
-    }.get(term.field, divisors(world))  # fmt: skip
+    }.get(term.field, divisors(world))
     for value in values:
         if not term.admits(value):
             ratios = [abs(log2((value + 1) / (int(limit) + 1))) for limit in term.values]

@@ -43,7 +43,7 @@ class Estimates(Tables):
 
     def __init__(
         self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Estimates | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
         super().__init__(planner, space, partials, known=like._tables if like else {})
         example = self.counts.example

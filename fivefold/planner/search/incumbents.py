@@ -46,9 +46,18 @@ class Incumbents:
     """
 
     def __init__(
-        self, largest_peak: int, *, by: By, top: int, levels: int, any_will_do: bool = False, alike: bool = False,
-        slack: float = 0.0, improved: Callable[[str, float], None] | None = None, largest_tight: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        largest_peak: int,
+        *,
+        by: By,
+        top: int,
+        levels: int,
+        any_will_do: bool = False,
+        alike: bool = False,
+        slack: float = 0.0,
+        improved: Callable[[str, float], None] | None = None,
+        largest_tight: int = 0,
+    ) -> None:
         self.by, self.top, self.any_will_do, self.alike, self.improved = by, top, any_will_do, alike, improved
         self.slack = slack
         self.largest_peak, self.looks_at_tight = largest_peak, largest_tight > largest_peak

@@ -64,18 +64,24 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
     live, later, known, deep, made = zip(*rows, strict=True)
     closing = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
     return LiveUnits(
-        held=held[ranks], live=np.array(live), later=np.array(later),
-        block=np.array([blocks[stages[rank][-1]] for rank in ranks]), made=np.array(made),
+        held=held[ranks],
+        live=np.array(live),
+        later=np.array(later),
+        block=np.array([blocks[stages[rank][-1]] for rank in ranks]),
+        made=np.array(made),
         next=np.array([following[stages[rank][-1]] for rank in ranks]),
-        front=np.array([stages[rank][-1] == 0 for rank in ranks]), known=np.array(known), deep=np.array(deep),
+        front=np.array([stages[rank][-1] == 0 for rank in ranks]),
+        known=np.array(known),
+        deep=np.array(deep),
         one=np.full(4, len(stages[0]) == 1),
-        schedule=np.full(4, SCHEDULES.index(shape.schedule)), pp=np.full(4, shape.pp),
+        schedule=np.full(4, SCHEDULES.index(shape.schedule)),
+        pp=np.full(4, shape.pp),
         closing=np.array([[at for at, _, _ in rank] for rank in closing]),
         done=np.array([1 + shape.pipeline.weight_lag * rank for rank in ranks]),
         lead=table[[stages[rank][0] for rank in ranks]],
         pending=np.array([[units for _, units, _ in rank] for rank in closing]),
         before=np.array([[block for _, _, block in rank] for rank in closing]),
-    )  # fmt: skip
+    )
 
 
 def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> tuple[list[int], list[int]]:
@@ -88,7 +94,7 @@ def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -
 
 def _closing_blocks(
     counts: Counts, shape: Shape, stage: int, *, every: int, runs: list[Run]
-) -> Iterator[tuple[int, NDArray[np.float64], int]]:  # fmt: skip
+) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Yield the indices into ``runs`` of the first block of a stage, and of the first with experts (else that again),
     each with the numbers of units before it and the index of the block before it.
     """
@@ -139,9 +145,15 @@ class MemoryBounds:
         self._known: dict[tuple[int, int, int], LiveUnits] = {}
 
     def peak(
-        self, candidates: CandidateLayouts, estimates: Estimates, *, micro_batches: Ints, every: Ints,
-        states: Floats | None = None, limit: bool = False,
-    ) -> Floats:  # fmt: skip
+        self,
+        candidates: CandidateLayouts,
+        estimates: Estimates,
+        *,
+        micro_batches: Ints,
+        every: Ints,
+        states: Floats | None = None,
+        limit: bool = False,
+    ) -> Floats:
         """Return peak bytes of the fullest rank [n], which do not depend on the mesh order.
 
         ``micro_batches`` and ``every``: of each candidate. ``states``: instead of those of the candidates' ZeRO stage;
@@ -211,7 +223,7 @@ class MemoryBounds:
 
     def _opening(
         self, candidates: CandidateLayouts, estimates: Estimates, peak: Floats, kept: Floats, gathered: Floats
-    ) -> Floats:  # fmt: skip
+    ) -> Floats:
         """Return bytes [n, units] of the first backward of a unit above what it keeps, with the gradients that it
         allocates; ``peak``: without them.
         """
@@ -229,7 +241,7 @@ class MemoryBounds:
 
     def _closing(
         self, pipe: LiveUnits, m: Ints, *, states: Floats, own: Floats, reduced: Floats, stays: NDArray[np.bool_]
-    ) -> Floats:  # fmt: skip
+    ) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank; 0 of
         schedules that split backwards. ``own``: of a block's backward, ``reduced``: as its gradients are reduced; ``m``
         and ``stays``: micro-batches, and whether whole gradients stay until the update.
@@ -247,9 +259,7 @@ class MemoryBounds:
             most = np.maximum(most, done + np.where(allocated, mine, 0.0) + needs)
         return np.where(split, 0.0, most)
 
-    def _backward_bytes(
-        self, candidates: CandidateLayouts, estimates: Estimates, whole: Floats, m: Ints
-    ) -> Floats:  # fmt: skip
+    def _backward_bytes(self, candidates: CandidateLayouts, estimates: Estimates, whole: Floats, m: Ints) -> Floats:
         """Return bytes [n, units] of a block's last backward with the gradients that it allocates, not as ``whole``."""
         job, stays = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
         holds = ~stays & (job.stack.unit_buffers == "held")

@@ -45,9 +45,19 @@ def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
 
 
 def across(
-    *, model: Model, choices: Sequence[Choice], job: Job, tokens: float, site: Site, by: Goal, within: float,
-    where: Where = ANY, deadline: float | None = None, risk: float = FITS_RISK, done: Done = lambda _: None,
-) -> Offers:  # fmt: skip
+    *,
+    model: Model,
+    choices: Sequence[Choice],
+    job: Job,
+    tokens: float,
+    site: Site,
+    by: Goal,
+    within: float,
+    where: Where = ANY,
+    deadline: float | None = None,
+    risk: float = FITS_RISK,
+    done: Done = lambda _: None,
+) -> Offers:
     """Every choice and size as an offer, the best first. A ``Mistake`` names machines that lack a price, or watts."""
     _check([choice.machine for choice in choices], by)
 
@@ -69,9 +79,7 @@ def across(
             raise
         stopped = True
     best = tuple(sorted(found, key=lambda each: (each.run is None, _score(each, by))))
-    return Offers(
-        model=model.name, by=by, tokens=tokens, deadline_seconds=deadline, offers=best, stopped=stopped
-    )  # fmt: skip
+    return Offers(model=model.name, by=by, tokens=tokens, deadline_seconds=deadline, offers=best, stopped=stopped)
 
 
 def _check(machines: Sequence[Machine], by: Goal) -> None:
@@ -88,7 +96,7 @@ def _check(machines: Sequence[Machine], by: Goal) -> None:
 
 def _offer(
     model: Model, machine: Machine, job: Job, *, tokens: float, site: Site, within: float, where: Where, risk: float
-) -> Offer:  # fmt: skip
+) -> Offer:
     try:
         found = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
     except Mistake as mistake:
@@ -106,7 +114,7 @@ def _offer(
 
 def _fewest(
     machine: Machine, sizes: Sequence[int], offer: Callable[[Machine, int], Offer], *, deadline: float
-) -> Offer:  # fmt: skip
+) -> Offer:
     """The offer with the fewest ranks whose run keeps the deadline; of the most ranks, refused, if none does."""
     left, known = list(sizes), dict[int, Offer]()
 

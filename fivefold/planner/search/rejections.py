@@ -68,8 +68,12 @@ class Rejections:
         """Seconds of a step by ``PARTS``."""
         step_time = estimate.step_time
         exposed = step_time.exposed
-        by = {**exposed, "ep": exposed.get("ep", 0.0) + exposed.get("etp", 0.0), "bubble": step_time.bubble,
-              "compute": step_time.compute + step_time.optimizer}  # fmt: skip
+        by = {
+            **exposed,
+            "ep": exposed.get("ep", 0.0) + exposed.get("etp", 0.0),
+            "bubble": step_time.bubble,
+            "compute": step_time.compute + step_time.optimizer,
+        }
         return np.array([by.get(part, 0.0) for part in PARTS])
 
     def reasons(self, machine: Machine, best: Estimate | None) -> tuple[Reason, ...]:

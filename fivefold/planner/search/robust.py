@@ -45,7 +45,7 @@ class Judge:
 
     def __init__(
         self, planner: Planner, *, world: int, narrowed: Mapping[str, Any], report: Report | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         model, machine, job = planner.model, planner.machine, planner.job
         self.world, self.narrowed, self.report = world, narrowed, report
         self.scenarios = scenarios(model=model, machine=machine, job=job)
@@ -139,31 +139,40 @@ class Judge:
         return Robustness(
             scenarios=tuple(
                 Told(
-                    name=scenario.name, source=scenario.source, best=str(winner), best_seconds=best,
+                    name=scenario.name,
+                    source=scenario.source,
+                    best=str(winner),
+                    best_seconds=best,
                     regret=_finite(chosen.regrets[at]),
                 )
-                for at, (scenario, winner, best) in enumerate(
-                    zip(self.scenarios, self.winners, self.best, strict=True)
-                )
+                for at, (scenario, winner, best) in enumerate(zip(self.scenarios, self.winners, self.best, strict=True))
             ),
             rows=tuple(self._row(each, note=notes.get(each.layout, "")) for each in rows),
-        )  # fmt: skip
+        )
 
     def _row(self, each: Judged, *, note: str) -> Regret:
         worst = max(each.regrets)
         return Regret(
-            layout=str(each.layout), note=note, step_seconds=self.seconds(each.layout, 0),
-            memory_bytes=self.planners[0].peak_bytes(each.layout), expected=_finite(each.key[1]), worst=_finite(worst),
+            layout=str(each.layout),
+            note=note,
+            step_seconds=self.seconds(each.layout, 0),
+            memory_bytes=self.planners[0].peak_bytes(each.layout),
+            expected=_finite(each.key[1]),
+            worst=_finite(worst),
             worst_in=self.scenarios[each.regrets.index(worst)].name,
-        )  # fmt: skip
+        )
 
 
 def _planner(scenario: Scenario, planner: Planner) -> Planner:
     counts = planner.counts if scenario.job == planner.job else None
     return Planner(
-        model=planner.model, machine=scenario.machine, job=scenario.job, counts=counts,
-        straggler=scenario.straggler, risk=planner.risk,
-    )  # fmt: skip
+        model=planner.model,
+        machine=scenario.machine,
+        job=scenario.job,
+        counts=counts,
+        straggler=scenario.straggler,
+        risk=planner.risk,
+    )
 
 
 def _finite(regret: float) -> float | None:

@@ -95,9 +95,7 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
 
 def pipeline_layout(shape: Shape, *, every: int) -> Layout:
     """Return a layout with this pipeline in which one of ``every`` layers is recomputed (0: none)."""
-    return Layout(
-        pp=shape.pp, v=shape.v, schedule=shape.schedule, ac="none" if every == NEVER else f"full/{every}"
-    )  # fmt: skip
+    return Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac="none" if every == NEVER else f"full/{every}")
 
 
 def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:

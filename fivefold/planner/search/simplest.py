@@ -66,7 +66,7 @@ class Simplest:
 
     def __init__(
         self, planners: Sequence[Planner], known: Iterable[Evaluated], *, limit: float, where: Where = ANY
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.planners, self.limit, self.where = planners, limit, where
         machine = planners[0].machine
         self.node = machine.ranks_per_node
@@ -90,8 +90,11 @@ class Simplest:
 
     def _simpler(self, than: Evaluated) -> Evaluated | None:
         cost = self._key(than)[0]
-        moves = [(self._cost(layout, planner), str(layout), layout, planner)
-                 for layout in set(_moves(than.layout)) for planner in self._planners(layout)]  # fmt: skip
+        moves = [
+            (self._cost(layout, planner), str(layout), layout, planner)
+            for layout in set(_moves(than.layout))
+            for planner in self._planners(layout)
+        ]
         for _, _, layout, planner in sorted((each for each in moves if each[0] < cost), key=lambda each: each[:2]):
             found = self._evaluate(layout, planner)
             if found is not None and found.seconds <= self.limit:
@@ -129,10 +132,13 @@ def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | Non
     if other is None:
         return None
     return Alternative(
-        layout=str(other.layout), reduce=other.planner.job.stack.reduce, memory_bytes=other.peak_bytes,
-        step_seconds=other.seconds, slower=other.seconds / chosen.seconds - 1,
+        layout=str(other.layout),
+        reduce=other.planner.job.stack.reduce,
+        memory_bytes=other.peak_bytes,
+        step_seconds=other.seconds,
+        slower=other.seconds / chosen.seconds - 1,
         because=because(chosen.time.split, other.time.split),
-    )  # fmt: skip
+    )
 
 
 def _moves(layout: Layout) -> Iterator[Layout]:

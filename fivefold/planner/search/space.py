@@ -324,8 +324,20 @@ class Space:
         dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = (int(column[candidates.partial[at]]) for column in partials)
         shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
         return Layout(
-            dp=dp, tp=tp, tp_inner=inner, cp=cp, pp=pp, ep=ep, etp=etp, mbs=mbs, v=shape.v, schedule=shape.schedule,
+            dp=dp,
+            tp=tp,
+            tp_inner=inner,
+            cp=cp,
+            pp=pp,
+            ep=ep,
+            etp=etp,
+            mbs=mbs,
+            v=shape.v,
+            schedule=shape.schedule,
             zero=zero,
-            shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
-            sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(candidates.order[at])],
-        )  # fmt: skip
+            shard_group=None if zero == 0 or shards == dp * cp else shards,
+            cp_kind="ulysses" if kind else "ring",
+            sp=bool(sp),
+            ac=self.recomputations[ac],
+            order=self.orders[int(candidates.order[at])],
+        )

@@ -32,10 +32,14 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
     loads = _loads(layout, planner, held)
     for _ in range(MOVES):
         found = min(
-            ((max(each), other, each) for other in _moved(best, planner, loads, held)
-             for each in [_loads(other, planner, held)]),
-            key=lambda option: option[0], default=None,
-        )  # fmt: skip
+            (
+                (max(each), other, each)
+                for other in _moved(best, planner, loads, held)
+                for each in [_loads(other, planner, held)]
+            ),
+            key=lambda option: option[0],
+            default=None,
+        )
         if found is None or found[0] >= max(loads) * (1 - LEAST):
             break
         _, best, loads = found
@@ -95,9 +99,7 @@ def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) 
     return [sum(stages[stage].forward.seconds + stages[stage].whole.seconds for stage in mine) for mine in held]
 
 
-def _moved(
-    layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]
-) -> Iterator[Layout]:  # fmt: skip
+def _moved(layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]) -> Iterator[Layout]:
     """The layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
     sizes = [len(each) for each in stage_layers(planner.model.layers, layout)]
     full = max(range(len(loads)), key=lambda rank: loads[rank])

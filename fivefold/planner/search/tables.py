@@ -28,9 +28,7 @@ Table = dict[tuple[int, ...], Floats]
 class Tables:
     """Tables by name for the layouts of one space under one planner."""
 
-    def __init__(
-        self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table]
-    ) -> None:  # fmt: skip
+    def __init__(self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table]) -> None:
         """``known``: tables of a job that differs only in how often gradients are reduced, which is a column."""
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
         self.measured = planner.machine.calibration is not None
@@ -46,9 +44,14 @@ class Tables:
         return found
 
     def _scaled(
-        self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout, int], Floats],
-        *, many: Ints,
-    ) -> Floats:  # fmt: skip
+        self,
+        name: str,
+        candidates: CandidateLayouts,
+        columns: list[Ints],
+        make: Callable[[Layout, int], Floats],
+        *,
+        many: Ints,
+    ) -> Floats:
         """``_table`` of figures of ``many`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
         found = self._table(name, candidates, [many, *columns], make)
@@ -95,9 +98,12 @@ class Tables:
         return list(self._table(" ".join(("places of", *axes)), candidates, columns, make).astype(np.int64).T)
 
     def _table(
-        self, name: str, candidates: CandidateLayouts, columns: list[Ints],
+        self,
+        name: str,
+        candidates: CandidateLayouts,
+        columns: list[Ints],
         make: Callable[[Layout, int], Floats],
-    ) -> Floats:  # fmt: skip
+    ) -> Floats:
         """``make(layout, first column)`` for each row, called once per search for equal values of ``columns``."""
         known = self._tables.setdefault(name, {})
         _, first, inverse = distinct(code_of(columns))

@@ -129,8 +129,11 @@ class Prices:
             min_kernel = self.constants.smallest_kernel_seconds
             return OpTime(
                 self.moving(op.moved_bytes) + (forward - 1) * min_kernel,
-                self.moving(op.moved_backward_bytes) + (backward - 1) * min_kernel, 0.0, forward, backward,
-            )  # fmt: skip
+                self.moving(op.moved_backward_bytes) + (backward - 1) * min_kernel,
+                0.0,
+                forward,
+                backward,
+            )
         moved, moved_back = op.moved_bytes, op.moved_backward_bytes
         if (
             op.kind == "message"
@@ -240,11 +243,18 @@ class Prices:
         _, tokens, dim = op.shape
         forward, backward = (
             roofline.attention(
-                self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide,
-                kind=self.job.stack.attention, backward=back, constants=self.constants,
+                self.chip,
+                flops=op.causal_flops,
+                tokens=tokens,
+                keys=tokens,
+                head_dim=dim,
+                dtype=self.wide,
+                kind=self.job.stack.attention,
+                backward=back,
+                constants=self.constants,
             )
             for back in (False, True)
-        )  # fmt: skip
+        )
         return forward, backward
 
     def _batched(self, op: Op, *, heads: int) -> tuple[float, float]:

@@ -86,10 +86,16 @@ def expected(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell
     total_weight = sum(weight for _, weight in points)
     error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / total_weight
     return Interval(
-        low_90=low, low_50=lower, middle=middle, high_50=upper, high_90=high, error=error,
-        sources=len({cell.source for cell in same_class}), runs=sum(cell.rows for cell in same_class),
+        low_90=low,
+        low_50=lower,
+        middle=middle,
+        high_50=upper,
+        high_90=high,
+        error=error,
+        sources=len({cell.source for cell in same_class}),
+        runs=sum(cell.rows for cell in same_class),
         outside=tuple(_outside(of, ranks, cells)),
-    )  # fmt: skip
+    )
 
 
 def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float, float]]:

@@ -31,9 +31,22 @@ class GatherReduceTime(NamedTuple):
 
 def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
     """Return the values of a layout that ``gather_reduce_seconds`` depends on."""
-    return (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp,
-            layout.cp, layout.pp, layout.order, layout.pipeline.enters_both_ends, apart(layout),
-            counts.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
+    return (
+        layout.tp,
+        layout.tp_inner,
+        layout.sp,
+        layout.ep,
+        layout.etp,
+        layout.zero,
+        layout.shards,
+        layout.dp,
+        layout.cp,
+        layout.pp,
+        layout.order,
+        layout.pipeline.enters_both_ends,
+        apart(layout),
+        counts.job.stack.copies == "weight" and layout.mbs,
+    )
 
 
 def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name: Name) -> GatherReduceTime:

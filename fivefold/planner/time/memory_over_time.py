@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def levels(
     planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None, rows: Rows | None = None
-) -> tuple[Level, ...]:  # fmt: skip
+) -> tuple[Level, ...]:
     """Return the live bytes by part at times of the step, for one pipeline rank.
 
     Times are those of the rank's row of ``spans``; pass ``rows`` if the spans are known already.
@@ -112,9 +112,15 @@ class _Filler:
 
 def _at(seconds: float, moment: Moment) -> Level:
     return Level(
-        seconds, moment.states_bytes, moment.gradients_bytes, moment.activations_bytes, moment.gathers_bytes,
-        moment.logits_bytes, moment.temporary_bytes, moment.cause,
-    )  # fmt: skip
+        seconds,
+        moment.states_bytes,
+        moment.gradients_bytes,
+        moment.activations_bytes,
+        moment.gathers_bytes,
+        moment.logits_bytes,
+        moment.temporary_bytes,
+        moment.cause,
+    )
 
 
 def _between(seconds: float, moment: Moment, *, kept: int) -> Level:

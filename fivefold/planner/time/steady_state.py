@@ -68,7 +68,7 @@ def distinct_tasks(layout: Layout, micro_batches: int, alike: tuple[int, ...]) -
 
 def extrapolate(
     layout: Layout, micro_batches: int, *, seconds: Sequence[float], hop: float, alike: tuple[int, ...]
-) -> Extrapolated:  # fmt: skip
+) -> Extrapolated:
     """Return ends and work of the layout's schedule.
 
     ``seconds``: those of its ``distinct_tasks``; ``hop``: seconds per message.
@@ -80,9 +80,7 @@ def extrapolate(
 
 
 @lru_cache(maxsize=1024)
-def alike_tasks(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]
-) -> AlikeTasks:  # fmt: skip
+def alike_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]) -> AlikeTasks:
     """Return the tasks of a schedule with those of equal stages (``alike``) joined."""
     tables, _, tasks, whole = rounds_of(name, pp, v, micro_batches)
     number_of_task: dict[Task, int] = {}
@@ -109,9 +107,14 @@ def alike_tasks(
 
 @lru_cache(maxsize=2048)  # layouts of a search often differ in nothing that the schedule depends on
 def _played(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...], durations: tuple[float, ...],
+    name: ScheduleName,
+    pp: int,
+    v: int,
+    micro_batches: int,
+    alike: tuple[int, ...],
+    durations: tuple[float, ...],
     hop: float,
-) -> tuple[list[float], list[float]]:  # fmt: skip
+) -> tuple[list[float], list[float]]:
     """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``alike_tasks``."""
     tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
     distinct = alike_tasks(name, pp, v, micro_batches, alike)

@@ -79,9 +79,13 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
 
 
 def _time_pipeline(
-    layout: Layout, memory: Sequence[RankMemory], stages: StageSeconds, *, straggler: Units | None = None,
+    layout: Layout,
+    memory: Sequence[RankMemory],
+    stages: StageSeconds,
+    *,
+    straggler: Units | None = None,
     slow: int | None = None,
-) -> tuple[StepTime, int]:  # fmt: skip
+) -> tuple[StepTime, int]:
     """Return the seconds of a step in a pipeline, and its critical rank; ``slow``: the rank that straggles."""
     units, equal_stages, micro_batches = stages.units, stages.alike, layout.micro_batches(stages.units.job)
     tasks = distinct_tasks(layout, micro_batches, equal_stages)
@@ -133,9 +137,14 @@ def _add(exposed: dict[str, float], more: dict[str, float]) -> None:
 
 
 def _step_time(
-    compute: float, exposed: dict[str, float], ends: float, update: float, stages: Sequence[StageTime],
-    *, total: float | None = None,
-) -> StepTime:  # fmt: skip
+    compute: float,
+    exposed: dict[str, float],
+    ends: float,
+    update: float,
+    stages: Sequence[StageTime],
+    *,
+    total: float | None = None,
+) -> StepTime:
     """Return a rank's parts as a ``StepTime``; ``ends``: exposed by data parallelism. Without ``total`` there is no
     bubble.
     """

@@ -54,7 +54,7 @@ class UnitKernels(NamedTuple):
 
 def unit_kernels(
     ops: tuple[Op, ...], times: list[OpTime], stack: Stack, *, further: tuple[int, int] = (0, 0)
-) -> UnitKernels:  # fmt: skip
+) -> UnitKernels:
     """Return the kernels of a unit; ``further``: kernels launched in addition to those of ``ops``, forward and
     backward.
     """
@@ -71,10 +71,9 @@ def unit_kernels(
     forward, backward, weight = (sum(column) for column in list(zip(*times, strict=True))[:3])
     graphed = frozenset(index for index, op in enumerate(ops) if _in_graph(op, stack))
     launches = [
-        (0, 0) if index in graphed
-        else (time.kernels, time.backward_kernels + (time.kernels if op.recomputed else 0))
+        (0, 0) if index in graphed else (time.kernels, time.backward_kernels + (time.kernels if op.recomputed else 0))
         for index, (op, time) in enumerate(ops_and_times)
-    ]  # fmt: skip
+    ]
     if stack.graphs == "none":
         (forward_launches, backward_launches), (more_forward, more_backward) = launches[0], further
         launches[0] = (
@@ -82,11 +81,15 @@ def unit_kernels(
             backward_launches + more_backward + (more_forward if ops[0].recomputed else 0),
         )
     return UnitKernels(
-        ops, times, tuple(index for index, op in enumerate(ops) if op.message is not None),
-        (forward, backward + recomputed_seconds, weight), launches, graphed,
+        ops,
+        times,
+        tuple(index for index, op in enumerate(ops) if op.message is not None),
+        (forward, backward + recomputed_seconds, weight),
+        launches,
+        graphed,
         overlap_room[::-1] if stack.pairs else overlap_room,
         (longest, seconds_by_name[longest]),
-    )  # fmt: skip
+    )
 
 
 def _in_graph(op: Op, stack: Stack) -> bool:
@@ -100,9 +103,15 @@ class UnitTimer:
     """The sum of the kernels and messages of one unit."""
 
     def __init__(
-        self, model: Model, machine: Machine, network: Network, job: Job, place: Callable[[str], Group],
-        unit: UnitKernels, constants: Constants,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        machine: Machine,
+        network: Network,
+        job: Job,
+        place: Callable[[str], Group],
+        unit: UnitKernels,
+        constants: Constants,
+    ) -> None:
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.place, self.unit, self.ops, self.times = place, unit, unit.ops, unit.times
         self.constants = constants
@@ -168,7 +177,7 @@ class UnitTimer:
 
     def _passes(
         self, message: Message, place: Group, *, recomputed: bool
-    ) -> tuple[MessageTime, MessageTime, MessageTime]:  # fmt: skip
+    ) -> tuple[MessageTime, MessageTime, MessageTime]:
         """Return the seconds of an operation's messages in the forward, of its gradients', and of those sent again for
         them.
         """
@@ -210,7 +219,7 @@ class UnitTimer:
 
     def _sent(
         self, message: Message, collective: str, payload: int, *, place: Group, copies: int, parts: int = 1
-    ) -> MessageTime:  # fmt: skip
+    ) -> MessageTime:
         """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``; "":
         none.
         """

@@ -46,9 +46,14 @@ class Traced(NamedTuple):
 
 
 def read(
-    paths: Sequence[Path], *, step: int | None = None, top: int = 10, machine: Machine | None = None,
-    axes: dict[tuple[int, ...], str] | None = None, progress: Progress | None = None,
-) -> Traced:  # fmt: skip
+    paths: Sequence[Path],
+    *,
+    step: int | None = None,
+    top: int = 10,
+    machine: Machine | None = None,
+    axes: dict[tuple[int, ...], str] | None = None,
+    progress: Progress | None = None,
+) -> Traced:
     """Read the traces of a job and report on them.
 
     ``step``: only the ProfilerStep of this number. ``top``: the largest number of kernels that are listed. ``machine``:
@@ -110,9 +115,11 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
 
 
 def _paths(
-    job: JobTraces, chosen: dict[int, list[Window]], path_of: Callable[[dict[int, Window]], list[Segment]],
+    job: JobTraces,
+    chosen: dict[int, list[Window]],
+    path_of: Callable[[dict[int, Window]], list[Segment]],
     progress: Progress | None,
-) -> list[list[Segment]]:  # fmt: skip
+) -> list[list[Segment]]:
     """Return the critical path of every step."""
     ranks = [trace.rank for trace in job.ranks]
     steps = list(zip(*(chosen[rank] for rank in ranks), strict=True))

@@ -45,13 +45,17 @@ class Timeline:
         idle = gaps(self.busy, window.start, window.end)
         host, waiting = self._of_the_host(idle)
         return Breakdown(
-            rank=self.trace.rank, step=window.name, window_seconds=(window.end - window.start) / 1e9,
+            rank=self.trace.rank,
+            step=window.name,
+            window_seconds=(window.end - window.start) / 1e9,
             start_seconds=(window.start + self.trace.shift - first) / 1e9,
             **{f"{name}_seconds": value for name, value in seconds.items()},
             memcpy_alone_seconds=clipped(self.alone, window.start, window.end).total / 1e9,
-            idle_seconds=idle.total / 1e9, idle_host_seconds=host / 1e9, idle_waiting_seconds=waiting / 1e9,
+            idle_seconds=idle.total / 1e9,
+            idle_host_seconds=host / 1e9,
+            idle_waiting_seconds=waiting / 1e9,
             waiting_seconds=None if self.waits is None else clipped(self.waits, window.start, window.end).total / 1e9,
-        )  # fmt: skip
+        )
 
     def _of_the_host(self, idle: Intervals) -> tuple[int, int]:
         """Return the nanoseconds of gaps in which nothing had been launched, and in which something was queued."""

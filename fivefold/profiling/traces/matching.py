@@ -93,9 +93,15 @@ def match(job: JobTraces) -> Matched:
 
 
 def _group(
-    name: str, about: str, ranks: int | None, members: tuple[int, ...], *, rank: int,
-    listed: dict[str, tuple[int, ...]], world: int,
-) -> Group:  # fmt: skip
+    name: str,
+    about: str,
+    ranks: int | None,
+    members: tuple[int, ...],
+    *,
+    rank: int,
+    listed: dict[str, tuple[int, ...]],
+    world: int,
+) -> Group:
     """Return the group of a message.
 
     If the message does not state it, this is the only group of several ranks that the trace lists for ``rank``.

@@ -48,9 +48,13 @@ class _Key(NamedTuple):
 
 
 def lines(
-    windows: Sequence[tuple[RankTrace, Window]], *, found: Matched, starts: dict[Part, int],
-    machine: Machine | None = None, axes: dict[tuple[int, ...], str] | None = None,
-) -> list[MessageLine]:  # fmt: skip
+    windows: Sequence[tuple[RankTrace, Window]],
+    *,
+    found: Matched,
+    starts: dict[Part, int],
+    machine: Machine | None = None,
+    axes: dict[tuple[int, ...], str] | None = None,
+) -> list[MessageLine]:
     """Return a line per group and collective, as means over the windows, those that take longest first.
 
     ``axes``: the axes of a layout, by the members of their groups.
@@ -116,8 +120,16 @@ def _line(key: _Key, total: _Sum, number: int) -> MessageLine:
     moving = total.seconds - (total.waiting or 0.0)
     rates = [size / moving if size is not None and moving > 0 else None for size in (total.bytes, total.sent)]
     return MessageLine(
-        group=key.group, axis=key.axis, ranks=key.ranks, collective=key.collective, messages=total.messages / number,
-        bytes=None if total.bytes is None else total.bytes / number, seconds=total.seconds / number,
+        group=key.group,
+        axis=key.axis,
+        ranks=key.ranks,
+        collective=key.collective,
+        messages=total.messages / number,
+        bytes=None if total.bytes is None else total.bytes / number,
+        seconds=total.seconds / number,
         waiting_seconds=None if total.waiting is None else total.waiting / number,
-        algorithm_bandwidth=rates[0], bus_bandwidth=rates[1], link=key.link, link_bandwidth=key.bandwidth,
-    )  # fmt: skip
+        algorithm_bandwidth=rates[0],
+        bus_bandwidth=rates[1],
+        link=key.link,
+        link_bandwidth=key.bandwidth,
+    )

@@ -102,10 +102,19 @@ def rank_trace(found: Recording, *, rank: int) -> RankTrace:
     windows = _gpu_windows(found, steps, step, rows) if found.on_gpu else _cpu_windows(found, steps)
     numbers = np.array([window.number for window in steps] + [-1], np.int64)
     return RankTrace(
-        rank=rank, recording=found, name=found.name[rows], lane=found.lane[rows], does=does, start=found.start[rows],
-        end=found.end[rows], launch=launch, step=numbers[step], message=by_event[rows], windows=windows,
+        rank=rank,
+        recording=found,
+        name=found.name[rows],
+        lane=found.lane[rows],
+        does=does,
+        start=found.start[rows],
+        end=found.end[rows],
+        launch=launch,
+        step=numbers[step],
+        message=by_event[rows],
+        windows=windows,
         in_optimizer=_within(launch, _annotations(found, "Optimizer.step#")) >= 0,
-    )  # fmt: skip
+    )
 
 
 def _gpu_rows(found: Recording) -> npt.NDArray[np.int64]:

@@ -217,12 +217,18 @@ def _of_kernel(row: int, args: dict[str, Any]) -> Message:
     collective = str(args["Collective name"]).lower()
     ranks = args.get("Group size")
     return Message(
-        row, SAME.get(collective, collective), bytes_in, bytes_out,
-        group=str(args.get("Process Group Name", "")), about=str(args.get("Process Group Description", "")),
+        row,
+        SAME.get(collective, collective),
+        bytes_in,
+        bytes_out,
+        group=str(args.get("Process Group Name", "")),
+        about=str(args.get("Process Group Description", "")),
         ranks=ranks if isinstance(ranks, int) and ranks > 0 else None,
         members=ranks_in(args.get("Process Group Ranks")),
-        source=_rank(args.get("Src Rank")), target=_rank(args.get("Dst Rank")), sequence=_rank(args.get("Seq")),
-    )  # fmt: skip
+        source=_rank(args.get("Src Rank")),
+        target=_rank(args.get("Dst Rank")),
+        sequence=_rank(args.get("Seq")),
+    )
 
 
 def ranks_in(value: object) -> tuple[int, ...]:

@@ -26,10 +26,20 @@ def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | N
     for part in parts:
         if part.size > 0:
             tip = f"{part.name}  {part.text}"
-            bars.append(element("rect", x=percent(start / whole), width=percent(part.size / whole), height="100%",
-                                class_=f"k-{part.look}", data_tip=tip))  # fmt: skip
+            bars.append(
+                element(
+                    "rect",
+                    x=percent(start / whole),
+                    width=percent(part.size / whole),
+                    height="100%",
+                    class_=f"k-{part.look}",
+                    data_tip=tip,
+                )
+            )
         start += part.size
     if limit is not None:
-        bars += [element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%", class_=look)
-                 for look in ("limit-ground", "limit")]  # fmt: skip
+        bars += [
+            element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%", class_=look)
+            for look in ("limit-ground", "limit")
+        ]
     return element("svg", joined(bars), class_="bar", height=22, role="img", aria_label=label)

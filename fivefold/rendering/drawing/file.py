@@ -42,12 +42,23 @@ class PictureFile(NamedTuple):
             top += size + 6
         parts.append(joined(_lay_out_legend(self.looks, y=top)))
         width = WIDTH - self.left - 2 * MARGIN
-        parts.append(element("svg", self.chart, x=MARGIN + self.left, y=top + 22, width=width, height=self.height,
-                             overflow="visible"))  # fmt: skip
+        parts.append(
+            element(
+                "svg", self.chart, x=MARGIN + self.left, y=top + 22, width=width, height=self.height, overflow="visible"
+            )
+        )
         height = top + 22 + self.height + 40 + MARGIN
         ground = element("rect", width=WIDTH, height=height, class_="ground")
-        return element("svg", Raw(f"<style>{file_css()}</style>"), ground, *parts, xmlns="http://www.w3.org/2000/svg",
-                       width=WIDTH, height=height, viewBox=f"0 0 {WIDTH} {height}")  # fmt: skip
+        return element(
+            "svg",
+            Raw(f"<style>{file_css()}</style>"),
+            ground,
+            *parts,
+            xmlns="http://www.w3.org/2000/svg",
+            width=WIDTH,
+            height=height,
+            viewBox=f"0 0 {WIDTH} {height}",
+        )
 
     def to_html(self) -> str:
         """Return the picture as a page that fetches nothing."""

@@ -19,19 +19,34 @@ def band(interval: Interval, *, predicted: float, show: Callable[[float], str], 
         return percent((value - first) / span)
 
     def bar(begin: float, end: float, *, high: int, look: str, tip: str) -> Raw:
-        return element("rect", x=at(begin), width=percent((end - begin) / span), y=18 - high / 2, height=high, rx=3,
-                       class_=look, data_tip=tip)  # fmt: skip
+        return element(
+            "rect",
+            x=at(begin),
+            width=percent((end - begin) / span),
+            y=18 - high / 2,
+            height=high,
+            rx=3,
+            class_=look,
+            data_tip=tip,
+        )
 
     most = f"nine in ten of comparable runs: {show(interval.low_90)} to {show(interval.high_90)}"
     half = f"half of comparable runs: {show(interval.low_50)} to {show(interval.high_50)}"
     marks = (
         bar(interval.low_90, interval.high_90, high=6, look="i-90", tip=most),
         bar(interval.low_50, interval.high_50, high=14, look="i-50", tip=half),
-        element("line", x1=at(predicted), x2=at(predicted), y1=6, y2=30, class_="i-mark",
-                data_tip=f"predicted: {show(predicted)}"),
+        element(
+            "line",
+            x1=at(predicted),
+            x2=at(predicted),
+            y1=6,
+            y2=30,
+            class_="i-mark",
+            data_tip=f"predicted: {show(predicted)}",
+        ),
         element("text", show(interval.low_90), x=at(interval.low_90), y=46, text_anchor="middle"),
         element("text", show(interval.high_90), x=at(interval.high_90), y=46, text_anchor="middle"),
-    )  # fmt: skip
+    )
     return element(
         "svg", joined(marks), class_="interval", height=50, role="img", aria_label=f"{label}; {most}; {half}"
     )

@@ -42,14 +42,20 @@ def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_tit
     paths = (_path([at(point) for point in curve.points], curve.look) for curve in curves)
     dots = (
         element("circle", cx=percent(x), cy=percent(y), r=3, class_=f"dot s-{curve.look}")
-        for curve in curves if len(curve.points) <= 40 for x, y in map(at, curve.points)
-    )  # fmt: skip
+        for curve in curves
+        if len(curve.points) <= 40
+        for x, y in map(at, curve.points)
+    )
     return plot(
-        joined((*paths, *_places(curves, first=first, last=last))), label=label, height=HEIGHT,
+        joined((*paths, *_places(curves, first=first, last=last))),
+        label=label,
+        height=HEIGHT,
         x=[((item - first) / (last - first), f"{item:g}") for item in ticks(last, first=first, about=6)],
         y=[(1 - (item - low) / (high - low), f"{item:.6g}") for item in ticks(high, first=low)],
-        x_title=x_title, y_title=y_title, over=joined(dots),
-    )  # fmt: skip
+        x_title=x_title,
+        y_title=y_title,
+        over=joined(dots),
+    )
 
 
 def _path(points: Sequence[tuple[float, float]], look: str) -> Raw:

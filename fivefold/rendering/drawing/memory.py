@@ -22,7 +22,7 @@ TOLD = 240  # number of time intervals for which the mouse shows what is live
 
 def picture(
     levels: Sequence[Level], *, rank: int, capacity_bytes: int, told: Sequence[tuple[float, float, str]] | None = None
-) -> Raw:  # fmt: skip
+) -> Raw:
     """Draw the chart; ``told``: time intervals with their tips; by default, the parts of the fullest level of each."""
     top, last = peak(levels), levels[-1].seconds or 1.0
     shows_capacity = capacity_bytes <= 4 * top.live_bytes
@@ -32,12 +32,14 @@ def picture(
     intervals = _stretches(levels, last=last) if told is None else told
     return plot(
         joined((*_areas(levels, last=last, ceiling=ceiling), *_places(intervals, last=last))),
-        label=finding(levels, rank=rank, capacity_bytes=capacity_bytes), height=HEIGHT,
+        label=finding(levels, rank=rank, capacity_bytes=capacity_bytes),
+        height=HEIGHT,
         x=[(tick / per_second / last, f"{tick:g}") for tick in ticks(last * per_second, about=6)],
         y=[(1 - tick * size / ceiling, f"{tick:g}") for tick in ticks(ceiling / size)],
-        x_title=f"time, {time_name}", y_title=unit,
+        x_title=f"time, {time_name}",
+        y_title=unit,
         over=joined(_over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)),
-    )  # fmt: skip
+    )
 
 
 def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> PictureFile:
@@ -72,8 +74,15 @@ def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[
 def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Raw]:
     """Yield invisible columns with tips of what is live."""
     for start, end, tip in told:
-        yield element("rect", x=start / last * SIDE, width=(end - start) / last * SIDE, y=0, height=SIDE, class_="hit",
-                      data_tip=tip)  # fmt: skip
+        yield element(
+            "rect",
+            x=start / last * SIDE,
+            width=(end - start) / last * SIDE,
+            y=0,
+            height=SIDE,
+            class_="hit",
+            data_tip=tip,
+        )
 
 
 def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float, float, str]]:
@@ -97,11 +106,27 @@ def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None
             element("line", x1=0, x2="100%", y1=y_capacity, y2=y_capacity, class_=look)
             for look in ("limit-ground", "limit")
         )
-        yield element("text", f"chip {show_bytes(capacity_bytes)}", x="100%", y=y_capacity, dy=-5, text_anchor="end",
-                      class_="limit-text")  # fmt: skip
+        yield element(
+            "text",
+            f"chip {show_bytes(capacity_bytes)}",
+            x="100%",
+            y=y_capacity,
+            dy=-5,
+            text_anchor="end",
+            class_="limit-text",
+        )
     x, y = percent(top.seconds / last), percent(1 - top.live_bytes / ceiling)
     is_left = top.seconds < last / 2
     cause = element("tspan", f"\u00a0in {top.cause}", class_="wide") if top.cause else ""  # hidden in narrow windows
     yield element("circle", cx=x, cy=y, r=4, class_="peak")
-    yield element("text", show_bytes(top.live_bytes), cause, x=x, y=y, dx=8 if is_left else -8, dy=-7,
-                  text_anchor="start" if is_left else "end", class_="peak-text")  # fmt: skip
+    yield element(
+        "text",
+        show_bytes(top.live_bytes),
+        cause,
+        x=x,
+        y=y,
+        dx=8 if is_left else -8,
+        dy=-7,
+        text_anchor="start" if is_left else "end",
+        class_="peak-text",
+    )

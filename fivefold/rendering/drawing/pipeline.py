@@ -39,16 +39,23 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
     row_names = names or [f"rank {rank}" for rank in range(len(rows))]
     has_tips = sum(map(len, rows)) <= TOLD
     placed = list(_blocks(rows, last=end, pp=pp or len(rows))) if has_tips else []
-    idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
-                    class_="idle") for row in range(len(rows)))  # fmt: skip
+    idle = (
+        element(
+            "rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows), class_="idle"
+        )
+        for row in range(len(rows))
+    )
     return plot(
         joined((*idle, *(_rectangles(placed) if has_tips else _lines(rows, last=end, pp=pp or len(rows))))),
-        label=label, height=row_height * len(rows), grid=False, kind=f"pipeline {room(row_names)}",
+        label=label,
+        height=row_height * len(rows),
+        grid=False,
+        kind=f"pipeline {room(row_names)}",
         x=[(tick / per_second / end, f"{tick:g}") for tick in ticks(end * per_second, about=6)],
         y=[((row + 0.5) / len(rows), name) for row, name in enumerate(row_names) if row % label_interval == 0],
         x_title=f"time, {unit}",
         over=joined(_digits(placed)) if row_height >= 13 else "",
-    )  # fmt: skip
+    )
 
 
 def find_row_height(rows: Rows) -> int:

@@ -37,10 +37,19 @@ def time_unit(largest: float) -> tuple[float, str]:
 
 
 def plot(
-    marks: Raw, *, label: str, height: int, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]],
-    x_title: str = "", y_title: str = "", over: str = "", grid: bool = True, kind: str = "",
+    marks: Raw,
+    *,
+    label: str,
+    height: int,
+    x: Sequence[tuple[float, str]],
+    y: Sequence[tuple[float, str]],
+    x_title: str = "",
+    y_title: str = "",
+    over: str = "",
+    grid: bool = True,
+    kind: str = "",
     role: str = "img",
-) -> Raw:  # fmt: skip
+) -> Raw:
     """Draw the picture.
 
     ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: marks that are not stretched.
@@ -49,8 +58,18 @@ def plot(
         "svg", marks, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%", class_="marks"
     )
     titles = joined(_titles(x_title, y_title))
-    return element("svg", _grid(y) if grid else "", square, _labels(x, y), titles, over, class_=f"chart {kind}".strip(),
-                   height=height, role=role, aria_label=label)  # fmt: skip
+    return element(
+        "svg",
+        _grid(y) if grid else "",
+        square,
+        _labels(x, y),
+        titles,
+        over,
+        class_=f"chart {kind}".strip(),
+        height=height,
+        role=role,
+        aria_label=label,
+    )
 
 
 def _grid(y: Sequence[tuple[float, str]]) -> Raw:

@@ -41,11 +41,16 @@ def picture(
         steps = "".join(f"H{x * SIDE:.1f}V{y * SIDE:.1f}" for x, y in corners[1:])
         path = element("path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs")
     return plot(
-        path, label=label, role="group", height=HEIGHT, x_title=x_title, y_title=y_title,
+        path,
+        label=label,
+        role="group",
+        height=HEIGHT,
+        x_title=x_title,
+        y_title=y_title,
         x=[((tick - first_x) / (last_x - first_x), f"{tick:g}") for tick in ticks(last_x, first=first_x, about=6)],
         y=[(1 - (tick - first_y) / (last_y - first_y), f"{tick:g}") for tick in ticks(last_y, first=first_y)],
         over=joined(_dot(point, x, y) for point, x, y in placed),
-    )  # fmt: skip
+    )
 
 
 def _dot(point: Point, x: float, y: float) -> Raw:

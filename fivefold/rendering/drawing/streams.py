@@ -28,11 +28,15 @@ def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label:
     per_second, unit = time_unit(last)
     marks = (mark for line, (_, pieces) in enumerate(lines) for mark in _marks(pieces, line, len(lines), last=last))
     return plot(
-        joined(marks), label=label, height=HIGH * len(lines), grid=False,
+        joined(marks),
+        label=label,
+        height=HIGH * len(lines),
+        grid=False,
         kind=f"streams {room(name for name, _ in lines)}",
         x=[(tick / per_second / last, f"{tick:g}") for tick in ticks(last * per_second, about=6)],
-        y=[((line + 0.5) / len(lines), name) for line, (name, _) in enumerate(lines)], x_title=f"time, {unit}",
-    )  # fmt: skip
+        y=[((line + 0.5) / len(lines), name) for line, (name, _) in enumerate(lines)],
+        x_title=f"time, {unit}",
+    )
 
 
 def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iterator[Raw]:

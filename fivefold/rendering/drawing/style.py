@@ -83,8 +83,14 @@ def file_css() -> str:
 def _mark_rules() -> str:
     """Return the rules of marks: kinds by their colour, lines, digits."""
     kinds = "".join(f".k-{kind} {{ fill: var(--{name}); }}\n" for kind, name in KINDS.items())
-    lines = "".join(f".s-{kind} {{ stroke: var(--{name}); }} circle.s-{kind} {{ fill: var(--{name}); }}\n"
-                    for kind, name in KINDS.items() if kind in LOOKS)  # fmt: skip
-    digits = "".join(f".on-{kind} {{ fill: light-dark({', '.join(map(ink, COLOURS[name]))}); }}\n"
-                     for kind, name in KINDS.items() if kind in LOOKS)  # fmt: skip
+    lines = "".join(
+        f".s-{kind} {{ stroke: var(--{name}); }} circle.s-{kind} {{ fill: var(--{name}); }}\n"
+        for kind, name in KINDS.items()
+        if kind in LOOKS
+    )
+    digits = "".join(
+        f".on-{kind} {{ fill: light-dark({', '.join(map(ink, COLOURS[name]))}); }}\n"
+        for kind, name in KINDS.items()
+        if kind in LOOKS
+    )
     return f"{RULES.strip()}\n{kinds}{lines}{digits}"

@@ -32,10 +32,20 @@ def joined(parts: Iterable[Raw]) -> Raw:
 def legend(items: Iterable[tuple[str, str]]) -> Raw:
     """Return the legend of colours: (class, name) of each."""
     keys = (
-        element("li", element("svg", element("rect", width=12, height=12, rx=3, class_=f"k-{look}"), class_="swatch",
-                              width=12, height=12, aria_hidden="true"), name)
+        element(
+            "li",
+            element(
+                "svg",
+                element("rect", width=12, height=12, rx=3, class_=f"k-{look}"),
+                class_="swatch",
+                width=12,
+                height=12,
+                aria_hidden="true",
+            ),
+            name,
+        )
         for look, name in items
-    )  # fmt: skip
+    )
     return element("ul", joined(keys), class_="legend")
 
 
@@ -55,8 +65,9 @@ def image(picture: Raw, *, height: int, label: str) -> Raw:
     inside = element("svg", picture, x=62, y=14, width=IMAGE_WIDTH - 76, height=height, overflow="visible")
     rules = ":root { color-scheme: light dark; font-family: sans-serif; } .ground { fill: var(--card); }"
     style = Raw(f"<style>{rules}\n{css()}</style>")
-    svg_file = element("svg", style, background, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH,
-                    height=height + 60)  # fmt: skip
+    svg_file = element(
+        "svg", style, background, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH, height=height + 60
+    )
     data = b64encode(svg_file.encode()).decode()
     return element("img", src=f"data:image/svg+xml;base64,{data}", width=IMAGE_WIDTH, alt=label)
 

@@ -26,8 +26,10 @@ def before(name: str, ranks: int) -> Buffers:
     if name == "broadcast":
         return [full_buffers[0], *([""] * ranks for _ in range(ranks - 1))]
     if name == "all_gather":
-        return [[f"{ascii_uppercase[rank]}{rank}" if chunk == rank else "" for chunk in range(ranks)]
-                for rank in range(ranks)]  # fmt: skip
+        return [
+            [f"{ascii_uppercase[rank]}{rank}" if chunk == rank else "" for chunk in range(ranks)]
+            for rank in range(ranks)
+        ]
     return full_buffers
 
 
@@ -52,9 +54,11 @@ def chart(ranks: int = 4) -> Chart:
     if not 2 <= ranks <= MOST:
         raise Mistake(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MOST}")
     panels = [
-        Panel(f"{name}: each rank sends {_share(name, ranks)}",
-              beside_each_other(before(name, ranks), after(name, ranks))) for name in NAMES
-    ]  # fmt: skip
+        Panel(
+            f"{name}: each rank sends {_share(name, ranks)}", beside_each_other(before(name, ranks), after(name, ranks))
+        )
+        for name in NAMES
+    ]
     rows = [Panel("", join(panels[start : start + 2])) for start in range(0, len(panels), 2)]
     title = f"An all_reduce is a reduce_scatter and an all_gather: {_share('all_reduce', ranks)} over {ranks} ranks"
     return stacked(rows, title=title, subtitle="columns are ranks, rows are chunks; Σ is the sum over all ranks")
@@ -87,9 +91,11 @@ def beside_each_other(first: Buffers, last: Buffers) -> Chart:
         x=x, x2=x2, y=y, y2=y2, color=alt.Color("fill:N", scale=None)
     )
     texts = base.mark_text(fontSize=11, fontWeight="bold").encode(
-        x=alt.X("middle:Q", axis=None), y=alt.Y("centre:Q", axis=None), text="text:N",
+        x=alt.X("middle:Q", axis=None),
+        y=alt.Y("centre:Q", axis=None),
+        text="text:N",
         color=alt.Color("ink:N", scale=None),
-    )  # fmt: skip
+    )
     arrow = alt.Chart(alt.Data(values=[{"middle": ranks + 0.5, "centre": ranks / 2, "text": "→"}]))
     picture = (
         boxes + texts + arrow.mark_text(fontSize=20, color=PALE_INK).encode(x="middle:Q", y="centre:Q", text="text:N")
@@ -99,11 +105,20 @@ def beside_each_other(first: Buffers, last: Buffers) -> Chart:
 
 def _cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
     return [
-        {"left": shift + rank, "right": shift + rank + 1, "top": chunk, "bottom": chunk + 1, "text": text,
-         "middle": shift + rank + 0.5, "centre": chunk + 0.5,
-         "fill": _fill(text), "ink": ink(_fill(text))}
-        for rank, held in enumerate(buffers) for chunk, text in enumerate(held)
-    ]  # fmt: skip
+        {
+            "left": shift + rank,
+            "right": shift + rank + 1,
+            "top": chunk,
+            "bottom": chunk + 1,
+            "text": text,
+            "middle": shift + rank + 0.5,
+            "centre": chunk + 0.5,
+            "fill": _fill(text),
+            "ink": ink(_fill(text)),
+        }
+        for rank, held in enumerate(buffers)
+        for chunk, text in enumerate(held)
+    ]
 
 
 def _fill(text: str) -> str:

@@ -56,11 +56,17 @@ class Format(NamedTuple):
 FORMATS = {
     fmt.name: fmt
     for fmt in (
-        Format("fp32", 8, 23), Format("tf32", 8, 10), Format("bf16", 8, 7), Format("fp16", 5, 10),
-        Format("fp8 e4m3", 4, 3, top=448.0), Format("fp8 e5m2", 5, 2), Format("fp4 e2m1", 2, 1, top=6.0),
-        Format("fp64", 11, 52), Format("e8m0", 8, 0, top=2.0**127, sign=0),
+        Format("fp32", 8, 23),
+        Format("tf32", 8, 10),
+        Format("bf16", 8, 7),
+        Format("fp16", 5, 10),
+        Format("fp8 e4m3", 4, 3, top=448.0),
+        Format("fp8 e5m2", 5, 2),
+        Format("fp4 e2m1", 2, 1, top=6.0),
+        Format("fp64", 11, 52),
+        Format("e8m0", 8, 0, top=2.0**127, sign=0),
     )
-}  # fmt: skip
+}
 SHOWN = ("fp32", "tf32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "fp4 e2m1")
 
 
@@ -82,8 +88,11 @@ def chart(names: Sequence[str] = ()) -> Chart:
     title = (
         f"{widest.name} reaches furthest, to {widest.largest:.1e}; {finest.name} is finest, {finest.spacing:.1e} at 1"
     )
-    panels = [Panel("bits", _bits(formats)), Panel("from the smallest to the largest value (darker: with all digits)",
-              _range(formats)), Panel("values from 1 to 2", _values(formats))]  # fmt: skip
+    panels = [
+        Panel("bits", _bits(formats)),
+        Panel("from the smallest to the largest value (darker: with all digits)", _range(formats)),
+        Panel("values from 1 to 2", _values(formats)),
+    ]
     return stacked(panels, title=title, subtitle="sign · exponent · mantissa")
 
 
@@ -93,9 +102,10 @@ def _bits(found: Sequence[Format]) -> Chart:
     cells = [
         {"format": fmt.name, "part": name, "bit": bit + 0.5}
         for fmt in found
-        for bit, (name, _) in enumerate(part for part in parts for _ in range((fmt.sign, fmt.exponent,
-                                                                               fmt.mantissa)[part[1]]))
-    ]  # fmt: skip
+        for bit, (name, _) in enumerate(
+            part for part in parts for _ in range((fmt.sign, fmt.exponent, fmt.mantissa)[part[1]])
+        )
+    ]
     bit_count = max(fmt.sign + fmt.exponent + fmt.mantissa for fmt in found)
     x = alt.X("bit:Q", title=None, axis=None, scale=alt.Scale(domain=[0, bit_count], nice=False))
     y = _y(found)
@@ -108,10 +118,15 @@ def _bits(found: Sequence[Format]) -> Chart:
 def _range(found: Sequence[Format]) -> Chart:
     alt = _altair()
     rows = [
-        {"format": fmt.name, "low": log10(fmt.smallest), "normal": log10(fmt.smallest_normal),
-         "high": log10(fmt.largest), "text": f"{fmt.smallest:.0e} … {fmt.largest:.3g}"}
+        {
+            "format": fmt.name,
+            "low": log10(fmt.smallest),
+            "normal": log10(fmt.smallest_normal),
+            "high": log10(fmt.largest),
+            "text": f"{fmt.smallest:.0e} … {fmt.largest:.3g}",
+        }
         for fmt in found
-    ]  # fmt: skip
+    ]
     base = alt.Chart(alt.Data(values=rows)).encode(y=_y(found))
     axis = alt.Axis(tickCount=8, labelExpr="'1e' + datum.value", title=None)
     full_range = base.mark_bar(height=12, color=SKY).encode(x=alt.X("low:Q", axis=axis), x2="high:Q")
@@ -123,8 +138,12 @@ def _range(found: Sequence[Format]) -> Chart:
 def _values(found: Sequence[Format]) -> Chart:
     """Draw a tick for each value, or a bar if they lie closer than a pixel."""
     alt = _altair()
-    ticks = [{"format": fmt.name, "at": 1 + index * fmt.spacing} for fmt in found if fmt.mantissa <= 7
-             for index in range(2**fmt.mantissa + 1)]  # fmt: skip
+    ticks = [
+        {"format": fmt.name, "at": 1 + index * fmt.spacing}
+        for fmt in found
+        if fmt.mantissa <= 7
+        for index in range(2**fmt.mantissa + 1)
+    ]
     dense = [{"format": fmt.name, "from": 1.0, "to": 2.0} for fmt in found if fmt.mantissa > 7]
     spacings = [{"format": fmt.name, "at": 2.0, "text": f"{fmt.spacing:.2g} apart"} for fmt in found]
     x = alt.X("at:Q", title=None, scale=alt.Scale(domain=[1, 2], nice=False), axis=alt.Axis(grid=False, tickCount=5))

@@ -23,14 +23,29 @@ def topology(machine: Machine) -> Chart:
     frames, chips = [], []
     for node in range(drawn_nodes):
         left = node * (columns + 1.0)
-        frames.append({"x": left - 0.35, "x2": left + columns + 0.15, "y": -0.75, "y2": rows + 0.15,
-                       "mx": left + columns / 2 - 0.1, "my": -0.45, "text": f"node {node}"})  # fmt: skip
+        frames.append(
+            {
+                "x": left - 0.35,
+                "x2": left + columns + 0.15,
+                "y": -0.75,
+                "y2": rows + 0.15,
+                "mx": left + columns / 2 - 0.1,
+                "my": -0.45,
+                "text": f"node {node}",
+            }
+        )
         chips += [
-            {"x": left + index % columns, "x2": left + index % columns + 0.8, "y": index // columns,
-             "y2": index // columns + 0.7, "mx": left + index % columns + 0.4, "my": index // columns + 0.38,
-             "text": str(node * per_node + index)}
+            {
+                "x": left + index % columns,
+                "x2": left + index % columns + 0.8,
+                "y": index // columns,
+                "y2": index // columns + 0.7,
+                "mx": left + index % columns + 0.4,
+                "my": index // columns + 0.38,
+                "text": str(node * per_node + index),
+            }
             for index in range(per_node)
-        ]  # fmt: skip
+        ]
     total_columns = drawn_nodes * (columns + 1.0)
     lines = [{"x": frame["mx"], "y": rows + 0.15, "y2": rows + 0.75} for frame in frames] if nodes > 1 else []
     across, down = alt.Scale(domain=[-0.5, total_columns], nice=False), alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
@@ -69,8 +84,10 @@ def topology(machine: Machine) -> Chart:
 def tiers(machine: Machine) -> list[str]:
     """Return a line for each tier, nearest first."""
     chip = machine.chip
-    lines = [f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_count(chip.memory_bandwidth)}B/s, "
-             f"{show_count(max(chip.peak_flops.values()))}FLOP/s at most"]  # fmt: skip
+    lines = [
+        f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_count(chip.memory_bandwidth)}B/s, "
+        f"{show_count(max(chip.peak_flops.values()))}FLOP/s at most"
+    ]
     for link in machine.links:
         reduced = ", sums in the switch" if link.reduction_bandwidth else ""
         lines.append(
@@ -91,21 +108,39 @@ def _spread(machine: Machine) -> str:
 def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
     """Draw bytes sent per second by one rank over the size of the buffer; ``curves``: by number of ranks."""
     alt = _altair()
-    values = [{"ranks": f"{ranks:,} ranks", "size": size, "rate": rate / 1e9}
-              for ranks, curve in curves.items() for size, rate in curve]  # fmt: skip
+    values = [
+        {"ranks": f"{ranks:,} ranks", "size": size, "rate": rate / 1e9}
+        for ranks, curve in curves.items()
+        for size, rate in curve
+    ]
     names = [f"{ranks:,} ranks" for ranks in curves]
-    sizes = [2**power for power in range(10, 41, 4) if any(2**power == size for curve in curves.values()
-             for size, _ in curve)]  # fmt: skip
+    sizes = [
+        2**power
+        for power in range(10, 41, 4)
+        if any(2**power == size for curve in curves.values() for size, _ in curve)
+    ]
     label = "datum.value < 1048576 ? datum.value/1024 + ' KiB' : datum.value < 1073741824 ? "
     label += "datum.value/1048576 + ' MiB' : datum.value/1073741824 + ' GiB'"
-    x = alt.X("size:Q", title="size of the buffer", axis=alt.Axis(values=sizes, labelExpr=label, grid=False),
-              scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
+    x = alt.X(
+        "size:Q",
+        title="size of the buffer",
+        axis=alt.Axis(values=sizes, labelExpr=label, grid=False),
+        scale=alt.Scale(type="log", base=2, nice=False),
+    )
     y = alt.Y("rate:Q", title="sent by one rank, GB/s", scale=alt.Scale(zero=True))
-    colour = alt.Color("ranks:N", sort=names, scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
-                       legend=alt.Legend(orient="right", title=None))  # fmt: skip
+    colour = alt.Color(
+        "ranks:N",
+        sort=names,
+        scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
+        legend=alt.Legend(orient="right", title=None),
+    )
     lines = alt.Chart(alt.Data(values=values)).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
-    return _finish(lines, title=_reach(curves, collective), height=340,
-                   subtitle=f"{machine.name}, {machine.ranks_per_node} ranks a node; priced, not measured")  # fmt: skip
+    return _finish(
+        lines,
+        title=_reach(curves, collective),
+        height=340,
+        subtitle=f"{machine.name}, {machine.ranks_per_node} ranks a node; priced, not measured",
+    )
 
 
 def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -> str:
@@ -118,5 +153,9 @@ def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -
 
 def series(machine: Machine) -> list[int]:
     """Return the numbers of ranks that are drawn: powers of two, and all."""
-    return sorted({*(2**power for power in range(1, machine.ranks.bit_length()) if 2**power <= machine.ranks),
-                   *([machine.ranks] if machine.ranks > 1 else [])})[-9:]  # fmt: skip
+    return sorted(
+        {
+            *(2**power for power in range(1, machine.ranks.bit_length()) if 2**power <= machine.ranks),
+            *([machine.ranks] if machine.ranks > 1 else []),
+        }
+    )[-9:]

@@ -34,8 +34,10 @@ def chart(ranks: int = 4) -> Chart:
     if not 2 <= ranks <= MOST:
         raise Mistake(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MOST}")
     plain, zigzag = (work(ranks=ranks, zigzag=is_zigzag) for is_zigzag in (False, True))
-    panels = [Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, in_zigzag))
-              for name, in_zigzag, shares in (("in order", False, plain), ("zig-zag", True, zigzag))]  # fmt: skip
+    panels = [
+        Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, in_zigzag))
+        for name, in_zigzag, shares in (("in order", False, plain), ("zig-zag", True, zigzag))
+    ]
     title = f"Cut in order, one rank of {ranks} computes {max(plain):.0%} of the scores; in zig-zag {max(zigzag):.0%}"
     return beside(panels, title=title, subtitle="a causal mask over cp ranks: queries down, keys across")
 
@@ -48,15 +50,29 @@ def _mask(ranks: int, zigzag: bool) -> Chart:
         rank = owner(query, ranks=ranks, zigzag=zigzag)
         for key in range(chunks):
             fill = SERIES[rank] if key <= query else RULE
-            cells.append({"x": key, "x2": key + 1, "y": query, "y2": query + 1, "fill": fill,
-                          "opacity": 0.55 if key == query else 1.0, "mx": key + 0.5, "my": query + 0.5,
-                          "text": str(rank) if key <= query else "", "ink": ink(fill)})  # fmt: skip
+            cells.append(
+                {
+                    "x": key,
+                    "x2": key + 1,
+                    "y": query,
+                    "y2": query + 1,
+                    "fill": fill,
+                    "opacity": 0.55 if key == query else 1.0,
+                    "mx": key + 0.5,
+                    "my": query + 0.5,
+                    "text": str(rank) if key <= query else "",
+                    "ink": ink(fill),
+                }
+            )
     base = alt.Chart(alt.Data(values=cells))
     boxes = base.mark_rect(stroke="white", strokeWidth=1).encode(
-        x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, chunks], nice=False)), x2="x2:Q",
-        y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[chunks, 0], nice=False)), y2="y2:Q",
-        color=alt.Color("fill:N", scale=None), opacity=alt.Opacity("opacity:Q", scale=None),
-    )  # fmt: skip
+        x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, chunks], nice=False)),
+        x2="x2:Q",
+        y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[chunks, 0], nice=False)),
+        y2="y2:Q",
+        color=alt.Color("fill:N", scale=None),
+        opacity=alt.Opacity("opacity:Q", scale=None),
+    )
     texts = base.mark_text(fontSize=11).encode(
         x=alt.X("mx:Q", axis=None), y=alt.Y("my:Q", axis=None), text="text:N", color=alt.Color("ink:N", scale=None)
     )

@@ -33,17 +33,26 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     high = max([ridge * 4, *(dot["intensity"] * 3.4 for dot in values)])
     floor = min(min(dot["rate"] for dot in values) / 2, low * bandwidth)
     roof = [{"intensity": intensity, "rate": min(peak, intensity * bandwidth)} for intensity in (low, ridge, high)]
-    x = alt.X("intensity:Q", title="FLOPs per byte of memory moved", axis=alt.Axis(tickCount=6, format="~s"),
-              scale=alt.Scale(type="log", domain=[low, high], nice=False))  # fmt: skip
-    y = alt.Y("rate:Q", title="FLOP/s of a GPU, forward", axis=alt.Axis(tickCount=6, format="~s"),
-              scale=alt.Scale(type="log", domain=[floor, peak * 1.7], nice=False))  # fmt: skip
+    x = alt.X(
+        "intensity:Q",
+        title="FLOPs per byte of memory moved",
+        axis=alt.Axis(tickCount=6, format="~s"),
+        scale=alt.Scale(type="log", domain=[low, high], nice=False),
+    )
+    y = alt.Y(
+        "rate:Q",
+        title="FLOP/s of a GPU, forward",
+        axis=alt.Axis(tickCount=6, format="~s"),
+        scale=alt.Scale(type="log", domain=[floor, peak * 1.7], nice=False),
+    )
     line = alt.Chart(alt.Data(values=roof)).mark_line(color=TEXT, strokeWidth=2).encode(x=x, y=y)
     base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
     size = alt.Size("seconds:Q", scale=alt.Scale(range=[30, 420], zero=True), legend=None)
     bounds = {value["bound"] for value in values}
     colours = {name: ink for name, ink in {"matmul-bound": BLUE, "memory-bound": ORANGE}.items() if name in bounds}
-    dots = base.mark_point(filled=True, opacity=0.85).encode(color=_colour("bound", colours), size=size,
-                                                             tooltip=["name:N", "text:N"])  # fmt: skip
+    dots = base.mark_point(filled=True, opacity=0.85).encode(
+        color=_colour("bound", colours), size=size, tooltip=["name:N", "text:N"]
+    )
     one_line, two_lines = (
         base.transform_filter(f"{negation}(indexof(datum.label, '\\n') >= 0)") for negation in ("!", "")
     )
@@ -73,8 +82,15 @@ def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
     intensity, rate = flops / op.moved_bytes, flops / op.forward_seconds
     seconds = op.times * op.forward_seconds
     text = f"{show_count(rate)}FLOP/s, {intensity:.0f} FLOPs per byte, {show_seconds(seconds)} a micro-batch"
-    return {"name": op.name, "intensity": intensity, "rate": rate, "seconds": seconds, "text": text,
-            "label": op.name, "bound": "matmul-bound" if intensity >= ridge else "memory-bound"}  # fmt: skip
+    return {
+        "name": op.name,
+        "intensity": intensity,
+        "rate": rate,
+        "seconds": seconds,
+        "text": text,
+        "label": op.name,
+        "bound": "matmul-bound" if intensity >= ridge else "memory-bound",
+    }
 
 
 def _named(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

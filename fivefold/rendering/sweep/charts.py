@@ -69,11 +69,16 @@ def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float)
     degrees = [keyword for keyword in keywords if keyword.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
     others = [keyword for keyword in keywords if keyword not in degrees and keyword != DEFAULT_SCHEDULE]
     return {
-        "model": label, "ranks": f"{ranks:,}", "mfu": mfu(row) if row else 0.0, "fits": int(row is not None),
-        "text": f"{mfu(row):.1%}" if row else "none fits", "degrees": " ".join(degrees), "rest": " ".join(others),
+        "model": label,
+        "ranks": f"{ranks:,}",
+        "mfu": mfu(row) if row else 0.0,
+        "fits": int(row is not None),
+        "text": f"{mfu(row):.1%}" if row else "none fits",
+        "degrees": " ".join(degrees),
+        "rest": " ".join(others),
         "memory": show_bytes(row.measured_peak_bytes or row.peak_bytes or 0) if row else "",
         "ink": "white" if row and mfu(row) > bottom + 0.5 * (top - bottom) else INK,
-    }  # fmt: skip
+    }
 
 
 def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]) -> Chart:
@@ -93,11 +98,11 @@ def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]
         ("memory", 21, 9, "normal"),
     )
     texts = [
-        base.transform_filter(f"datum.{field} != null").mark_text(dy=dy, fontSize=size, fontWeight=weight).encode(
-            text=f"{field}:N", color=alt.Color("ink:N", scale=None)
-        )
+        base.transform_filter(f"datum.{field} != null")
+        .mark_text(dy=dy, fontSize=size, fontWeight=weight)
+        .encode(text=f"{field}:N", color=alt.Color("ink:N", scale=None))
         for field, dy, size, weight in lines
-    ]  # fmt: skip
+    ]
     picture = alt.layer(empty, filled, *texts)
     return picture.properties(width=CELL_WIDTH * len(ranks), height=CELL_HEIGHT * len(models))
 
@@ -203,9 +208,12 @@ def _tokens(row: Row) -> float:
 
 def _point(row: Row, series: str, size: int = 1) -> dict[str, Any]:
     return {
-        "memory": (row.peak_bytes or 0) / size, "tokens": _tokens(row), "series": series, "layout": row.layout,
+        "memory": (row.peak_bytes or 0) / size,
+        "tokens": _tokens(row),
+        "series": series,
+        "layout": row.layout,
         "ranks": row.ranks,
-    }  # fmt: skip
+    }
 
 
 def _front(rows: Iterable[Row]) -> list[Row]:

@@ -24,10 +24,14 @@ def measured(rows: Sequence[Row]) -> Chart | str:
     axes = varied([row for row, _, _ in measured_rows])
     unit, scale = ("s", 1.0) if max(actual for _, _, actual in measured_rows) >= 2 else ("ms", 1e3)
     points = [
-        {"predicted": predicted * scale, "measured": actual * scale, "series": setting(row, axes[:2]) or row.model,
-         "text": row.layout if len(measured_rows) <= MOST_NAMED else ""}
+        {
+            "predicted": predicted * scale,
+            "measured": actual * scale,
+            "series": setting(row, axes[:2]) or row.model,
+            "text": row.layout if len(measured_rows) <= MOST_NAMED else "",
+        }
         for row, predicted, actual in measured_rows
-    ]  # fmt: skip
+    ]
     alt = _altair()
     all_seconds = [seconds * scale for _, predicted, actual in measured_rows for seconds in (predicted, actual)]
     ends = [min(all_seconds) / MARGIN, max(all_seconds) * MARGIN]

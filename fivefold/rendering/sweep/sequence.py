@@ -94,10 +94,16 @@ def _by_model(rows: Sequence[Row], chosen: list[Row]) -> list[list[Row]]:
 def _bars(rows: list[Row]) -> Chart:
     alt, (unit, name) = _altair(), memory_unit(rows)
     cells = [
-        {"sequence": f"{row.sequence:,}", "recomputation": f"ac={row.recomputation}", "part": part, "order": order,
-         "size": (getattr(row, f"{part}_bytes") or 0) / unit}
-        for row in sorted(rows, key=lambda row: row.sequence) for order, part in enumerate(MEMORY_PARTS)
-    ]  # fmt: skip
+        {
+            "sequence": f"{row.sequence:,}",
+            "recomputation": f"ac={row.recomputation}",
+            "part": part,
+            "order": order,
+            "size": (getattr(row, f"{part}_bytes") or 0) / unit,
+        }
+        for row in sorted(rows, key=lambda row: row.sequence)
+        for order, part in enumerate(MEMORY_PARTS)
+    ]
     names = list(dict.fromkeys(str(cell["sequence"]) for cell in cells))
     kinds = [f"ac={name}" for name in values(rows, "recomputation")]
     limit = [{"limit": max((row.capacity_bytes or 0) for row in rows) / unit}]
@@ -107,11 +113,12 @@ def _bars(rows: list[Row]) -> Chart:
         x=alt.X("sequence:N", sort=names, title="tokens per sequence", axis=axis),
         y=alt.Y("size:Q", title=f"memory of the fullest rank, {name}", stack="zero"),
         color=alt.Color(
-            "part:N", scale=alt.Scale(domain=list(MEMORY_PARTS), range=list(COLOURS)),
+            "part:N",
+            scale=alt.Scale(domain=list(MEMORY_PARTS), range=list(COLOURS)),
             legend=alt.Legend(orient="top", title=None),
         ),
         order="order:Q",
-    )  # fmt: skip
+    )
     line = alt.Chart(data(limit)).mark_rule(color=LIMIT, strokeDash=[4, 3]).encode(y="limit:Q")
     width = max(120, 30 * len(names))
     panels: list[Chart] = []
@@ -126,19 +133,24 @@ def _bars(rows: list[Row]) -> Chart:
 def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
     alt = _altair()
     points = [
-        {"sequence": row.sequence, "mfu": mfu(row), "recomputation": f"ac={row.recomputation}",
-         "fits": int(row.status == "fits")}
+        {
+            "sequence": row.sequence,
+            "mfu": mfu(row),
+            "recomputation": f"ac={row.recomputation}",
+            "fits": int(row.status == "fits"),
+        }
         for row in sorted(rows, key=lambda row: row.sequence)
-    ]  # fmt: skip
+    ]
     names = [f"ac={kind}" for kind in kinds]
     lengths = sorted({row.sequence for row in rows})
     x = alt.X("sequence:Q", title="tokens per sequence", scale=alt.Scale(type="log", base=2, nice=False, padding=16))
     x.axis = alt.Axis(values=lengths, grid=False, format=",d")
     y = alt.Y("mfu:Q", title="MFU", axis=alt.Axis(format=".0%", tickCount=5))
     colour = alt.Color(
-        "recomputation:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
+        "recomputation:N",
+        scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
         legend=alt.Legend(orient="top", title=None),
-    )  # fmt: skip
+    )
     base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)
     line = base.mark_line(strokeWidth=2)
     full = base.transform_filter("datum.fits == 1").mark_point(filled=True, size=45, opacity=1)

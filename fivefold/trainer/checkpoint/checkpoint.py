@@ -53,9 +53,14 @@ def save(
 ) -> Path:
     """Save the state of ``built`` synchronously; return the new folder."""
     checkpoint = Checkpoint(
-        torch=torch.__version__, device=built.ranks.device.type, model=model, layout=layout, job=job,
-        progress=progress, files=(),
-    )  # fmt: skip
+        torch=torch.__version__,
+        device=built.ranks.device.type,
+        model=model,
+        layout=layout,
+        job=job,
+        progress=progress,
+        files=(),
+    )
     return write(directory, state_dict(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
 
 
@@ -66,9 +71,14 @@ def state_dict(built: Built) -> State:
 
 
 def write(
-    directory: Path, state: State, *, checkpoint: Checkpoint, ranks: Ranks, keep: int,
+    directory: Path,
+    state: State,
+    *,
+    checkpoint: Checkpoint,
+    ranks: Ranks,
+    keep: int,
     group: dist.ProcessGroup | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
 
     A failure, such as a full disk or kill -9, leaves earlier checkpoints intact; an error on one rank raises the same

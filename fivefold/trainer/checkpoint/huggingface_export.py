@@ -96,9 +96,14 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(
-        folder=str(folder), family=config["model_type"], step=manifest.progress.step, dtype=dtype,
-        tensors=len(wanted), files=len(files), bytes=total,
-    )  # fmt: skip
+        folder=str(folder),
+        family=config["model_type"],
+        step=manifest.progress.step,
+        dtype=dtype,
+        tensors=len(wanted),
+        files=len(files),
+        bytes=total,
+    )
 
 
 def _dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
@@ -123,9 +128,15 @@ def _files(wanted: list[Fused], dtype: torch.dtype, *, file_bytes: int) -> Itera
 
 
 def _write(
-    folder: Path, checkpoint: Path, files: list[list[Fused]], config: dict[str, object], *,
-    model: Model, dtype: torch.dtype, report: Report,
-) -> None:  # fmt: skip
+    folder: Path,
+    checkpoint: Path,
+    files: list[list[Fused]],
+    config: dict[str, object],
+    *,
+    model: Model,
+    dtype: torch.dtype,
+    report: Report,
+) -> None:
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     names = names if len(files) > 1 else [SINGLE]
     for number, (name, file) in enumerate(zip(names, files, strict=True)):

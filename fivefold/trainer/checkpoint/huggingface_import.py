@@ -32,12 +32,19 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embe
 ROWS = 4096  # rows of a tied head that are compared at once
 # Prefixes in a multimodal model (in memory in transformers 5, and in files), and in its text model on its own.
 WRAPPED = {
-    "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
-}  # fmt: skip
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 OTHER_SENSES = (
-    "vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "model.vision_tower.", "model.visual.",
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "visual.",
+    "model.vision_tower.",
+    "model.visual.",
     "model.multi_modal_projector.",
-)  # fmt: skip
+)
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
 
 
@@ -67,10 +74,14 @@ class Folder:
                 model, stored = model.replace(mtp=None), stored.replace(mtp=None)
             if mismatch := differs(stored, model):
                 raise Mistake(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
-        wanted = list(parts(
-            stored, family=text.family.model_type, stacked=any(STACKED_SIGN in name for name in tensors),
-            interleaved=interleaves(config, name=str(path)),
-        ))  # fmt: skip
+        wanted = list(
+            parts(
+                stored,
+                family=text.family.model_type,
+                stacked=any(STACKED_SIGN in name for name in tensors),
+                interleaved=interleaves(config, name=str(path)),
+            )
+        )
         ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped)
         ours: dict[str, list[Part]] = {}
         for part in wanted:
@@ -191,7 +202,7 @@ def _unwrapped_name(name: str) -> str:
 
 def _check(
     path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model, wrapped: bool = False
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """Check names, shapes and dtypes; return the unused tensors that are allowed. Raises ``Mistake`` for others."""
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
@@ -208,7 +219,7 @@ def _check(
     spare = tuple(name for name in sorted(tensors) if name not in names)
     if unknown := [
         name for name in spare if not (_may_be_spare(name, model) or (wrapped and name.startswith(OTHER_SENSES)))
-    ]:  # fmt: skip
+    ]:
         raise Mistake(
             f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}"
         )

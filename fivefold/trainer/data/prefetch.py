@@ -32,7 +32,7 @@ class Prefetcher:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._coming = None
         self._thread.shutdown(cancel_futures=True)
 

@@ -11,10 +11,20 @@ from __future__ import annotations
 import errno
 import re
 
-TRANSIENT_ERRNO = frozenset({
-    errno.EAGAIN, errno.EINTR, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN,
-    errno.EHOSTUNREACH, errno.ESTALE, errno.EREMOTEIO,
-})  # fmt: skip
+TRANSIENT_ERRNO = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EIO,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENETRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ESTALE,
+        errno.EREMOTEIO,
+    }
+)
 # Names of torch's classes, so that torch need not be imported: errors of process groups and stores, and of the device.
 TRANSIENT_TORCH = frozenset({"DistError", "AcceleratorError"})
 # gloo's errors, and some of NCCL's, are plain RuntimeErrors.

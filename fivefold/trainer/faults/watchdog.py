@@ -56,7 +56,7 @@ class Watchdog:
 
     def __init__(
         self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[int, str], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.rank, self.world, self.seconds, self.report = folder, rank, world, seconds, report
         self._main = threading.get_ident()
         self._step, self._doing, self._since = 0, "start", time.monotonic()

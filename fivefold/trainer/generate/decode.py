@@ -49,9 +49,15 @@ class SamplingParams(Record):
 
 @torch.no_grad()
 def generate(
-    module: Transformer, prompts: Sequence[Sequence[int]], *, tokens: int, window: int, vocab: int,
-    ends: frozenset[int], sampling: SamplingParams,
-) -> Iterator[list[int | None]]:  # fmt: skip
+    module: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    window: int,
+    vocab: int,
+    ends: frozenset[int],
+    sampling: SamplingParams,
+) -> Iterator[list[int | None]]:
     """Yield at each step the next token of every prompt; None for one that has ended or is still being read.
 
     All texts are decoded as one batch at the same position: a longer prompt is still read while shorter ones are
@@ -198,9 +204,14 @@ def detach(block: Block) -> None:
 
 
 def _cached_core(
-    rule: ScoreRule, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None,
-    sinks_N: Tensor | None, keys_B: Tensor | None,
-) -> Tensor:  # fmt: skip
+    rule: ScoreRule,
+    q_BTNH: Tensor,
+    k_BSKH: Tensor,
+    v_BSKH: Tensor,
+    documents_BT: Tensor | None,
+    sinks_N: Tensor | None,
+    keys_B: Tensor | None,
+) -> Tensor:
     """Compute the attention core: causal in the first call, as many queries as keys; then one query on all keys."""
     rule = rule.drawn(k_BSKH.shape[1], training=False)
     if not rule.plain or sinks_N is not None:
@@ -209,9 +220,13 @@ def _cached_core(
             add_sinks(out, lse, sinks_N)
         return out
     out_BNTH = F.scaled_dot_product_attention(
-        q_BTNH.transpose(1, 2), k_BSKH.transpose(1, 2), v_BSKH.transpose(1, 2), is_causal=q_BTNH.shape[1] > 1,
-        scale=rule.scale, enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
-    )  # fmt: skip
+        q_BTNH.transpose(1, 2),
+        k_BSKH.transpose(1, 2),
+        v_BSKH.transpose(1, 2),
+        is_causal=q_BTNH.shape[1] > 1,
+        scale=rule.scale,
+        enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
+    )
     return out_BNTH.transpose(1, 2)
 
 

@@ -27,9 +27,16 @@ class Sample(Record):
 
 
 def samples(
-    module: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int, window: int,
-    sampling: SamplingParams, ends: frozenset[int] | None = None, on_text: OnText = lambda number, piece: None,
-) -> list[Sample]:  # fmt: skip
+    module: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    tokens: int,
+    window: int,
+    sampling: SamplingParams,
+    ends: frozenset[int] | None = None,
+    on_text: OnText = lambda number, piece: None,
+) -> list[Sample]:
     """Continue each of ``prompts`` by up to ``tokens`` tokens; arguments as of ``generate``.
 
     ``on_text``: called with the number of a prompt and each new piece of its continuation, in order."""
@@ -38,9 +45,14 @@ def samples(
     drawn_ids: list[list[int]] = [[] for _ in prompts]
     emitted, counts = ["" for _ in prompts], [0 for _ in prompts]
     steps = generate(
-        module, [ids or [tokenizer.end] for ids in prompt_ids], tokens=tokens, window=window, vocab=tokenizer.vocab,
-        ends=ends, sampling=sampling,
-    )  # fmt: skip
+        module,
+        [ids or [tokenizer.end] for ids in prompt_ids],
+        tokens=tokens,
+        window=window,
+        vocab=tokenizer.vocab,
+        ends=ends,
+        sampling=sampling,
+    )
     starts = [tokenizer.decode(ids) for ids in prompt_ids]  # may differ a little from the prompt
     for step in steps:
         for number, token in enumerate(step):
@@ -73,7 +85,7 @@ def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> 
         return ""
     return sample(
         module, tokenizer, prompt=run.sample, tokens=run.sample_tokens, window=run.job.sequence, seed=run.job.seed
-    )  # fmt: skip
+    )
 
 
 def sample(module: Transformer, tokenizer: Tokenizer, *, prompt: str, tokens: int, window: int, seed: int) -> str:

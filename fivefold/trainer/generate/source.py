@@ -128,7 +128,8 @@ def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Ten
             warnings.simplefilter("ignore")  # torch warns that no process group is initialised
             load_tensors(
                 targets | {f"bias/{layer}": bias for layer, bias in biases.items()},
-                storage_reader=FileSystemReader(path), no_dist=True,
-            )  # fmt: skip
+                storage_reader=FileSystemReader(path),
+                no_dist=True,
+            )
     except (OSError, RuntimeError, CheckpointException) as error:
         raise Fault(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None

@@ -11,9 +11,17 @@ from fivefold.trainer.measure.meter import resident_bytes
 
 
 def step_line(
-    step: int, done: StepResult, *, job: Job, samples: int, batch: int, rate: float, seconds: float,
-    ideal_seconds: float, measured: Measured | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    step: int,
+    done: StepResult,
+    *,
+    job: Job,
+    samples: int,
+    batch: int,
+    rate: float,
+    seconds: float,
+    ideal_seconds: float,
+    measured: Measured | None = None,
+) -> dict[str, Any]:
     """Build the log line of step number ``step`` (from 1); its keys are those of ``log.jsonl``.
 
     ``samples``: samples read since the start of the run; ``batch``: samples of this step; ``seconds``: wall time of
@@ -43,6 +51,7 @@ def _noise(done: StepResult, job: Job) -> dict[str, Any]:
         return {}
     scale = None if done.noise.scale is None else done.noise.scale * job.sequence
     return {
-        "noise_scale": scale, "gradient_square": done.noise.square,
+        "noise_scale": scale,
+        "gradient_square": done.noise.square,
         "gradient_variance": done.noise.variance * job.sequence,
-    }  # fmt: skip
+    }

@@ -24,9 +24,15 @@ class Wandb:
         self._wandb = package()
         try:
             self._run = self._wandb.init(
-                project=project, id=_id(folder), resume="allow", name=folder.name, dir=str(folder), config=config,
-                allow_val_change=True, settings=self._wandb.Settings(console="off"),  # stdout carries our JSON
-            )  # fmt: skip
+                project=project,
+                id=_id(folder),
+                resume="allow",
+                name=folder.name,
+                dir=str(folder),
+                config=config,
+                allow_val_change=True,
+                settings=self._wandb.Settings(console="off"),  # stdout carries our JSON
+            )
             self._run.define_metric("step", hidden=True)
             self._run.define_metric("*", step_metric="step")
         except self._wandb.Error as error:

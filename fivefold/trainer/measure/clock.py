@@ -81,9 +81,7 @@ def host_group() -> dist.ProcessGroup | None:
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
-def offset(
-    *, rank: int, world: int, group: dist.ProcessGroup | None = None, now: Any = time.perf_counter
-) -> Offset:  # fmt: skip
+def offset(*, rank: int, world: int, group: dist.ProcessGroup | None = None, now: Any = time.perf_counter) -> Offset:
     """Measure this rank's ``Offset``, by ping-pong with rank 0 over ``group``; every rank of the world calls it."""
     if world == 1:
         return Offset(0.0, 0.0)

@@ -49,9 +49,14 @@ class LoopMeter(Meter):
     """
 
     def __init__(
-        self, living: Iterable[Tensor], *, states: Callable[[], int], axis: Callable[[str, str], str],
-        hidden_bytes: int = 0, fake: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        living: Iterable[Tensor],
+        *,
+        states: Callable[[], int],
+        axis: Callable[[str, str], str],
+        hidden_bytes: int = 0,
+        fake: bool = False,
+    ) -> None:
         self._fake = fake
         super().__init__(living, axis=lambda name: name)
         self._states, self._axis_of = states, axis

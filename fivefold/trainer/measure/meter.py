@@ -31,22 +31,30 @@ aten, c10d = torch.ops.aten, torch.ops.c10d
 
 # operation → index of the argument that is the left matrix
 MATMULS = {
-    aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
-    aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.tf32_mm.default: 0,
-}  # fmt: skip
+    aten.mm.default: 0,
+    aten.mm.out: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    aten.addmm_.default: 1,
+    aten.addmm.out: 1,
+    aten.baddbmm.default: 1,
+    torch.ops.fivefold.tf32_mm.default: 0,
+}
 # product of casts → index of the argument that is the size of the dim summed over
 CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6, torch.ops.fivefold.scaled_mm_cast.default: 6}
 # grouped GEMM → True: rows of each group by the group's matrix; False: sums over each group's rows (wgrad)
 GROUPED = {
-    torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False,
+    torch.ops.fivefold.scaled_by_group.default: True,
+    torch.ops.fivefold.scaled_sums.default: False,
     torch.ops.fivefold.scaled_sums_cast.default: False,
-}  # fmt: skip
+}
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
 GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
 # our sliding-window attention → index of the first argument after tensors: scale, offset, window, softcap
 BANDS = {
-    torch.ops.fivefold.band_attention.default: 3, torch.ops.fivefold.band_attention_backward.default: 6,
-}  # fmt: skip
+    torch.ops.fivefold.band_attention.default: 3,
+    torch.ops.fivefold.band_attention_backward.default: 6,
+}
 ATTENTION_FORWARD = (
     torch.ops.fivefold.band_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,

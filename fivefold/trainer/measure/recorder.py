@@ -96,9 +96,15 @@ class Recorder:
         return timed
 
     def post(
-        self, axis: str, ranks: tuple[int, ...], collective: str, payload: int,
-        *, to: tuple[int, ...] = (), source: tuple[int, ...] = (),
-    ) -> Heard:  # fmt: skip
+        self,
+        axis: str,
+        ranks: tuple[int, ...],
+        collective: str,
+        payload: int,
+        *,
+        to: tuple[int, ...] = (),
+        source: tuple[int, ...] = (),
+    ) -> Heard:
         """Record that a message is about to be started (``parallel/listener.py``)."""
         name = f"{traffic_axis(axis)} {collective}"
         heard = Heard(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
@@ -159,9 +165,22 @@ class Heard:
         begin, posted, wait, end = (reader.seconds[i] for i in (self.begun, self.started, self.waiting, self.ended))
         sent = sent_bytes(collective, payload=payload, ranks=len(ranks))
         return Message(
-            traffic_axis(axis), axis, ranks, collective, payload, sent, count, to, source, begin, posted, wait,
-            end, self.early, reader.begun[self.waiting],
-        )  # fmt: skip
+            traffic_axis(axis),
+            axis,
+            ranks,
+            collective,
+            payload,
+            sent,
+            count,
+            to,
+            source,
+            begin,
+            posted,
+            wait,
+            end,
+            self.early,
+            reader.begun[self.waiting],
+        )
 
 
 class _Reader:
@@ -198,8 +217,10 @@ class _Reader:
             action, span = label.action, Span(label.kind, label.name, start, end, way=label.way, own=own, within=within)
             if action is not None:
                 span = span._replace(
-                    stage=action.stage, micro_batch=action.micro_batch, backward_stage=action.backward_stage,
+                    stage=action.stage,
+                    micro_batch=action.micro_batch,
+                    backward_stage=action.backward_stage,
                     backward_micro_batch=action.backward_micro_batch,
-                )  # fmt: skip
+                )
             regions.append(span)
         return tuple(regions)

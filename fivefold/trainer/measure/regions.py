@@ -42,9 +42,11 @@ class Regions:
         built, label = engine.built, recorder.label
         self._wrap(engine.pipeline, "_act", _timed_act(recorder, engine.pipeline._act))
         for name, region in (
-            ("sum_norm", label("update", "gradient norm")), ("update", label("update", "update")),
-            ("zero_grad", label("host", "zero_grad")), ("_balance", label("op", "moe.balance")),
-        ):  # fmt: skip
+            ("sum_norm", label("update", "gradient norm")),
+            ("update", label("update", "update")),
+            ("zero_grad", label("host", "zero_grad")),
+            ("_balance", label("op", "moe.balance")),
+        ):
             self._wrap(engine, name, recorder.wrap(region, getattr(engine, name)))
         for unit in built.units:
             self._add_unit(unit)

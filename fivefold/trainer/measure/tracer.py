@@ -89,9 +89,8 @@ class Tracer:
         ranks, first = self.ranks, self.offset
         last = self._ask() if self.steps else first
         error = max(first.error, last.error) + abs(last.seconds - first.seconds)
-        evaluations = [span._replace(start=span.start + first.seconds, end=span.end + first.seconds)
-                 for span in self.evaluations]  # fmt: skip
+        evaluations = [
+            span._replace(start=span.start + first.seconds, end=span.end + first.seconds) for span in self.evaluations
+        ]
         steps = tuple(self.recorder.read(marks, offset=first.seconds) for marks in self.steps)
-        return RankTrace(
-            ranks.rank, ranks.world, ranks["pp"].rank, first.seconds, error, steps, tuple(evaluations)
-        )  # fmt: skip
+        return RankTrace(ranks.rank, ranks.world, ranks["pp"].rank, first.seconds, error, steps, tuple(evaluations))

@@ -181,7 +181,7 @@ class LatentAttention(_Attention):
 
     def _absorbed_heads(
         self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens = self.mla, cos_TH.shape[0]
         q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)

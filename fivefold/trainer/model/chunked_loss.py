@@ -41,9 +41,15 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, _weight: Tensor, targets: Tensor, out: Linear, scale: float, loss: Nats,
+        ctx: Any,
+        h: Tensor,
+        _weight: Tensor,
+        targets: Tensor,
+        out: Linear,
+        scale: float,
+        loss: Nats,
         into: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=h.device) if into is None else into.zero_()
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(h, targets)

@@ -39,9 +39,7 @@ class Embed(nn.Module):
         rate = model.dropout_rates.embedding
         self.drop = Dropout(rate, place=EMBEDDING) if rate else None
 
-    def forward(
-        self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def forward(self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None) -> Tensor:
         """Embed tokens: [B, T] → [B · T, D].
 
         ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: for dropout.

@@ -46,9 +46,7 @@ class GroupedGemms:
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         return by_group(operand, weights.mT, offsets, ends)
 
-    def dgrad(
-        self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         product = by_group(gradient, weights, offsets, ends)
         return product if total is None else total.add_(product)
@@ -78,8 +76,11 @@ class Experts(nn.Module):
         self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
         self.adds_bias, self.copies = True, 1
         self.meanwhile: list[Work] | None = None
-        for name, outof, into in (("gate", moe.ffn, model.width), ("up", moe.ffn, model.width),
-                                  ("down", model.width, moe.ffn)):  # fmt: skip
+        for name, outof, into in (
+            ("gate", moe.ffn, model.width),
+            ("up", moe.ffn, model.width),
+            ("down", model.width, moe.ffn),
+        ):
             self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, outof, into)))
             if moe.expert_bias:
                 self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
@@ -141,9 +142,7 @@ class _AddBias(torch.autograd.Function):
     """Add in place to rows y [n, out] their expert's bias, times the routing weight ``share`` [n] if given."""
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
         ctx.experts, ctx.bias, ctx.adds = experts, bias, share is None or experts.adds_bias
         ctx.save_for_backward(share, offsets)
         ctx.mark_dirty(y)

@@ -70,9 +70,14 @@ class Flash:
         self.rule, self.heads = rule, heads
 
     def __call__(
-        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q_BTNH: Tensor,
+        k_BTKH: Tensor,
+        v_BTKH: Tensor,
+        documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
         """Attend: q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; keeps q, k, v, the output and lse.
 
         ``documents_BT``: a document id per token, on the CPU if possible (it is read there). ``sinks_N``: a logit for
@@ -84,9 +89,13 @@ class Flash:
         has_kernel = q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda
         if documents_BT is None and sinks_N is None and rule.plain and has_kernel:
             out_BNTH = F.scaled_dot_product_attention(
-                q_BTNH.transpose(1, 2), k_BTKH.transpose(1, 2), v_BTKH.transpose(1, 2), is_causal=True,
-                scale=rule.scale, enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
-            )  # fmt: skip
+                q_BTNH.transpose(1, 2),
+                k_BTKH.transpose(1, 2),
+                v_BTKH.transpose(1, 2),
+                is_causal=True,
+                scale=rule.scale,
+                enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
+            )
             return out_BNTH.transpose(1, 2)
         noise = None
         if rule.dropout and keys_B is not None:
@@ -97,9 +106,15 @@ class Flash:
 
     @outside_graphs
     def _by_blocks(
-        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: ScoreRule, documents_BT: Tensor | None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        rule: ScoreRule,
+        documents_BT: Tensor | None,
         noise: Noise | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         spans = None if documents_BT is None else within(documents_BT)
         rank = self.heads.rank
         out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)  # type: ignore[no-untyped-call]
@@ -111,9 +126,16 @@ class _FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: ScoreRule, spans: Spans | None,
-        rank: int, noise: Noise | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        rule: ScoreRule,
+        spans: Spans | None,
+        rank: int,
+        noise: Noise | None,
+    ) -> Tensor:
         ctx.noise = noise
         ctx.rule, ctx.spans, ctx.heads = rule, spans, slice(rank * q.shape[2], (rank + 1) * q.shape[2])
         out, lse = attend(q, k, v, rule, spans=spans, noise=noise)
@@ -176,9 +198,15 @@ def across(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[Span, .
 
 
 def attend(
-    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, rule: ScoreRule, *, offset: int = 0, spans: Spans | None = None,
+    q_BTNH: Tensor,
+    k_BSKH: Tensor,
+    v_BSKH: Tensor,
+    rule: ScoreRule,
+    *,
+    offset: int = 0,
+    spans: Spans | None = None,
     noise: Noise | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Compute out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd.
 
     ``offset``: position of the first query − that of the first key: 0 is causal (T = S), S or more sees all keys, and
@@ -200,9 +228,18 @@ def attend(
 
 
 def attend_backward(
-    gradient: Tensor, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, *,
-    offset: int = 0, spans: Spans | None = None, noise: Noise | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gradient: Tensor,
+    q_BTNH: Tensor,
+    k_BSKH: Tensor,
+    v_BSKH: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rule: ScoreRule,
+    *,
+    offset: int = 0,
+    spans: Spans | None = None,
+    noise: Noise | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from that of ``out``.
 
     ``out`` and ``lse`` may be over more keys than the block's.
@@ -225,7 +262,7 @@ def attend_backward(
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, offset: int, noise: Noise | None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Run torch's flash kernel or ``band_attention``: out [B, T, N, H of v] and lse [B, T, N]."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (q, k, v))
@@ -241,9 +278,16 @@ def _forward(
 
 
 def _backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, offset: int,
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rule: ScoreRule,
+    offset: int,
     noise: Noise | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Run the backward of the same kernel: dq, dk, dv."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
@@ -257,9 +301,18 @@ def _backward(
         # cum_seq_q, cum_seq_k and the dropout state are unused: sequences have one length, dropout is 0
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)
         gradients = aten._scaled_dot_product_flash_attention_backward(
-            *inputs, lse.transpose(1, 2).contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused,
+            *inputs,
+            lse.transpose(1, 2).contiguous(),
+            None,
+            None,
+            q.shape[1],
+            k.shape[1],
+            0.0,
+            causal,
+            unused,
+            unused,
             scale=rule.scale,
-        )  # fmt: skip
+        )
     else:
         gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *inputs, lse.contiguous().transpose(1, 2), 0.0, causal, scale=rule.scale

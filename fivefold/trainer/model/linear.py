@@ -251,9 +251,13 @@ def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) ->
 
 
 def input_gradient(
-    kept: Tensor, gradients: tuple[Tensor, ...], linears: tuple[Linear, ...], *, entered: bool = False,
+    kept: Tensor,
+    gradients: tuple[Tensor, ...],
+    linears: tuple[Linear, ...],
+    *,
+    entered: bool = False,
     in_sums: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the gradient of the input ``kept`` (of all ranks if ``entered``); accumulate those of weights and biases.
 
     ``in_sums``: write weight gradients into their accumulation buffers if there is ``Room``, which no byte count
@@ -286,7 +290,7 @@ def input_gradient(
 
 def _accumulate_grads(
     linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
-) -> None:  # fmt: skip
+) -> None:
     """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
     ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: gradients of the layers'

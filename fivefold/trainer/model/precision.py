@@ -17,9 +17,13 @@ TRAINABLE = (
 )  # fmt: skip
 # compute of a recipe → dtype of activations and of weights that are not fp32; fp8 and fp4 are operands of GEMMs alone
 COMPUTE = {
-    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-    "fp8": torch.bfloat16, "fp4": torch.bfloat16,
-}  # fmt: skip
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+    "fp4": torch.bfloat16,
+}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the named recipe: the formats of messages
 

@@ -44,18 +44,19 @@ class Rows(NamedTuple):
 
 def tables_of(
     model: Model, *, positions: Tensor, length: int | None = None, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Return ``rotary_tables`` of all layers, then of sliding layers if they differ, then those of the temperature.
 
     Their number and dims are those of ``model.table_dims``.
     """
     sliding_kinds = () if model.position != "rope" else (False, True) if model.rope_theta_sliding else (False,)
     tables = tuple(
-        table for sliding in sliding_kinds
+        table
+        for sliding in sliding_kinds
         for table in rotary_tables(
             model, positions=positions, length=length, sliding=sliding, dtype=dtype, device=device
         )
-    )  # fmt: skip
+    )
     if model.temperature is None or len(model.table_dims) == len(sliding_kinds):
         return tables
     return *tables, *_temperature(model.temperature, positions, head_dim=model.head_dim, dtype=dtype, device=device)
@@ -63,7 +64,7 @@ def tables_of(
 
 def _temperature(
     rule: Temperature, positions: Tensor, *, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Return the factors of ``positions`` as tables that rotate nothing: cos and sin [T, 1, H], of which sin is 0."""
     steps = torch.div(positions.to(device, torch.float64) + 1, rule.floor, rounding_mode="floor")
     factors = (1 + rule.scale * steps.log1p()).to(dtype)[:, None, None].expand(-1, 1, head_dim).contiguous()
@@ -71,9 +72,14 @@ def _temperature(
 
 
 def rotary_tables(
-    model: Model, *, positions: Tensor, length: int | None = None, sliding: bool = False, dtype: torch.dtype,
+    model: Model,
+    *,
+    positions: Tensor,
+    length: int | None = None,
+    sliding: bool = False,
+    dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Return ``cos | cos`` and ``−sin | sin`` [T, 1, H] in ``dtype`` for the tokens at ``positions`` [T].
 
     H: the dims of a head that are rotated. With tables of this width, rope is x · cos + (halves swapped x) · sin.

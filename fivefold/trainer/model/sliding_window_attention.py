@@ -45,9 +45,17 @@ def chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[Chunk]
 
 @torch.library.custom_op("fivefold::band_attention", mutates_args=())
 def band_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, offset: int, window: int, softcap: float, keys_B: Tensor | None,
-    rate: float, firsts: list[int],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    offset: int,
+    window: int,
+    softcap: float,
+    keys_B: Tensor | None,
+    rate: float,
+    firsts: list[int],
+) -> tuple[Tensor, Tensor]:
     """Attend: q [B, N, T, H], k and v [B, K, S, H] → out [B, N, T, H of v] and lse [B, N, T], fp32 (fp64 for fp64).
 
     Query t sees the last ``window`` (0: all) of the keys s ≤ t + ``offset``; ``softcap`` 0: none. Queries that see no
@@ -84,9 +92,20 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("fivefold::band_attention_backward", mutates_args=())
 def band_attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, offset: int,
-    window: int, softcap: float, keys_B: Tensor | None, rate: float, firsts: list[int],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    offset: int,
+    window: int,
+    softcap: float,
+    keys_B: Tensor | None,
+    rate: float,
+    firsts: list[int],
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from that of ``out``; shapes as in ``band_attention``."""
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v))
     for queries, keys in chunks(q, k, offset=offset, window=window):

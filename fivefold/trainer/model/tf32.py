@@ -77,9 +77,7 @@ class Tf32GroupedGemms(GroupedGemms):
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         return super().fprop(operand, rounded(weights), offsets, ends)
 
-    def dgrad(
-        self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         return super().dgrad(rounded(gradient), rounded(weights), offsets, ends, total)
 

@@ -48,9 +48,13 @@ class Head(nn.Module):
         self.mtp = nn.ModuleList(Prediction(model, block=Block(model, layer=layer)) for layer in layers)
 
     def forward(
-        self, x_RD: Tensor, targets_BT: Tensor | None, scale: float, further: Further | None = None,
+        self,
+        x_RD: Tensor,
+        targets_BT: Tensor | None,
+        scale: float,
+        further: Further | None = None,
         rows: Rows | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Return ``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
 
         With ``further`` the result is a vector, followed by the losses of the modules of multi-token prediction, times
@@ -110,9 +114,13 @@ class Transformer(nn.Module):
         self.tables: tuple[Tensor, ...] = ()  # result of ``tables_of``, computed at the first forward
 
     def forward(
-        self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0,
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        scale: float = 1.0,
         further: Further | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Return the loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] if there are none.
 
         ``further``: as in ``Head``.
@@ -121,10 +129,17 @@ class Transformer(nn.Module):
         return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
 
     def stage(
-        self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
-        documents_BT: Tensor | None = None, keys_B: Tensor | None = None, scale: float = 1.0,
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None,
+        *,
+        layers: range,
+        entry_RD: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        keys_B: Tensor | None = None,
+        scale: float = 1.0,
         further: Further | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last stage also the head.
 
         ``documents_BT``: a document id per token of the full sequences, if tokens attend only inside their document.

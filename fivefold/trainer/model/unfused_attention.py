@@ -28,9 +28,15 @@ class Unfused:
         self.rule, self.heads = rule, heads
 
     def __call__(
-        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        keys_B: Tensor | None = None, *, run: Run = direct,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q_BTNH: Tensor,
+        k_BTKH: Tensor,
+        v_BTKH: Tensor,
+        documents_BT: Tensor | None = None,
+        keys_B: Tensor | None = None,
+        *,
+        run: Run = direct,
+    ) -> Tensor:
         """Attend: q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; each step is an operation for ``run``."""
         scores: Tensor = run("attention.core.scores", _scores, q_BTNH, k_BTKH, self.rule)
         probabilities: Tensor = run("attention.core.softmax", _softmax, scores, self.rule, documents_BT)

@@ -82,10 +82,15 @@ class _Moments:
         expert_rows = shard.shape.numel() // shard.columns // self.experts  # rows of one expert on this tp rank
         end_row = shard.first_row + shard.rows
         self.experts_rows = [
-            (expert, slice(max(shard.first_row, expert * expert_rows) - shard.first_row,
-                           min(end_row, (expert + 1) * expert_rows) - shard.first_row))
+            (
+                expert,
+                slice(
+                    max(shard.first_row, expert * expert_rows) - shard.first_row,
+                    min(end_row, (expert + 1) * expert_rows) - shard.first_row,
+                ),
+            )
             for expert in range(shard.first_row // expert_rows, -(-end_row // expert_rows) if shard.rows else 0)
-        ]  # fmt: skip
+        ]
         device = shard.weight.device
         self.state = {"step": torch.zeros((), device=device)}
         self.parts: dict[str, Shard] = {}

@@ -23,9 +23,14 @@ def build_narrow(weights: OptimizedWeights, formats: tuple[Format, Format], *, n
     """Build AdamW with moments in ``formats``; ``name`` is the optimizer's name in error messages."""
     settings = weights.job.optimizer
     return NarrowAdamW(
-        weights.make_groups(weights.shards), weights.sharded, lr=weights.job.learning_rate.peak, betas=settings.betas,
-        eps=settings.epsilon, formats=formats, name=name,
-    )  # fmt: skip
+        weights.make_groups(weights.shards),
+        weights.sharded,
+        lr=weights.job.learning_rate.peak,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        formats=formats,
+        name=name,
+    )
 
 
 def find_formats(job: Job) -> tuple[Format, Format] | None:

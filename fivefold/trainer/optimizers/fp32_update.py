@@ -40,9 +40,20 @@ def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: di
     """Apply one AdamW update in place to w, with gradient g and moments m and v, all fp32; ``step`` counts from 1."""
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
-        [w], [g], [m], [v], [], [step], lr=group["lr"], beta1=beta1, beta2=beta2,
-        weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
-    )  # fmt: skip
+        [w],
+        [g],
+        [m],
+        [v],
+        [],
+        [step],
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Any]]]:

@@ -105,9 +105,16 @@ class NarrowAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, groups: fp32_update.Groups, sharded_weights: list[ShardedWeight], *, lr: float,
-        betas: tuple[float, float], eps: float, formats: tuple[Format, Format], name: str,
-    ) -> None:  # fmt: skip
+        self,
+        groups: fp32_update.Groups,
+        sharded_weights: list[ShardedWeight],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        formats: tuple[Format, Format],
+        name: str,
+    ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self.name = name
         self.parts: dict[Tensor, dict[str, Shard]] = {}  # weight → scale's name → its sharding, for checkpoints
@@ -168,7 +175,7 @@ class NarrowAdamW(torch.optim.Optimizer):
 
 def _update_rows(
     w: Tensor, g: Tensor, kept: list[Tensor], *, formats: tuple[Format, ...], step: Tensor, group: dict[str, Any]
-) -> None:  # fmt: skip
+) -> None:
     """Update some rows of a weight; ``kept`` holds codes and scales of the first moment, then of the second."""
     first_format, second_format = formats
     m, v = first_format.read(*kept[:2]), second_format.read(*kept[2:])

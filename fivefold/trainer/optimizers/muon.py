@@ -42,9 +42,14 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, sharded_weights: list[ShardedWeight], rest: torch.optim.Optimizer | None, *, lr: float, momentum: float,
+        self,
+        sharded_weights: list[ShardedWeight],
+        rest: torch.optim.Optimizer | None,
+        *,
+        lr: float,
+        momentum: float,
         rates: dict[str, Rates],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__([sharded.shard.weight for sharded in sharded_weights], {"lr": lr, "momentum": momentum})
         self.rates = rates
         self.rest, self.rounds = rest, list(_rounds(sharded_weights))

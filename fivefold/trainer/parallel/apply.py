@@ -67,9 +67,13 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     if model.moe:
         stream_sharded = layout.sp and layout.tp > 1
         expert.attach(
-            module, ranks, sp=stream_sharded, sequence=job.sequence, zigzag=layout.cp_kind == "ring",
+            module,
+            ranks,
+            sp=stream_sharded,
+            sequence=job.sequence,
+            zigzag=layout.cp_kind == "ring",
             narrow=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
-        )  # fmt: skip
+        )
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
     compiled = _compiler(table) if job.stack.compiles else None
@@ -80,9 +84,15 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         attach([(mtp_module.get_submodule("block"), recomputed_stages(layout)[-1])])
     underway = Underway()
     placement = Placement(
-        module, model=model, layout=layout, job=job, ranks=ranks, table=table, wgrad_store=wgrad_store,
+        module,
+        model=model,
+        layout=layout,
+        job=job,
+        ranks=ranks,
+        table=table,
+        wgrad_store=wgrad_store,
         underway=underway,
-    )  # fmt: skip
+    )
     return Applied(placement.units(), wgrad_store, underway)
 
 

@@ -31,9 +31,13 @@ class Pending:
     """
 
     def __init__(
-        self, out: Tensor, *works: dist.Work | None, inputs: object = None, interleaver: Interleaver | None = None,
+        self,
+        out: Tensor,
+        *works: dist.Work | None,
+        inputs: object = None,
+        interleaver: Interleaver | None = None,
         heard: Heard | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
         self._heard = heard
         if heard is not None:
@@ -105,7 +109,7 @@ def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.Redu
 
 def all_to_all(
     x: Tensor, axis: Axis, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
-) -> Pending:  # fmt: skip
+) -> Pending:
     """Exchange rows ordered by destination rank for rows ordered by source rank.
 
     ``sent``, ``received``: rows per rank (None: equally many).
@@ -117,9 +121,13 @@ def all_to_all(
     out = x.new_empty(rows, *x.shape[1:])
     heard = _post(axis, "all_to_all", x)
     work = dist.all_to_all_single(
-        out, x, None if received is None else list(received), None if sent is None else list(sent),
-        group=axis.group, async_op=True,
-    )  # fmt: skip
+        out,
+        x,
+        None if received is None else list(received),
+        None if sent is None else list(sent),
+        group=axis.group,
+        async_op=True,
+    )
     return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
@@ -159,9 +167,7 @@ def receive(out: Tensor, axis: Axis, place: int) -> Pending:
     return Pending(out, work, interleaver=axis.interleaver, heard=heard)
 
 
-def _post_p2p(
-    axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
-) -> Heard | None:  # fmt: skip
+def _post_p2p(axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> Heard | None:
     """Notify the axis' listener, if any, of point-to-point messages that start together."""
     post = axis.listener.post
     if post is None:

@@ -124,9 +124,14 @@ class Ring:
 
     @outside_graphs
     def __call__(
-        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q_BTNH: Tensor,
+        k_BTKH: Tensor,
+        v_BTKH: Tensor,
+        documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
         """Attend with q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
 
         ``documents_BT``: document id of each token of the full sequences, preferably on the CPU; None: one document.
@@ -160,9 +165,16 @@ class _Hop:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, axis: Axis, rule: ScoreRule, hops: Hops,
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        axis: Axis,
+        rule: ScoreRule,
+        hops: Hops,
         noise: Noise | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         ctx.axis, ctx.rule, ctx.hops, ctx.noise = axis, rule, hops, noise
         kv = _pack(k, v)
         out, lse = torch.empty(0), torch.empty(0)
@@ -207,9 +219,17 @@ class _Ring(torch.autograd.Function):
             for ring_block in blocks:
                 queries, keys, offset, spans = ring_block[:4]
                 block_dq, dk, dv = attend_backward(
-                    gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
-                    ctx.rule, offset=offset, spans=spans, noise=ring_block.noise(ctx.noise),
-                )  # fmt: skip
+                    gradient[:, queries],
+                    q[:, queries],
+                    ks[:, keys],
+                    vs[:, keys],
+                    out[:, queries],
+                    lse[:, queries],
+                    ctx.rule,
+                    offset=offset,
+                    spans=spans,
+                    noise=ring_block.noise(ctx.noise),
+                )
                 if not dq.numel():  # gradients of this rank's (k, v): no hop needed
                     dq, local_dkv = block_dq.to(lse.dtype), _pack(dk, dv)
                     dkv = local_dkv

@@ -27,9 +27,14 @@ from fivefold.trainer.parallel.mesh import Axis, Ranks
 
 
 def attach(
-    module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True,
+    module: nn.Module,
+    ranks: Ranks,
+    *,
+    sp: bool,
+    sequence: int | None = None,
+    zigzag: bool = True,
     narrow: Caster | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Set the dispatcher and sequences of every ``Moe`` in ``module``.
 
     ``sp``: rows of the stream are sharded over tp; ``sequence``: tokens of a full sequence; ``zigzag``: cp cuts a

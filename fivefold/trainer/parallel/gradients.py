@@ -77,9 +77,18 @@ class Gradients:
     """
 
     def __init__(
-        self, shards: Sequence[Shard], *, shard: Axis, replica: Axis, sums: Sequence[ExtraReduce], stay: bool,
-        each: bool, dtype: torch.dtype, device: torch.device, underway: Underway | None,
-    ) -> None:  # fmt: skip
+        self,
+        shards: Sequence[Shard],
+        *,
+        shard: Axis,
+        replica: Axis,
+        sums: Sequence[ExtraReduce],
+        stay: bool,
+        each: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        underway: Underway | None,
+    ) -> None:
         self.shards, self.shard, self.replica, self.also = shards, shard, replica, tuple(sums)
         self.stay, self.each, self.dtype, self.device, self.underway = stay, each, dtype, device, underway
         self.sizes = [weight_shard.padded_numel for weight_shard in shards]

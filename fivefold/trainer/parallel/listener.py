@@ -27,9 +27,15 @@ class Call(Protocol):
     """A callback that is called just before a message starts."""
 
     def __call__(
-        self, axis: str, ranks: tuple[int, ...], collective: str, payload: int,
-        *, to: tuple[int, ...] = (), source: tuple[int, ...] = (),
-    ) -> Heard:  # fmt: skip
+        self,
+        axis: str,
+        ranks: tuple[int, ...],
+        collective: str,
+        payload: int,
+        *,
+        to: tuple[int, ...] = (),
+        source: tuple[int, ...] = (),
+    ) -> Heard:
         """Return the observer of a message.
 
         ``axis``, ``ranks``: name and ranks of its process group; ``payload``: bytes of the full tensor. For

@@ -22,8 +22,15 @@ ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
 EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")
 
 # the axis under which a group's traffic is counted: ZeRO's groups count as data parallelism
-TRAFFIC_AXIS = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
-          "twin": "pp"}  # fmt: skip
+TRAFFIC_AXIS = {
+    "shard": "dp",
+    "replica": "dp",
+    "expert_shard": "dp",
+    "expert_replica": "dp",
+    "stage": "dp",
+    "kv": "tp",
+    "twin": "pp",
+}
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,14 @@ def traffic_axis(name: str) -> str:
 
 
 def ranks(
-    layout: Layout, *, kv_heads: int, device: torch.device, experts: bool = False, pairs: bool = False,
+    layout: Layout,
+    *,
+    kv_heads: int,
+    device: torch.device,
+    experts: bool = False,
+    pairs: bool = False,
     streams: bool | None = None,
-) -> Ranks:  # fmt: skip
+) -> Ranks:
     """Create the process groups of ``layout`` over the initialized world; every rank must call it.
 
     A ring of two gets one group per direction on the CPU: gloo has one connection between two ranks of a group, and a

@@ -245,8 +245,11 @@ def check_pairs(table: Table) -> None:
 def _forward_only(table: Table, *, micro_batches: int) -> Table:
     """Return the table reduced to the forwards of its first ``micro_batches``."""
     rows = tuple(
-        tuple(Action("F", action.stage, action.micro_batch) for action in row
-              if action.kind in ("F", "FB") and action.micro_batch < micro_batches)
+        tuple(
+            Action("F", action.stage, action.micro_batch)
+            for action in row
+            if action.kind in ("F", "FB") and action.micro_batch < micro_batches
+        )
         for row in table.rows
-    )  # fmt: skip
+    )
     return Table(table.name, rows, table.paths[:micro_batches])

@@ -139,15 +139,29 @@ class Placement:
         each = each and not zero_policy.gradients_stay and reduces_each(self.layout, self.job)
         overlaps = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(
-            shards, shard=shard, replica=replica, sums=sums, stay=zero_policy.gradients_stay, each=each,
-            dtype=dtypes.summed, device=ranks.device, underway=self.underway if overlaps else None,
-        )  # fmt: skip
+            shards,
+            shard=shard,
+            replica=replica,
+            sums=sums,
+            stay=zero_policy.gradients_stay,
+            each=each,
+            dtype=dtypes.summed,
+            device=ranks.device,
+            underway=self.underway if overlaps else None,
+        )
         gradients.repeat(backwards, before=1)
         defers_gradients = each and any(multiplies(weight) or self._defers_head(weight) for weight in weights)
         return ZeroUnit(
-            self.module, shards, gradients, shard=shard, policy=zero_policy, dtypes=dtypes, device=ranks.device,
-            ahead=overlaps, late=self.wgrad_store if defers_gradients else None,
-        )  # fmt: skip
+            self.module,
+            shards,
+            gradients,
+            shard=shard,
+            policy=zero_policy,
+            dtypes=dtypes,
+            device=ranks.device,
+            ahead=overlaps,
+            late=self.wgrad_store if defers_gradients else None,
+        )
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

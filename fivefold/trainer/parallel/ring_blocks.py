@@ -47,9 +47,7 @@ def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
-def ring_hops(
-    axis: Axis, rule: ScoreRule, *, sequences: int, tokens: int, documents_BT: Tensor | None
-) -> Hops:  # fmt: skip
+def ring_hops(axis: Axis, rule: ScoreRule, *, sequences: int, tokens: int, documents_BT: Tensor | None) -> Hops:
     """Return the blocks of every hop of this rank, which holds ``tokens`` of each sequence.
 
     The first has all its tokens.
@@ -80,9 +78,7 @@ def _halves(axis: Axis, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     return hops
 
 
-def _pairs_of_chunks(
-    axis: Axis, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None
-) -> Hops:  # fmt: skip
+def _pairs_of_chunks(axis: Axis, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None) -> Hops:
     """Return the pairs of local and held chunks of each hop that lie within the window, as blocks."""
     chunk = tokens // 2
     halves = (slice(0, chunk), slice(chunk, tokens))

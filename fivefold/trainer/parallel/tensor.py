@@ -126,7 +126,7 @@ class VocabParallel:
 
     def __init__(
         self, axis: Axis, *, sp: bool, words: int, shape: LogitShape = PLAIN, kernels: Kernels = EAGER
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.hooks, self.words, self.shape = _TensorParallelHooks(axis, sp=sp), words, shape
         self.kernels = kernels
 

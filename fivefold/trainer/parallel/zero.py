@@ -36,9 +36,18 @@ class ZeroUnit:
     """
 
     def __init__(
-        self, module: nn.Module, shards: list[Shard], gradients: Gradients, *, shard: Axis, policy: Policy,
-        dtypes: Dtypes, device: torch.device, ahead: bool = False, late: WgradStore | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        module: nn.Module,
+        shards: list[Shard],
+        gradients: Gradients,
+        *,
+        shard: Axis,
+        policy: Policy,
+        dtypes: Dtypes,
+        device: torch.device,
+        ahead: bool = False,
+        late: WgradStore | None = None,
+    ) -> None:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
         self.device, self.ahead, self.late = device, ahead, late
         self.sizes, self.numel = gradients.sizes, gradients.numel
@@ -204,9 +213,15 @@ def _collected(weight: nn.Parameter) -> None:
 
 
 def attach(
-    module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, shared: bool = False, backward: bool = True,
-    onward: str = "forward", by_entry: bool = False,
-) -> None:  # fmt: skip
+    module: nn.Module,
+    units: Sequence[ZeroUnit],
+    *,
+    keep: bool = False,
+    shared: bool = False,
+    backward: bool = True,
+    onward: str = "forward",
+    by_entry: bool = False,
+) -> None:
     """Gather ``units`` before ``module``'s forward, release them after it unless ``keep``, gather before its backward.
 
     ``shared``: the units are shared with another module, so they are kept without a backward too. ``backward``: gather

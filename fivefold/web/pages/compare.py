@@ -48,12 +48,16 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     slowest = max(step.time.step_seconds for step in steps)
     fullest = max(step.memory.peak_bytes for step in steps)
     return {
-        "differences": make_difference_grid(comparison, most=MOST), "equal": list_equal(comparison),
-        "shared": describe_shared(comparison), "finding": finding(comparison), "why": why(comparison),
+        "differences": make_difference_grid(comparison, most=MOST),
+        "equal": list_equal(comparison),
+        "shared": describe_shared(comparison),
+        "finding": finding(comparison),
+        "why": why(comparison),
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),
         "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted],
-        "times": looks(comparison, memory=False), "memories": looks(comparison, memory=True),
-    }  # fmt: skip
+        "times": looks(comparison, memory=False),
+        "memories": looks(comparison, memory=True),
+    }
 
 
 def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
@@ -62,8 +66,10 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     step = variant.step
     stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
     label = f"{variant.name}: {show_bytes(stage.peak_bytes)}"
-    return (stacked(list_time_parts(step.time), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
-            stacked(list_memory_parts(stage), whole=fullest * 1.05, label=label))  # fmt: skip
+    return (
+        stacked(list_time_parts(step.time), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
+        stacked(list_memory_parts(stage), whole=fullest * 1.05, label=label),
+    )
 
 
 def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:

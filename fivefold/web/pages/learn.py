@@ -29,7 +29,14 @@ def router(site: Site) -> APIRouter:
         except Mistake as error:
             return page("mistake.html", request, asked=asked, mistake=str(error), code=404)
         view = await site.work.soon(lambda: look(site, asked)) if found_chapter.live else View()
-        return page("learn.html", request, asked=asked, chapter=found_chapter, chapters=chapters(), view=view,
-                    mistake=site.folder.plain(view.mistake))  # fmt: skip
+        return page(
+            "learn.html",
+            request,
+            asked=asked,
+            chapter=found_chapter,
+            chapters=chapters(),
+            view=view,
+            mistake=site.folder.plain(view.mistake),
+        )
 
     return pages

@@ -61,8 +61,10 @@ def router(site: Site) -> APIRouter:
     @pages.get("/plan/changes")
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return what single changes would give, with the plans of those that change the layout."""
-        change_list = await site.answer(asked, lambda noun: questions.changes(
-            model=noun.model, machine=noun.machine, job=noun.job, layout=asked.chosen()))  # fmt: skip
+        change_list = await site.answer(
+            asked,
+            lambda noun: questions.changes(model=noun.model, machine=noun.machine, job=noun.job, layout=asked.chosen()),
+        )
         own_layout = str(asked.chosen())
 
         def address(change: Change) -> str:
@@ -99,20 +101,26 @@ def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
     step, chip = plan.step, noun.machine.chip.memory_bytes
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
-        "step": step, "view": view_step(step), "rank": plan.rank, "drawn": plan.drawn, "layout": layout,
-        "chip": chip, "cost": cost(step, noun.machine),
+        "step": step,
+        "view": view_step(step),
+        "rank": plan.rank,
+        "drawn": plan.drawn,
+        "layout": layout,
+        "chip": chip,
+        "cost": cost(step, noun.machine),
         "stages": [(stage, stage_bar(stage, whole=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(plan.levels, rank=plan.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(plan.levels, rank=plan.rank, capacity_bytes=chip),
         "memory_looks": memory.looks(plan.levels),
         "pipeline": pipeline.picture(plan.rows, label=finding(step.time, plan.rows)),
-        "pipeline_finding": finding(step.time, plan.rows), "pipeline_looks": pipeline.looks(plan.rows),
+        "pipeline_finding": finding(step.time, plan.rows),
+        "pipeline_looks": pipeline.looks(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": bands(step),
-    }  # fmt: skip
+    }
 
 
 def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
@@ -147,5 +155,8 @@ def sheet(noun: Noun) -> list[tuple[str, str]]:
         f"{model.layers} layers of width {model.width:,}, {model.heads} heads ({model.kv_heads} kv), ffn {model.ffn:,}"
     )
     experts = f", {model.moe.topk} of {model.moe.experts} experts" if model.moe else ""
-    return [(model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
-            (noun.machine.name, machine_line(noun.machine)), ("job", describe_job(noun.job))]  # fmt: skip
+    return [
+        (model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
+        (noun.machine.name, machine_line(noun.machine)),
+        ("job", describe_job(noun.job)),
+    ]

@@ -43,23 +43,38 @@ def _find_cell_class(heading: str, grid: Grid) -> str:
 
 
 environment = Environment(
-    loader=PackageLoader("fivefold.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    loader=PackageLoader("fivefold.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
     lstrip_blocks=True,
-)  # fmt: skip
+)
 environment.filters |= {
-    "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
-    "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
-    "of_ranks": of_ranks, "spell_value": spell_value, "tone": find_tone, "look": _find_cell_class,
+    "bytes": show_bytes,
+    "count": show_count,
+    "seconds": show_seconds,
+    "percent": lambda share: f"{share:.1%}",
+    "signed": lambda share: f"{share:+.1%}",
+    "of_ranks": of_ranks,
+    "spell_value": spell_value,
+    "tone": find_tone,
+    "look": _find_cell_class,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
-    "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
-}  # fmt: skip
+    "thousands": lambda number: f"{number:,}",
+    "zip_names": lambda names: [(name, name) for name in names],
+}
 environment.globals |= {
-    "version": fivefold.__version__, "pages": PAGES, "legend": legend,
+    "version": fivefold.__version__,
+    "pages": PAGES,
+    "legend": legend,
     "known": {
-        "models": model_names(), "machines": machine_names(), "precisions": list(RECIPES), "stacks": list(STACKS),
+        "models": model_names(),
+        "machines": machine_names(),
+        "precisions": list(RECIPES),
+        "stacks": list(STACKS),
         "attentions": list(get_args(Attention)),
     },
-}  # fmt: skip
+}
 
 
 def page(

@@ -61,16 +61,21 @@ def look(site: Site, name: str) -> dict[str, Any]:
     finished, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
     predicted = finished.predicted if finished else runs.promised(site.folder, name)
     return {
-        "name": name, "poll": 0 if finished else LIVE if live else QUIET,
-        "summary": runs.summary(site.folder, site.folder.path(name)), "ended": finished, "predicted": predicted,
+        "name": name,
+        "poll": 0 if finished else LIVE if live else QUIET,
+        "summary": runs.summary(site.folder, site.folder.path(name)),
+        "ended": finished,
+        "predicted": predicted,
         "loss": draw_losses(log_lines).chart if list_loss_curves(log_lines) else "",
-        "speed": speed(training, predicted), "memory": memory(training),
+        "speed": speed(training, predicted),
+        "memory": memory(training),
         "compared": table(rows) if (rows := compared(predicted, finished, training)) else None,
         "budget": make_budget_grid(finished.predicted.time, finished.measured.time)
-        if finished and finished.measured.time.parts else None,
+        if finished and finished.measured.time.parts
+        else None,
         "lanes": lanes(site, name),
         "events": [line for line in log_lines if "event" in line][: -LAST - 1 : -1],
-    }  # fmt: skip
+    }
 
 
 def compared(predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]) -> list[Row]:

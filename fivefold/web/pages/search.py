@@ -69,23 +69,37 @@ def shown(site: Site, asked: SearchPage, found: Found) -> str:
     """Return the result as HTML."""
     if isinstance(found, Offers):
         links = [plan_of(site, asked, offer) for offer in found.offers if offer.run]
-        return fragment("offers.html", found=found, grid=make_offer_grid(found), links=links, span=span,
-                        assumption=assumption, to=lambda item: plan_of(site, asked, item))  # fmt: skip
+        return fragment(
+            "offers.html",
+            found=found,
+            grid=make_offer_grid(found),
+            links=links,
+            span=span,
+            assumption=assumption,
+            to=lambda item: plan_of(site, asked, item),
+        )
     if isinstance(found, Walk):
-        tables = [(make_grid(CHANGES, steps), [_plan(asked, layout=item.layout) for item in steps])
-                  for steps in (choose_changes(found.changes, asked.top), found.path)]  # fmt: skip
+        tables = [
+            (make_grid(CHANGES, steps), [_plan(asked, layout=item.layout) for item in steps])
+            for steps in (choose_changes(found.changes, asked.top), found.path)
+        ]
         return fragment("walk.html", found=found, tables=tables, to=lambda item: _plan(asked, layout=item.layout))
     grids = {"reasons": make_grid(REASONS, found.reasons)}
     grids |= {"best": make_best_grid(found.best)} if found.best else {}
     grids |= {"choices": make_grid(CHOICES, found.proposal.why)} if found.proposal else {}
     grids |= {"regrets": regrets(found.robust), "scenarios": make_scenario_grid(found.robust)} if found.robust else {}
     return fragment(
-        "found.html", asked=asked, found=found, grids=grids, to=lambda item: address(asked, item),
+        "found.html",
+        asked=asked,
+        found=found,
+        grids=grids,
+        to=lambda item: address(asked, item),
         figures=list_key_figures(found.proposal.choice.step) if found.proposal else (),
-        links=[address(asked, item) for item in found.best], layouts=[item.step.layout for item in found.best],
+        links=[address(asked, item) for item in found.best],
+        layouts=[item.step.layout for item in found.best],
         front=front(asked, found) if len(found.front) > 1 else None,
         worded=worded(found.robust) if found.robust else "",
-    )  # fmt: skip
+    )
 
 
 def address(asked: SearchQuestion, each: Ranked) -> str:
@@ -113,15 +127,27 @@ def front(asked: SearchQuestion, found: SearchResult) -> Any:
     """Draw the Pareto front as a staircase, and the other layouts of the table as points."""
     front_layouts = {(entry.layout, entry.reduce) for entry in found.front}
     points = [
-        _point(entry.layout, entry.step_seconds, entry.memory_bytes, entry.precision,
-               _plan(asked, layout=entry.layout, reduce=entry.reduce))
+        _point(
+            entry.layout,
+            entry.step_seconds,
+            entry.memory_bytes,
+            entry.precision,
+            _plan(asked, layout=entry.layout, reduce=entry.reduce),
+        )
         for entry in found.front
-    ]  # fmt: skip
+    ]
     points += [
-        _point(entry.step.layout, entry.step.time.step_seconds, entry.step.memory.peak_bytes, "", address(asked, entry),
-               look="dot other")
-        for entry in found.best if (entry.step.layout, entry.reduce) not in front_layouts
-    ]  # fmt: skip
+        _point(
+            entry.step.layout,
+            entry.step.time.step_seconds,
+            entry.step.memory.peak_bytes,
+            "",
+            address(asked, entry),
+            look="dot other",
+        )
+        for entry in found.best
+        if (entry.step.layout, entry.reduce) not in front_layouts
+    ]
     return draw_front(points)
 
 

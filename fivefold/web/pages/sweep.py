@@ -25,11 +25,32 @@ from fivefold.web.site import Site
 
 SHOWN, DOTS = 300, 1500  # largest number of rows in the table, and of points
 REACH = 2  # points that do not fit are drawn up to this multiple of the largest memory that fits
-Across = Literal["dp", "tp", "cp", "pp", "ep", "v", "zero", "mbs", "sequence", "batch", "ranks", "recomputation",
-                 "schedule", "precision", "stack", "model", "machine"]  # fmt: skip
+Across = Literal[
+    "dp",
+    "tp",
+    "cp",
+    "pp",
+    "ep",
+    "v",
+    "zero",
+    "mbs",
+    "sequence",
+    "batch",
+    "ranks",
+    "recomputation",
+    "schedule",
+    "precision",
+    "stack",
+    "model",
+    "machine",
+]
 Value = Literal["mfu_causal", "tokens_per_second_per_gpu", "step_seconds", "peak_bytes"]
-VALUES = {"mfu_causal": "MFU", "tokens_per_second_per_gpu": "tokens/s per GPU", "step_seconds": "step",
-          "peak_bytes": "peak"}  # fmt: skip
+VALUES = {
+    "mfu_causal": "MFU",
+    "tokens_per_second_per_gpu": "tokens/s per GPU",
+    "step_seconds": "step",
+    "peak_bytes": "peak",
+}
 
 
 class SweepQuestion(About):
@@ -53,8 +74,16 @@ def router(site: Site) -> APIRouter:
                 content = await site.work.soon(lambda: look(site, asked))
             except Mistake as error:
                 mistake = site.folder.plain(str(error))
-        return page("sweep.html", request, asked=asked, files=files, found=content, mistake=mistake, values=VALUES,
-                    axes=Across.__args__)  # type: ignore[attr-defined]  # fmt: skip
+        return page(
+            "sweep.html",
+            request,
+            asked=asked,
+            files=files,
+            found=content,
+            mistake=mistake,
+            values=VALUES,
+            axes=Across.__args__,
+        )  # type: ignore[attr-defined]
 
     return pages
 
@@ -84,14 +113,21 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
     fitting = [row for row in predicted if row.status == "fits"]
     best = sorted(fitting, key=lambda row: -(row.mfu_causal or 0.0))
     return {
-        "rows": rows, "question": describe_question(rows),
-        "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
+        "rows": rows,
+        "question": describe_question(rows),
+        "fits": len(fitting),
+        "refused": sum(row.status == "refused" for row in rows),
         "points": points(best, predicted) if predicted else "",
-        "heat": heat.table(cells(fitting, asked), show=lambda size: worded(asked.value, size),
-                           less=asked.value in ("step_seconds", "peak_bytes")) if fitting else None,
+        "heat": heat.table(
+            cells(fitting, asked),
+            show=lambda size: worded(asked.value, size),
+            less=asked.value in ("step_seconds", "peak_bytes"),
+        )
+        if fitting
+        else None,
         "shown": make_row_grid(best[:SHOWN], axes=("model", "machine", "ranks", "sequence", "batch")),
         "links": [address(row) for row in best[:SHOWN]],
-    }  # fmt: skip
+    }
 
 
 def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
@@ -101,11 +137,14 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     chosen = [*best[:DOTS], *over][:DOTS]
     dots = [
         scatter.Point(
-            row.peak_bytes or 0, row.tokens_per_second_per_gpu or 0.0, told(row), address(row),
+            row.peak_bytes or 0,
+            row.tokens_per_second_per_gpu or 0.0,
+            told(row),
+            address(row),
             "dot over" if row.status != "fits" else "dot measured" if row.measured == "measured" else "dot",
         )
         for row in chosen
-    ]  # fmt: skip
+    ]
     return draw_rows(dots, label="memory against speed of the rows", zero=True)
 
 
@@ -113,8 +152,10 @@ def told(row: Row) -> str:
     """Return a row in a few lines."""
     seconds, size = show_seconds(row.step_seconds or 0.0), show_bytes(row.peak_bytes or 0)
     measured = f"\nmeasured {show_seconds(row.measured_step_seconds)}" if row.measured_step_seconds else ""
-    return (f"{row.layout}\n{row.model} on {row.ranks} {row.machine}, seq {row.sequence}, batch {row.batch}, "
-            f"{row.precision}\n{seconds}, {size}, MFU {row.mfu_causal or 0.0:.1%}{measured}")  # fmt: skip
+    return (
+        f"{row.layout}\n{row.model} on {row.ranks} {row.machine}, seq {row.sequence}, batch {row.batch}, "
+        f"{row.precision}\n{seconds}, {size}, MFU {row.mfu_causal or 0.0:.1%}{measured}"
+    )
 
 
 def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
@@ -131,9 +172,13 @@ def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tu
 def address(row: Row) -> str:
     """Return the URL of a row's plan."""
     about = About(
-        model=row.model[:MAX_LENGTH], machine=of_ranks(row.machine, row.ranks)[:MAX_LENGTH], seq=row.sequence,
-        gbs=row.batch, precision=row.precision, stack=None if row.stack == "fivefold" else row.stack,
-    )  # fmt: skip
+        model=row.model[:MAX_LENGTH],
+        machine=of_ranks(row.machine, row.ranks)[:MAX_LENGTH],
+        seq=row.sequence,
+        gbs=row.batch,
+        precision=row.precision,
+        stack=None if row.stack == "fivefold" else row.stack,
+    )
     return about.url("/plan", layout=row.layout)
 
 

@@ -59,9 +59,14 @@ class Case(NamedTuple):
         """The run file, whose every value is said."""
         job = JOB | {"learning_rate": self.schedule} | self.job
         return {
-            "model": str(place / self.family), "layout": self.line, "start": {"weights": str(place / self.family)},
-            "job": job, "evaluate_every": 5, "evaluate_sequences": 8, "sample": "",
-        }  # fmt: skip
+            "model": str(place / self.family),
+            "layout": self.line,
+            "start": {"weights": str(place / self.family)},
+            "job": job,
+            "evaluate_every": 5,
+            "evaluate_sequences": 8,
+            "sample": "",
+        }
 
 
 def make(place: Path) -> None:

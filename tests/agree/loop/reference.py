@@ -157,10 +157,15 @@ class Reference:
             for group in self.optimizer.param_groups:
                 group["lr"] = now * group["times"]
             self.optimizer.step()
-            lines.append({
-                "step": step + 1, "loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": now,
-                "tokens": samples.stop * job["sequence"],
-            })  # fmt: skip
+            lines.append(
+                {
+                    "step": step + 1,
+                    "loss": loss.item(),
+                    "gradient_norm": norm.item(),
+                    "learning_rate": now,
+                    "tokens": samples.stop * job["sequence"],
+                }
+            )
             if step + 1 == job["steps"] or (step + 1) % every == 0:
                 lines.append(self._evaluated(step + 1))
         return lines

@@ -24,9 +24,18 @@ from tests.agree.parity.processes import forked
 LAYERS = 3
 EXPERTS = MoE(experts=4, topk=2, ffn=32, shared_experts=1, dense_layers=1)
 DENSE = Model(
-    name="dense", layers=LAYERS, width=64, heads=4, kv_heads=2, head_dim=16, ffn=80, vocab=100, qkv_bias=True,
-    mlp_bias=True, out_bias=True,
-)  # fmt: skip
+    name="dense",
+    layers=LAYERS,
+    width=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=80,
+    vocab=100,
+    qkv_bias=True,
+    mlp_bias=True,
+    out_bias=True,
+)
 MODELS = [
     DENSE,
     DENSE.replace(name="tied, of experts", qkv_bias=False, tied_embeddings=True, moe=EXPERTS),

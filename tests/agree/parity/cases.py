@@ -92,10 +92,15 @@ def job_for(layout: Layout, *, compiled: bool = False) -> Job:
     rounds = max(1, layout.pipeline.min_rounds) * layout.pp
     micro_batches = rounds if layout.schedule == "dualpipe" else rounds + 1
     return Job(
-        sequence=TOKENS, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("fp32"), steps=STEPS,
-        compile=compiled, optimizer=Optimizer(clip=0.5, epsilon=1e-5),
-        learning_rate=LearningRate(kind="constant", peak=3e-4), seed=11,
-    )  # fmt: skip
+        sequence=TOKENS,
+        global_batch=layout.dp * layout.mbs * micro_batches,
+        precision=recipe("fp32"),
+        steps=STEPS,
+        compile=compiled,
+        optimizer=Optimizer(clip=0.5, epsilon=1e-5),
+        learning_rate=LearningRate(kind="constant", peak=3e-4),
+        seed=11,
+    )
 
 
 def one_process(job: Job) -> tuple[Layout, Job]:

@@ -51,11 +51,14 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     like = like or reference(model, job, len(told[0].norms))
     whole = {step: assembled(like.gradients[step], model) for step in like.gradients}
     worst = max(
-        ((error, f"{name} (step {step + 1})") for step in whole
-         for name, error in errors(
-             [part for each in told for part in each.gradients[step]], whole[step], still=without_gradient(model)
-         ).items())
-    )  # fmt: skip
+        (
+            (error, f"{name} (step {step + 1})")
+            for step in whole
+            for name, error in errors(
+                [part for each in told for part in each.gradients[step]], whole[step], still=without_gradient(model)
+            ).items()
+        )
+    )
     moved = [name for each in told for name, bias in each.biases.items() if not np.array_equal(bias, like.biases[name])]
     runs = model.layers * job.global_batch // layout.mbs
     # the kernels of CPUs

@@ -30,9 +30,13 @@ LAYOUTS = (
     "tp2 cp2 zero3 mbs1 ac=core+rope+out", "dp2 pp2 interleaved v2 zero3 mbs1",
 )  # fmt: skip
 OF_EXPERTS = (
-    "dp2 ep2 zero2 mbs1", "dp4 ep4 zero3 mbs1 ac=full", "dp2 tp2 ep2 etp2 mbs2", "cp2 ep2 zero3 mbs1 ac=moe+norm",
-    "dp2 pp2 ep2 zb2p zero2 mbs1", "dp2 tp2 ep4 zero1 mbs1",
-)  # fmt: skip
+    "dp2 ep2 zero2 mbs1",
+    "dp4 ep4 zero3 mbs1 ac=full",
+    "dp2 tp2 ep2 etp2 mbs2",
+    "cp2 ep2 zero3 mbs1 ac=moe+norm",
+    "dp2 pp2 ep2 zb2p zero2 mbs1",
+    "dp2 tp2 ep4 zero1 mbs1",
+)
 CONFIGS: dict[str, dict[str, Any]] = {family: {"model_type": family, **keys} for family, keys in FAMILIES.items()} | {
     "deepseek_v3+mtp": {"model_type": "deepseek_v3", **FAMILIES["deepseek_v3"], "num_nextn_predict_layers": 1},
     "kimi_k2": {"model_type": "kimi_k2", **LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},

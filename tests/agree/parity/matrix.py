@@ -70,9 +70,12 @@ def play(case: Case) -> Line:
     """One case as a line of the log; a failure is a line too."""
     begin = time.perf_counter()
     line: Line = {
-        "case": str(case), "model": case.model_name, "layout": case.layout_text, "compiled": case.compiled,
+        "case": str(case),
+        "model": case.model_name,
+        "layout": case.layout_text,
+        "compiled": case.compiled,
         "world": case.layout.world,
-    }  # fmt: skip
+    }
     try:
         verdict = run(case, steps=STEPS, seconds=COMPILED_SECONDS if case.compiled else SECONDS)
         line |= verdict._asdict() | {"equal": verdict.equal}
@@ -100,27 +103,31 @@ def markdown(lines: Sequence[Line]) -> str:
     equal = sum(sound(line) for line in lines)
     whole = [line for line in lines if "broken" not in line]
     worst_loss, worst = (max((line[key] for line in whole), default=0.0) for key in ("loss_error", "gradient_error"))
-    return "\n".join((
-        "# 003 · Parity: every layout against one process",
-        "",
-        f"`make parity`: {len(lines)} layouts on {_worlds(lines)} gloo processes, {equal} equal one process and say "
-        "exactly what the planner counts.",
-        f"fp32, {STEPS} steps of AdamW, {DOCUMENTS} documents packed into sequences of {TOKENS} tokens, a vocabulary "
-        f"of {VOCAB}, 5 or 9 layers. Worst loss error {worst_loss:.1e}, worst gradient error {worst:.1e}; "
-        f"bound {TOLERANCE:g}.",
-        "",
-        "Loss: largest |Δ|/|loss| of the steps. Gradient: largest ‖Δ‖/‖g‖ of any weight in the first and last step, Δ "
-        "the worst of all ranks' copies. Messages: number and bytes per axis and collective over all ranks in the "
-        "third step, equal to the planner's. Forwards: of a block, that is of "
-        "its first norm, per micro-batch (and of its attention).",
-        f"Drawn: a pairwise covering array over degrees and features ({len(impossible)} pairs are in no layout of "
-        "8 ranks), the cross of schedules × recomputation × compilation, and compilation under the other axes.",
-        "",
-        "| model | layout | ranks | compiled | loss | gradient | worst weight | messages | forwards | s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *map(_row, lines),
-        "",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            "# 003 · Parity: every layout against one process",
+            "",
+            f"`make parity`: {len(lines)} layouts on {_worlds(lines)} gloo processes, {equal} equal one process and "
+            "say exactly what the planner counts.",
+            f"fp32, {STEPS} steps of AdamW, {DOCUMENTS} documents packed into sequences of {TOKENS} tokens, a "
+            f"vocabulary of {VOCAB}, 5 or 9 layers. Worst loss error {worst_loss:.1e}, worst gradient error "
+            f"{worst:.1e}; "
+            f"bound {TOLERANCE:g}.",
+            "",
+            "Loss: largest |Δ|/|loss| of the steps. Gradient: largest ‖Δ‖/‖g‖ of any weight in the first and last "
+            "step, Δ the worst of all ranks' copies. Messages: number and bytes per axis and collective over all ranks "
+            "in the "
+            "third step, equal to the planner's. Forwards: of a block, that is of "
+            "its first norm, per micro-batch (and of its attention).",
+            f"Drawn: a pairwise covering array over degrees and features ({len(impossible)} pairs are in no layout of "
+            "8 ranks), the cross of schedules × recomputation × compilation, and compilation under the other axes.",
+            "",
+            "| model | layout | ranks | compiled | loss | gradient | worst weight | messages | forwards | s |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *map(_row, lines),
+            "",
+        )
+    )
 
 
 def _worlds(lines: Iterable[Line]) -> str:
@@ -132,8 +139,10 @@ def _row(line: Line) -> str:
     start = f"| {line['model']} | {layout} | {line['world']} | {compiled} |"
     if "broken" in line:
         return f"{start} **broken** | | {line['broken'].strip().splitlines()[-1]} | | | {line['seconds']:.1f} |"
-    loss, gradient = (f"{line[key]:.1e}" if line[key] <= TOLERANCE else f"**{line[key]:.1e}**"
-                      for key in ("loss_error", "gradient_error"))  # fmt: skip
+    loss, gradient = (
+        f"{line[key]:.1e}" if line[key] <= TOLERANCE else f"**{line[key]:.1e}**"
+        for key in ("loss_error", "gradient_error")
+    )
     said = "equal" if not line["said"] else "**" + "; ".join(line["said"]) + "**"
     runs = f"{line['forwards']:g} ({line['cores']:g})"
     return f"{start} {loss} | {gradient} | {line['weight']} | {said} | {runs} | {line['seconds']:.1f} |"

@@ -72,9 +72,12 @@ def _child(
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks,
+            "gloo",
+            store=dist.FileStore(str(store), ranks),
+            rank=rank,
+            world_size=ranks,
             timeout=datetime.timedelta(seconds=60),
-        )  # fmt: skip
+        )
         answer = function(*arguments)
         dist.barrier()
         end.send_bytes(pickle.dumps(("", answer)))

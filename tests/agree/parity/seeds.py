@@ -34,9 +34,13 @@ from tests.agree.parity.processes import forked
 
 STEPS, LAST, SMOOTH = 300, 50, 10  # steps; those whose mean is compared; and over which curves are drawn
 LAYOUTS = (
-    "dp2 zero3 mbs2", "tp2 mbs2 ac=selective", "cp2 mbs2", "pp2 zb2p mbs1",
-    "dp2 tp2 zero1 mbs2 ac=full", "cp2 pp2 interleaved v2 zero2 mbs1 cp=ulysses",
-)  # fmt: skip
+    "dp2 zero3 mbs2",
+    "tp2 mbs2 ac=selective",
+    "cp2 mbs2",
+    "pp2 zb2p mbs1",
+    "dp2 tp2 zero1 mbs2 ac=full",
+    "cp2 pp2 interleaved v2 zero2 mbs1 cp=ulysses",
+)
 SEEDS = (1, 2, 3)
 
 
@@ -96,9 +100,13 @@ def losses_of(demo: RunFile, layout: Layout, seed: int, data: Path) -> list[floa
         for group in built.optimizer.param_groups:
             group["lr"] = rate
         rows = loader.batch(
-            step * job.global_batch, global_batch=job.global_batch, rank=built.ranks["dp"].rank, ranks=layout.dp,
-            micro_batches=layout.micro_batches(job), mbs=layout.mbs,
-        )  # fmt: skip
+            step * job.global_batch,
+            global_batch=job.global_batch,
+            rank=built.ranks["dp"].rank,
+            ranks=layout.dp,
+            micro_batches=layout.micro_batches(job),
+            mbs=layout.mbs,
+        )
         losses.append(engine.step(torch.from_numpy(rows)).loss)
         engine.zero_grad()
     return losses

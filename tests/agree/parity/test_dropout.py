@@ -70,8 +70,9 @@ def dropped_alike(model: Model, layout: str, *, attention: str) -> None:
 def evaluated(model: Model) -> list[float]:
     """Losses of an evaluation, and of two steps on the same tokens."""
     job = job_for(Layout())
-    engine = Engine(build(model=model, layout=Layout(), job=job, device=torch.device("cpu")), model=model,
-                    layout=Layout(), job=job)  # fmt: skip
+    engine = Engine(
+        build(model=model, layout=Layout(), job=job, device=torch.device("cpu")), model=model, layout=Layout(), job=job
+    )
     tokens = batch(job, step=0)[:, None]
     plain = float(engine.evaluate(tokens)) / tokens[..., 1:].numel()
     losses = [plain, float(engine.backward(tokens))]

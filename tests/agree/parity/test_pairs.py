@@ -15,9 +15,11 @@ SMALL = DENSE.replace(layers=2)
 LATENT_SINKS = SMALL.replace(name="latent, sinks", kv_heads=8, mla=LATENT, attention_sinks=True)
 # Of two modules of multi-token prediction one has experts: the planner counted the balance of both.
 MIXED = SMALL.replace(
-    name="a pattern of experts ahead", layers=2, mtp=MTP(depth=2),
+    name="a pattern of experts ahead",
+    layers=2,
+    mtp=MTP(depth=2),
     moe=MoE(experts=4, topk=2, ffn=14, balance="free", score="sigmoid", pattern=(True, False)),
-)  # fmt: skip
+)
 CASES = (
     (MIXED, "dp2 zero1"),
     (LATENT_SINKS.replace(window=7, window_pattern=(True, False), rope_theta_sliding=50.0), "dp2 tp2 zero3"),

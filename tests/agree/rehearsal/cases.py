@@ -109,13 +109,34 @@ OWN: Mapping[str, Model] = {
 }
 
 MODELS = (
-    "grouped", "biased", "odd", "llama2-7b", "llama3-8b", "llama3-70b", "llama3-405b", "llama3.2-1b", "qwen3-0.6b",
-    "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3",
-)  # fmt: skip
+    "grouped",
+    "biased",
+    "odd",
+    "llama2-7b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3-405b",
+    "llama3.2-1b",
+    "qwen3-0.6b",
+    "qwen3-30b-a3b",
+    "mixtral-8x7b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+)
 RECOMPUTED = (
-    "", "", "", "ac=selective", "ac=full", "ac=full/2", "ac=norm+act", "ac=qkv+up", "ac=core+mlp", "ac=rope+out",
-    "ac=moe+norm", "ac=mlp",
-)  # fmt: skip
+    "",
+    "",
+    "",
+    "ac=selective",
+    "ac=full",
+    "ac=full/2",
+    "ac=norm+act",
+    "ac=qkv+up",
+    "ac=core+mlp",
+    "ac=rope+out",
+    "ac=moe+norm",
+    "ac=mlp",
+)
 
 
 class Case(NamedTuple):
@@ -158,10 +179,14 @@ class Case(NamedTuple):
     def job(self) -> Job:
         precision = recipe(self.precision)
         return Job(
-            sequence=self.sequence, global_batch=self.global_batch, precision=precision, loss=self.loss,
+            sequence=self.sequence,
+            global_batch=self.global_batch,
+            precision=precision,
+            loss=self.loss,
             attention=self.attention,
-            reduce=self.reduce, reshard=self.reshard,
-        )  # fmt: skip
+            reduce=self.reduce,
+            reshard=self.reshard,
+        )
 
     @property
     def machine(self) -> Machine:

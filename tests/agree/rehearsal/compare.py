@@ -86,15 +86,17 @@ def run(case: ComparedOnMachine) -> Verdict:
     unequal = [
         *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
         *(
-            line for each, stages in zip(first, by_stage, strict=True)
+            line
+            for each, stages in zip(first, by_stage, strict=True)
             if (line := _inputs(each.steady, case, planner.counts, stages=stages))
         ),
         *_totals(tapes, model, layout, job, flops=step.work.hardware_flops),
         *(
-            f"rank {each.rank} {line}" for each, stages in zip(tapes, held, strict=True)
+            f"rank {each.rank} {line}"
+            for each, stages in zip(tapes, held, strict=True)
             for line in differences(spoken(each.steady), planned(planner.counts, layout, stages=stages))
         ),
-    ]  # fmt: skip
+    ]
     stages = tuple(
         Stage(plan.peak_bytes, ours.peak_bytes, plan.peak_cause, ours.peak_cause)
         for ours, plan in zip(memories, step.memory.stages, strict=True)
@@ -171,5 +173,6 @@ def differences(ours: Said, plan: Said) -> list[str]:
     """One line for each axis and collective that differ."""
     return [
         f"{' '.join(key)}: {ours.get(key, (0, 0))} rehearsed, {plan.get(key, (0, 0))} planned"
-        for key in sorted({*ours, *plan}) if ours.get(key) != plan.get(key)
-    ]  # fmt: skip
+        for key in sorted({*ours, *plan})
+        if ours.get(key) != plan.get(key)
+    ]

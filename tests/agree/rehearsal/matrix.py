@@ -80,17 +80,23 @@ def play(case: Case) -> Line:
     """One case as a line of the log; a failure is a line too."""
     begin = time.perf_counter()
     line: Line = {
-        "case": str(case), "model": f"{case.name}/{case.layers}".removesuffix("/0"), "layout": case.layout_text,
-        "job": str(case).split(" · ", 2)[2], "world": case.layout.world,
-    }  # fmt: skip
+        "case": str(case),
+        "model": f"{case.name}/{case.layers}".removesuffix("/0"),
+        "layout": case.layout_text,
+        "job": str(case).split(" · ", 2)[2],
+        "world": case.layout.world,
+    }
     try:
         verdict = run(case)
         top = max(verdict.stages, key=lambda stage: stage.rehearsed)
         line |= {
-            "error": verdict.error, "worst_stage": verdict.worst_stage, "unequal": verdict.unequal,
-            "peak": top.rehearsed, "causes": [top.rehearsed_cause, top.planned_cause],
+            "error": verdict.error,
+            "worst_stage": verdict.worst_stage,
+            "unequal": verdict.unequal,
+            "peak": top.rehearsed,
+            "causes": [top.rehearsed_cause, top.planned_cause],
             "stages": [stage[:2] for stage in verdict.stages],
-        }  # fmt: skip
+        }
     except Exception as error:  # a case that cannot be rehearsed is a row of the table
         line |= {"broken": f"{type(error).__name__}: {error}"[:500]}
     return line | {"seconds": round(time.perf_counter() - begin, 2)}
@@ -137,24 +143,27 @@ def _mean(errors: Sequence[float]) -> float:
 def markdown(lines: Sequence[Line]) -> str:
     """The page for docs/explanation/measurements."""
     kinds = Counter(line["model"].partition("/")[0] for line in lines)
-    return "\n".join((
-        "# 005 · Rehearsal: the planner against the engine on fake tensors",
-        "",
-        f"{summary(lines)}.",
-        "",
-        "Each layout is planned, and rehearsed on the first rank of every pipeline stage: the steady step of the very "
-        "engine, every storage, kernel and message counted. *Counts*: parameters, gradients and optimizer in bytes, "
-        "activations kept at most, FLOPs of all ranks, messages and bytes by axis and collective. *Peak*: of the "
-        "fullest stage in GiB, and by how much the planner says more; *stage*: of the stage that is farthest off.",
-        f"`python -m tests.agree.rehearsal.matrix`; bounds {MEAN:.1%} in the mean, {WORST:.0%} at worst. "
-        "`llama3-8b/6` has six layers. Jobs: tokens of a sequence x sequences of a step · precision · backend.",
-        "Models: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items())) + ".",
-        "",
-        "| model | layout | job | ranks | peak | off | stage | counts | s |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *map(_row, lines),
-        "",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            "# 005 · Rehearsal: the planner against the engine on fake tensors",
+            "",
+            f"{summary(lines)}.",
+            "",
+            "Each layout is planned, and rehearsed on the first rank of every pipeline stage: the steady step of the "
+            "very engine, every storage, kernel and message counted. *Counts*: parameters, gradients and optimizer in "
+            "bytes, activations kept at most, FLOPs of all ranks, messages and bytes by axis and collective. "
+            "*Peak*: of the "
+            "fullest stage in GiB, and by how much the planner says more; *stage*: of the stage that is farthest off.",
+            f"`python -m tests.agree.rehearsal.matrix`; bounds {MEAN:.1%} in the mean, {WORST:.0%} at worst. "
+            "`llama3-8b/6` has six layers. Jobs: tokens of a sequence x sequences of a step · precision · backend.",
+            "Models: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items())) + ".",
+            "",
+            "| model | layout | job | ranks | peak | off | stage | counts | s |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *map(_row, lines),
+            "",
+        )
+    )
 
 
 def _row(line: Line) -> str:

@@ -40,9 +40,13 @@ from tests.dry_run.record.test_replay import told
 
 BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
 # of sizes that torch's grouped matmul takes; those of the parity proof are odd: their experts are multiplied singly
-ALIGNED = {name: MODELS[name].replace(
-    width=64, moe=MODELS[name].moe.replace(ffn=32, shared_ffn=32)  # type: ignore[union-attr]
-) for name in ("moe", "moe-free", "mla")}  # fmt: skip
+ALIGNED = {
+    name: MODELS[name].replace(
+        width=64,
+        moe=MODELS[name].moe.replace(ffn=32, shared_ffn=32),  # type: ignore[union-attr]
+    )
+    for name in ("moe", "moe-free", "mla")
+}
 
 
 class Case(NamedTuple):
@@ -171,15 +175,20 @@ def unequal(ours: RankTapes, ran: Told) -> Iterator[str]:
         here, there = (told(_grouped(getattr(tapes, step))) for tapes in (ours, ran.tapes))
         if here != there:
             at = next((at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other), -1)
-            yield (f"rank {ours.rank}, {step} step, event {at} of {len(here)} and {len(there)}: "
-                   f"{here[at]} rehearsed, {there[at]} run")  # fmt: skip
+            yield (
+                f"rank {ours.rank}, {step} step, event {at} of {len(here)} and {len(there)}: "
+                f"{here[at]} rehearsed, {there[at]} run"
+            )
     totals = {
         "parameters": (ours.parameters, ran.tapes.parameters),
         "flops": (work(ours.steady), ran.flops),
         "peak": (stage_memory(ours.steady, 0).peak_bytes, ran.peak),
     }
-    yield from (f"rank {ours.rank} {name}: {here} rehearsed, {there} run" for name, (here, there) in totals.items()
-                if here != there)  # fmt: skip
+    yield from (
+        f"rank {ours.rank} {name}: {here} rehearsed, {there} run"
+        for name, (here, there) in totals.items()
+        if here != there
+    )
     for line in differences(spoken(ours.steady), ran.said):
         yield f"rank {ours.rank} {line}".replace("planned", "run")
 
@@ -267,7 +276,7 @@ def _page(cases: Sequence[Case], equal: int) -> tuple[str, ...]:
         "",
         "| model | layout | precision | ranks | events | messages | sent bytes | FLOPs | states | peak | tapes | s |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -37,9 +37,13 @@ def drawn(seed: int) -> Iterator[Case]:
         layout = Layout.parse(chance.choice(LAYOUTS))
         rounds = max(chance.choice((1, 1, 2, 4)), 2 * layout.pp if layout.pp > 1 else 1)
         case = Case(
-            chance.choice(MODELS), chance.choice((6, 12)), str(layout), chance.choice(SEQUENCES),
-            layout.dp * layout.mbs * rounds, loss=chance.choice(("fused", "fused", "chunked")),
-        )  # fmt: skip
+            chance.choice(MODELS),
+            chance.choice((6, 12)),
+            str(layout),
+            chance.choice(SEQUENCES),
+            layout.dp * layout.mbs * rounds,
+            loss=chance.choice(("fused", "fused", "chunked")),
+        )
         try:
             refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
         except Mistake:

@@ -20,9 +20,16 @@ pytestmark = pytest.mark.slow
 
 FEW = (2, 2, 3, 4)  # ranks, each of which is rehearsed
 MIXTURE = Model(
-    name="mixture", layers=2, width=16, heads=2, kv_heads=2, head_dim=6, ffn=16, vocab=40,
+    name="mixture",
+    layers=2,
+    width=16,
+    heads=2,
+    kv_heads=2,
+    head_dim=6,
+    ffn=16,
+    vocab=40,
     moe=MoE(experts=4, topk=2, ffn=8, shared_experts=1),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("text", ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"])
@@ -109,7 +116,8 @@ def test_the_draw_is_wide() -> None:
         "order": sum(layout.order != DEFAULT_ORDER for layout in layouts),
         "stages": sum(layout.stages != () for layout in layouts),
         "shard groups": sum(layout.shard_group is not None for layout in layouts),
-        "ep": sum(layout.ep > 1 for layout in layouts), "etp": sum(layout.etp > 1 for layout in layouts),
+        "ep": sum(layout.ep > 1 for layout in layouts),
+        "etp": sum(layout.etp > 1 for layout in layouts),
         "apart": sum(case.job.documents == "apart" for case in cases),
         "chunked": sum(case.job.stack.loss == "chunked" for case in cases),
         "recomputed": sum(layout.ac != "none" for layout in layouts),
@@ -119,7 +127,7 @@ def test_the_draw_is_wide() -> None:
         "dropout": sum(any(model.dropout_rates) for model in models),
         "unfused": sum(case.job.stack.attention == "unfused" for case in cases),
         "reduced once": sum(case.job.stack.reduce == "step" for case in cases),
-    }  # fmt: skip
+    }
     assert min(many.values()) >= 20, many
     for schedule in {layout.schedule for layout in layouts}:
         assert sum(layout.schedule == schedule and layout.pp > 1 for layout in layouts) >= 8

@@ -151,9 +151,12 @@ UNCOUNTED = (
 
 # A table that is gathered, or a table or experts whose gradients come, at another time than all else.
 APART = (
-    "dp2 pp2 dualpipev zero3 mbs1", "dp4 ep2 pp4 zb2p zero2 mbs1", "dp4 ep2 pp2 zb1p zero2 mbs1",
-    "dp8 tp2 pp4 zero3 gpipe mbs1 ac=selective nosp", "dp2 tp8 pp2 zero3 zb2p mbs1 ac=full",
-)  # fmt: skip
+    "dp2 pp2 dualpipev zero3 mbs1",
+    "dp4 ep2 pp4 zb2p zero2 mbs1",
+    "dp4 ep2 pp2 zb1p zero2 mbs1",
+    "dp8 tp2 pp4 zero3 gpipe mbs1 ac=selective nosp",
+    "dp2 tp8 pp2 zero3 zb2p mbs1 ac=full",
+)
 CLOSE = [case for case in CASES if case.name.startswith("ahead") or case.layout_text in APART]
 
 

@@ -151,8 +151,10 @@ def test_packed_samples_give_memory_but_no_time() -> None:
 def test_exchanges_of_qwen3_run_beside_another_micro_batch_or_not() -> None:
     runs = [cases("megatron_bridge_memory")[f"megatron_bridge_memory-00{row}"] for row in (23, 24, 25)]
     assert [("ep" in case.job.stack.overlap, case.job.stack.pairs) for case in runs] == [
-        (False, False), (True, True), (True, True)
-    ]  # fmt: skip
+        (False, False),
+        (True, True),
+        (True, True),
+    ]
     assert {(case.job.stack.graphs, case.job.stack.dispatcher) for case in runs} == {("none", "all_to_all")}
     assert {case.layout.micro_batches(case.job) for case in runs} == {64}
 

@@ -113,11 +113,30 @@ def test_what_is_measured_beside_is_listed() -> None:
     assert not listed & {f"{score.row} {score.quantity}" for score in report.scores}
 
 
-TIMES = ("step_s", "iteration_s", "iteration_s_derived", "iteration_ms", "tokens_per_s", "tokens_per_s_per_gpu",
-         "hw_tflops_per_gpu", "model_tflops_per_gpu", "mfu_pct")  # fmt: skip
-MEMORIES = ("peak_allocated_gib", "peak_reserved_gib", "peak_gib", "peak_gb", "peak_mem_gib", "peak_allocated_gb",
-            "mem_gb_nvidia_smi", "memory_gb", "peak_allocated_mib", "mem_gib_nvidia_smi",
-            "mem_gb_first_stage")  # fmt: skip
+TIMES = (
+    "step_s",
+    "iteration_s",
+    "iteration_s_derived",
+    "iteration_ms",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "hw_tflops_per_gpu",
+    "model_tflops_per_gpu",
+    "mfu_pct",
+)
+MEMORIES = (
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "peak_gib",
+    "peak_gb",
+    "peak_mem_gib",
+    "peak_allocated_gb",
+    "mem_gb_nvidia_smi",
+    "memory_gb",
+    "peak_allocated_mib",
+    "mem_gib_nvidia_smi",
+    "mem_gb_first_stage",
+)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -170,16 +189,24 @@ def only(source: str, row_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )  # fmt: skip
 def test_a_row_is_read_from_its_own_columns(
-    source: str, row: str, changes: dict[str, str], expected: dict[str, object], tmp_path: Path,
+    source: str,
+    row: str,
+    changes: dict[str, str],
+    expected: dict[str, object],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     found = only(source, row, tmp_path, monkeypatch, **changes)
     assert isinstance(found, Case), found
     read = {
-        "machine": found.machine.name, "precision": found.job.precision.name, "sums": found.job.precision.summed_bytes,
-        "ac": found.layout.ac, "schedule": found.layout.schedule, "model": found.model.name,
+        "machine": found.machine.name,
+        "precision": found.job.precision.name,
+        "sums": found.job.precision.summed_bytes,
+        "ac": found.layout.ac,
+        "schedule": found.layout.schedule,
+        "model": found.model.name,
         "batch": found.job.global_batch,
-    }  # fmt: skip
+    }
     assert expected.items() <= read.items()
 
 

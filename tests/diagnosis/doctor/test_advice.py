@@ -18,9 +18,10 @@ WIDTH, LAYERS, ROWS = 16, 3, 256
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(WIDTH), nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )  # fmt: skip
+        self.norm, self.mlp = (
+            nn.LayerNorm(WIDTH),
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.norm(x))

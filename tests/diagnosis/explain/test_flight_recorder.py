@@ -72,15 +72,31 @@ def test_two_real_processes(tmp_path: Path) -> None:
 def dump(calls: list[tuple[str, int, str, int, bool]], rank: int) -> dict[str, Any]:
     """A dump in the recorder's format; calls: group, number, operation, size, whether it has ended."""
     entries = [
-        {"record_id": at, "pg_id": int(group), "process_group": [group, GROUPS[group][0]], "collective_seq_id": number,
-         "p2p_seq_id": 0, "op_id": number, "profiling_name": f"nccl:{name}", "time_created_ns": 1000 * at + rank,
-         "input_sizes": [[size]], "input_dtypes": ["BFloat16"], "output_sizes": [[_out(name, size, group)]],
-         "output_dtypes": ["BFloat16"], "state": "completed" if done else "started", "retired": done, "is_p2p": False,
-         "frames": [{"name": "step", "filename": "/job/train.py", "line": at + 1}]}
+        {
+            "record_id": at,
+            "pg_id": int(group),
+            "process_group": [group, GROUPS[group][0]],
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": number,
+            "profiling_name": f"nccl:{name}",
+            "time_created_ns": 1000 * at + rank,
+            "input_sizes": [[size]],
+            "input_dtypes": ["BFloat16"],
+            "output_sizes": [[_out(name, size, group)]],
+            "output_dtypes": ["BFloat16"],
+            "state": "completed" if done else "started",
+            "retired": done,
+            "is_p2p": False,
+            "frames": [{"name": "step", "filename": "/job/train.py", "line": at + 1}],
+        }
         for at, (group, number, name, size, done) in enumerate(calls)
-    ]  # fmt: skip
-    config = {name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for name, (desc, ranks) in GROUPS.items()
-              if rank in ranks}  # fmt: skip
+    ]
+    config = {
+        name: {"name": name, "desc": desc, "ranks": str(list(ranks))}
+        for name, (desc, ranks) in GROUPS.items()
+        if rank in ranks
+    }
     return {"version": "2.10", "pg_config": config, "entries": entries}
 
 

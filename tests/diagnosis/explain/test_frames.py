@@ -15,8 +15,11 @@ PACKAGES = "/venv/lib/python3.11/site-packages"
 
 def test_a_line_is_the_users_beneath_torch_and_what_wraps_it() -> None:
     """torch 2.13 calls ``all_gather_into_tensor`` through ``typing_extensions.deprecated``."""
-    stack = [Frame(f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4500, "all_gather_into_tensor"),
-             Frame(f"{PACKAGES}/typing_extensions.py", 3140, "wrapper"), Frame("train.py", 17, "step")]  # fmt: skip
+    stack = [
+        Frame(f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4500, "all_gather_into_tensor"),
+        Frame(f"{PACKAGES}/typing_extensions.py", 3140, "wrapper"),
+        Frame("train.py", 17, "step"),
+    ]
     assert user_line(stack) == "train.py:17 step"
     assert user_line(stack[:2]) == "torch/distributed/distributed_c10d.py:4500 all_gather_into_tensor"
 

@@ -86,7 +86,7 @@ def test_a_container_sees_its_own_process_by_another_number() -> None:
         "free. Process 20398 has {} memory in use. Of the allocated memory {} is allocated by PyTorch, and 330.42 MiB "
         "is "
         "reserved by PyTorch but unallocated."
-    )  # fmt: skip
+    )
     own = read(text.format("14.52 GiB", "14.06 GiB"))
     assert own.memory is not None
     assert "other processes" not in own.memory.parts

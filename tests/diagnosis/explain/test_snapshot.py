@@ -134,10 +134,16 @@ def test_a_ring_that_has_lost_its_begin_has_the_same_peak() -> None:
     freed = Counter(e["addr"] for e in trace if e["action"] == "free_completed")
     made = Counter(e["addr"] for e in trace if e["action"] == "alloc")
     blocks = [
-        {"address": at, "size": entry["size"] + 100, "requested_size": entry["size"], "state": "active_allocated",
-         "frames": entry["frames"]}
-        for at, entry in live.items() if made[at] > freed[at]
-    ]  # fmt: skip
+        {
+            "address": at,
+            "size": entry["size"] + 100,
+            "requested_size": entry["size"],
+            "state": "active_allocated",
+            "frames": entry["frames"],
+        }
+        for at, entry in live.items()
+        if made[at] > freed[at]
+    ]
     segments = [{"device": 0, "address": 0, "total_size": 2**20, "blocks": blocks}]
     half = len(trace) // 2
     whole, cut = read(trace, segments=segments), read(trace[half:], segments=segments)
@@ -175,8 +181,9 @@ def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> N
     from fivefold.model.catalog import resolve as model
 
     chips = machine("h100:2", local=tmp_path)
-    found = dryrun(model=model("nano"), machine=chips, layout=Layout.parse("dp2 zero3 mbs2"),
-                   job=Job(sequence=128, global_batch=8))  # fmt: skip
+    found = dryrun(
+        model=model("nano"), machine=chips, layout=Layout.parse("dp2 zero3 mbs2"), job=Job(sequence=128, global_batch=8)
+    )
     tapes = found.tapes[0]
     save((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False)
     memory = explain(safe_pickle.load(tmp_path / "x.pickle"), files=("x",), top=99).memory

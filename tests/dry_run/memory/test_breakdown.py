@@ -84,8 +84,11 @@ def test_the_largest_that_live_at_the_peak() -> None:
     tape = step()
     found = largest(tape, 4)
     assert [(one.bytes, one.category) for one in found] == [
-        (2000, "optimizer"), (1000, "parameters"), (500, "logits"), (400, "gradients"),
-    ]  # fmt: skip
+        (2000, "optimizer"),
+        (1000, "parameters"),
+        (500, "logits"),
+        (400, "gradients"),
+    ]
     assert found[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
     assert sum(one.bytes for one in largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
 

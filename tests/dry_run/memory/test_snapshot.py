@@ -81,8 +81,12 @@ def test_the_trace_tells_the_step(tmp_path: Path) -> None:
     assert lines[0] == "Device 0 ----------------"
     assert lines[1] == "14 entries"
     assert [re.sub(r".* = |\(.*|\[.*", "", line) for line in lines[2:7]] == [
-        "cudaMalloc", "a", "cudaMalloc", "c", "del d # 30.0MiB",
-    ]  # fmt: skip
+        "cudaMalloc",
+        "a",
+        "cudaMalloc",
+        "c",
+        "del d # 30.0MiB",
+    ]
     (trace,) = found["device_traces"]
     assert [entry["time_us"] for entry in trace] == list(range(14))
     live = peak = 0

@@ -19,9 +19,11 @@ TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=1
 @pytest.mark.parametrize("layout", ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
 def test_a_picture_shows_the_whole_step(layout: str) -> None:
     found = dryrun(
-        model=TINY, machine=resolve("h100:4", local=Path()), layout=Layout.parse(layout),
+        model=TINY,
+        machine=resolve("h100:4", local=Path()),
+        layout=Layout.parse(layout),
         job=Job(sequence=64, global_batch=8),
-    )  # fmt: skip
+    )
     assert found.played is not None
     assert found.table is not None
     for rank, row in zip(found.ranks, found.table.rows, strict=True):

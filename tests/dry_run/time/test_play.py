@@ -155,13 +155,28 @@ def test_kernels_and_messages_cost_what_the_planner_says() -> None:
 
 def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
     measured = Calibration(
-        date="", torch="", cores=1,
+        date="",
+        torch="",
+        cores=1,
         matmuls=(MatmulPoint(dtype="bf16", ranks=2, m=64, n=32, k=16, seconds=0.25),),
-        attentions=(AttentionPoint(dtype="bf16", ranks=2, sequences=1, tokens=64, heads=4, kv_heads=4, head_dim=8,
-                                   forward_seconds=0.5, backward_seconds=0.75),),
-        kernels=(KernelPoint(kernel="copy", dtype="fp32", ranks=2, moved_bytes=1024, seconds=0.125),
-                 KernelPoint(kernel="swiglu", dtype="bf16", ranks=2, moved_bytes=1024, seconds=2.0)),
-    )  # fmt: skip
+        attentions=(
+            AttentionPoint(
+                dtype="bf16",
+                ranks=2,
+                sequences=1,
+                tokens=64,
+                heads=4,
+                kv_heads=4,
+                head_dim=8,
+                forward_seconds=0.5,
+                backward_seconds=0.75,
+            ),
+        ),
+        kernels=(
+            KernelPoint(kernel="copy", dtype="fp32", ranks=2, moved_bytes=1024, seconds=0.125),
+            KernelPoint(kernel="swiglu", dtype="bf16", ranks=2, moved_bytes=1024, seconds=2.0),
+        ),
+    )
     pricer = Pricer(machine=GLOO.replace(calibration=measured), job=Job(), world=2)
     assert pricer.kernel(Kernel("matmul", (64, 32, 16, 2), "bfloat16", 0, 0, 1, 0)) == pytest.approx(0.5)
     full = 4 * 4 * 64 * 64 * 8

@@ -82,8 +82,14 @@ def test_what_was_read_otherwise_than_the_reference_does(kind: str, key: str, va
         assert judge(kind, FAMILIES[kind] | {key: value}, keys=(key,))[0] == ""
 
 
-VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-          "image_size": 16, "patch_size": 8}  # fmt: skip
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
 
 
 @pytest.mark.parametrize("outer", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}], ids=str)

@@ -40,9 +40,10 @@ def explicit(kind: str) -> dict[str, Any]:
     given = {key: value for key, value in CONFIGS[kind].items() if key in family.keys}
     fields = {family.keys[key] for key in given}
     return given | {
-        key: getattr(config, field) for field, key in {field: key for key, field in family.keys.items()}.items()
+        key: getattr(config, field)
+        for field, key in {field: key for key, field in family.keys.items()}.items()
         if field not in fields and (field in SHAPE_FIELDS or getattr(config, field) is not None)
-    }  # fmt: skip
+    }
 
 
 def test_the_list_of_types_is_that_of_transformers() -> None:

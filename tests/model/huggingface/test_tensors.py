@@ -65,6 +65,9 @@ def test_where_our_rows_lie_in_a_fused_tensor() -> None:
     in_turn = Part("a", (8, 3), "w", first=1, rows=4, run=1, stride=2)
     by_heads = Part("a", (12, 3), "w", first=2, rows=4, run=2, stride=6)
     assert [list(part.order()) for part in (alone, after, in_turn, by_heads)] == [
-        [0, 1, 2, 3], [4, 5, 6], [1, 3, 5, 7], [2, 3, 8, 9],
-    ]  # fmt: skip
+        [0, 1, 2, 3],
+        [4, 5, 6],
+        [1, 3, 5, 7],
+        [2, 3, 8, 9],
+    ]
     assert [part.alone for part in (alone, after, in_turn, by_heads)] == [True, False, False, False]

@@ -30,9 +30,23 @@ from fivefold.record import Mistake
 from tests.layout.live import live
 
 GPT = Model(
-    name="gpt", layers=2, width=128, heads=8, kv_heads=8, head_dim=16, ffn=512, vocab=1000, norm="layernorm",
-    mlp="plain", activation="gelu", position="learned", dropout=0.1, qkv_bias=True, out_bias=True, mlp_bias=True,
-)  # fmt: skip
+    name="gpt",
+    layers=2,
+    width=128,
+    heads=8,
+    kv_heads=8,
+    head_dim=16,
+    ffn=512,
+    vocab=1000,
+    norm="layernorm",
+    mlp="plain",
+    activation="gelu",
+    position="learned",
+    dropout=0.1,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+)
 LLAMA = Model(name="llama", layers=6, width=128, heads=8, kv_heads=2, head_dim=16, ffn=320, vocab=1003)
 MIXTURE = LLAMA.replace(
     name="mixture",
@@ -149,12 +163,18 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
     )
     cp = draw(st.sampled_from([1, 2]))
     fields = {
-        "dp": draw(degree), "tp": draw(degree), "cp": cp, "pp": pp, "v": v, "schedule": schedule,
+        "dp": draw(degree),
+        "tp": draw(degree),
+        "cp": cp,
+        "pp": pp,
+        "v": v,
+        "schedule": schedule,
         "cp_kind": draw(st.sampled_from(["ring", "ulysses"])) if cp > 1 else "ring",
         "stages": uneven if draw(st.booleans()) else (),
-        "zero": draw(st.integers(0, 3)), "mbs": draw(st.sampled_from([1, 2])),
+        "zero": draw(st.integers(0, 3)),
+        "mbs": draw(st.sampled_from([1, 2])),
         "ac": draw(st.sampled_from(["none", "selective", "full", "full/2", "norm+act"])),
-    }  # fmt: skip
+    }
     if pp > 1 and fields["ac"] != "none" and draw(st.booleans()):
         fields["ac"] = f"{fields['ac']}@{draw(st.integers(1, pp - 1))}"
     if model.moe:

@@ -51,11 +51,16 @@ def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: in
     B, m = 2, 4
     stream = B * T // cp * D * 2
     forward, backward, again = 2 * L + 1, 2 * L + 1, 2 * L + 1  # gathers: backward, of what the forward scattered
-    expected = Counter({
-        ("all_gather", stream): m * (forward + backward + again),
-        ("reduce_scatter", stream): m * ((2 * L + 1) + (2 * L + 1)),
-        ("all_reduce", B * T // cp * 4): m * 3,
-    }) + NORMS  # fmt: skip
+    expected = (
+        Counter(
+            {
+                ("all_gather", stream): m * (forward + backward + again),
+                ("reduce_scatter", stream): m * ((2 * L + 1) + (2 * L + 1)),
+                ("all_reduce", B * T // cp * 4): m * 3,
+            }
+        )
+        + NORMS
+    )
     assert said(f"dp2 tp{tp} cp{cp} mbs{B}", axis="tp") == expected
 
 
@@ -176,10 +181,15 @@ def test_rows_go_out_to_experts_in_a_byte_with_a_scale_a_tile_and_come_home_in_t
     """
     model = EXPERTS.replace(width=7168)
     job, copies, layers = JOB.replace(precision=recipe("fp8-tiles-wire")), T * 2, L
-    rows = Counter({
-        ("all_to_all", 7168 * copies): 2, ("all_to_all", 224 * copies): 2, ("all_to_all", 14_336 * copies): 2,
-        ("all_to_all", 4 * copies): 2, ("all_to_all", 8 * 8): 1,
-    })  # fmt: skip
+    rows = Counter(
+        {
+            ("all_to_all", 7168 * copies): 2,
+            ("all_to_all", 224 * copies): 2,
+            ("all_to_all", 14_336 * copies): 2,
+            ("all_to_all", 4 * copies): 2,
+            ("all_to_all", 8 * 8): 1,
+        }
+    )
     micro = 16 // 4
     assert said("dp4 ep4 mbs1", axis="ep", model=model, job=job) == {key: n * layers * micro for key, n in rows.items()}
     again = said("dp4 ep4 mbs1 ac=full", axis="ep", model=model, job=job)

@@ -52,9 +52,7 @@ class Grid:
 
     def gather(self, parts: dict[tuple[int, int], Floats], *, over: str, dim: int) -> dict[tuple[int, int], Floats]:
         """Each rank gets the parts of its group, joined along ``dim``."""
-        found = {
-            (i, j): np.concatenate([parts[m] for m in self._members(i, j, over)], axis=dim) for i, j in parts
-        }  # fmt: skip
+        found = {(i, j): np.concatenate([parts[m] for m in self._members(i, j, over)], axis=dim) for i, j in parts}
         self.sent.append((over, "all_gather", found[0, 0].size))
         return found
 
@@ -85,15 +83,11 @@ def test_a_column_and_a_row_layer_cut_in_two_are_the_whole(x: int, y: int) -> No
     mine = {(i, j): stream[rows * i : rows * (i + 1), wide * j : wide * (j + 1)] for i, j in ranks}
     made = N * H // x
     whole = grid.gather(mine, over="tp_outer", dim=0)
-    q = {
-        (i, j): whole[i, j] @ first[wide * j : wide * (j + 1), made * i : made * (i + 1)] for i, j in ranks
-    }  # fmt: skip
+    q = {(i, j): whole[i, j] @ first[wide * j : wide * (j + 1), made * i : made * (i + 1)] for i, j in ranks}
     heads = grid.scatter(q, over="tp_inner", dim=1)
     assert all(part.shape == (T, N * H // (x * y)) for part in heads.values())
     read = grid.gather(heads, over="tp_inner", dim=1)
-    out = {
-        (i, j): read[i, j] @ second[made * i : made * (i + 1), wide * j : wide * (j + 1)] for i, j in ranks
-    }  # fmt: skip
+    out = {(i, j): read[i, j] @ second[made * i : made * (i + 1), wide * j : wide * (j + 1)] for i, j in ranks}
     found = grid.scatter(out, over="tp_outer", dim=0)
     exact = stream @ first @ second
     for i, j in ranks:
@@ -134,9 +128,7 @@ def test_ratios_price_the_messages_that_are_counted(name: str, x: int, y: int) -
     ops = Counts(SMALL, job).unit(part_of(layout), Kind(slides=False, moe=False)).ops
     counted = {op.name: op.message for op in ops if op.message}
     priced = tensor(SMALL, job, layout)
-    for transfer, message in zip(
-        priced.transfers, (counted["o.gather"], counted["attention.out.reduce"]), strict=True
-    ):  # fmt: skip
+    for transfer, message in zip(priced.transfers, (counted["o.gather"], counted["attention.out.reduce"]), strict=True):
         place = group(layout, message.axis)
         assert transfer.bytes == sent_bytes(message.forward, payload=message.payload, ranks=place.ranks)
         assert transfer.span == place.ranks * place.stride
@@ -170,10 +162,11 @@ def test_norms_are_summed_over_the_outer_ranks_alone() -> None:
             found[each.group, each.payload] += each.times
     held = 4 * D // 2 // 2  # bytes of a norm's gradient in fp32: half of the width, and of that half under zero1
     assert found == {
-        ("tp_outer", 2 * held): 1, ("tp_outer", held): 1,  # of the block, of the head
+        ("tp_outer", 2 * held): 1,
+        ("tp_outer", held): 1,  # of the block, of the head
         ("tp_inner", 4 * T // 2): 2 * 3,
         ("tp", 4 * T): 3,  # the loss
-    }  # fmt: skip
+    }
 
 
 LLAMA, H100 = named("llama3-70b"), resolve("h100:512", local=Path("/nowhere"))
@@ -218,10 +211,11 @@ def test_the_search_has_every_cut_that_is_counted() -> None:
     flat = {layout.replace(tp_inner=1) for layout in found if layout.tp == 4}
     expected = {each.replace(tp_inner=2) for each in flat if each.sp}
     assert {each for each in found if each.tp_inner > 1} == {
-        each for each in expected
+        each
+        for each in expected
         if uncounted(each, model=DENSE, job=JOB) is None
         and next(reasons(each, model=DENSE, job=JOB, machine=None), None) is None
-    }  # fmt: skip
+    }
     assert any(each.tp_inner > 1 for each in found)
 
 

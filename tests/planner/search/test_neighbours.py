@@ -33,13 +33,15 @@ def differ(one: Layout, other: Layout) -> int:
     if group and (other.dp * other.cp % group or group == other.dp * other.cp):
         group = None
     for mine, its in (
-        (one.mbs, other.mbs), (one.ep, other.ep),
+        (one.mbs, other.mbs),
+        (one.ep, other.ep),
         (1 if other.tp % one.etp else one.etp, other.etp),
-        (0 if alone else one.zero, other.zero), (group, other.shard_group),
+        (0 if alone else one.zero, other.zero),
+        (group, other.shard_group),
         (("1f1b", 1) if other.pp == 1 else (one.schedule, one.v), (other.schedule, other.v)),
         ("ring" if other.cp == 1 else one.cp_kind, other.cp_kind),
         (other.tp == 1 or one.sp, other.sp),
-    ):  # fmt: skip
+    ):
         found += mine != its
     return found
 

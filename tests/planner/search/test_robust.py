@@ -75,8 +75,16 @@ def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
     machine = machine.replace(chip=machine.chip.replace(launch_seconds=1e-9))  # the host is no slower
     plain, late = (Planner(model=SMALL, machine=machine, job=FEW, straggler=each) for each in (1.0, 1.5))
     slow = Planner(model=SMALL, machine=with_kernels(machine, speed=1 / 1.5), job=FEW)
-    for text in ("dp8 zero1", "dp2 tp2 pp2", "dp2 pp4 gpipe", "dp4 pp2 v2 zbv", "dp2 pp4 zb1p", "dp4 pp2 v3",
-                 "dp4 pp2 dualpipev", "dp4 pp2 stages=5-1"):  # fmt: skip
+    for text in (
+        "dp8 zero1",
+        "dp2 tp2 pp2",
+        "dp2 pp4 gpipe",
+        "dp4 pp2 v2 zbv",
+        "dp2 pp4 zb1p",
+        "dp4 pp2 v3",
+        "dp4 pp2 dualpipev",
+        "dp4 pp2 stages=5-1",
+    ):
         layout = Layout.parse(f"{text} mbs1")
         one, few, all_ranks = (each.estimate(layout).step_time.seconds for each in (plain, late, slow))
         assert one < few <= all_ranks * (1 + 1e-12), text
@@ -105,7 +113,12 @@ def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
 
 def test_the_most_robust_loses_least_at_worst_and_then_on_average() -> None:
     """Regrets in three scenarios: a best case of 0 counts nothing against a worst case of 30 %."""
-    risky, even, evener = (Judged(Layout(dp=dp), regrets) for dp, regrets in (
-        (1, (0.0, 0.1, 0.3)), (2, (0.2, 0.2, 0.2)), (4, (0.2, 0.1, 0.2)),
-    ))  # fmt: skip
+    risky, even, evener = (
+        Judged(Layout(dp=dp), regrets)
+        for dp, regrets in (
+            (1, (0.0, 0.1, 0.3)),
+            (2, (0.2, 0.2, 0.2)),
+            (4, (0.2, 0.1, 0.2)),
+        )
+    )
     assert sorted((risky, even, evener), key=lambda judged: judged.key) == [evener, even, risky]

@@ -24,9 +24,22 @@ from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, t
 from tests.printed import to_text
 
 TERMS = (
-    "tp<=2", "pp=1", "cp=1", "zero<=1", "zero=3", "ac=none,full", "ac!=none", "mbs>1", "schedule=1f1b,gpipe",
-    "order=default", "dp!=4", "kind=ring", "v<2", "shards<=2", "sp=yes",
-)  # fmt: skip
+    "tp<=2",
+    "pp=1",
+    "cp=1",
+    "zero<=1",
+    "zero=3",
+    "ac=none,full",
+    "ac!=none",
+    "mbs>1",
+    "schedule=1f1b,gpipe",
+    "order=default",
+    "dp!=4",
+    "kind=ring",
+    "v<2",
+    "shards<=2",
+    "sp=yes",
+)
 SHALLOW, SPARSE, SHORT = SMALL.replace(layers=2), EXPERTS.replace(layers=2), FEW.replace(global_batch=4)
 
 
@@ -62,9 +75,16 @@ def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Mo
 
 def test_an_estimate_does_not_depend_on_those_before_it() -> None:
     names = (
-        "dp1 tp4 mbs4 nosp", "dp1 tp4 mbs4", "dp2 tp2 mbs1", "dp2 tp2 mbs1 nosp", "dp2 cp2 zero1 mbs1",
-        "dp4 zero2 mbs1", "dp2 cp2 zero1 mbs1 cp=ulysses", "dp2 pp2 mbs1 zb1p", "tp2 pp2 mbs1 nosp",
-    )  # fmt: skip
+        "dp1 tp4 mbs4 nosp",
+        "dp1 tp4 mbs4",
+        "dp2 tp2 mbs1",
+        "dp2 tp2 mbs1 nosp",
+        "dp2 cp2 zero1 mbs1",
+        "dp4 zero2 mbs1",
+        "dp2 cp2 zero1 mbs1 cp=ulysses",
+        "dp2 pp2 mbs1 zb1p",
+        "tp2 pp2 mbs1 nosp",
+    )
     layouts = [Layout.parse(name) for name in names]
     one = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
     for layout in random.Random(2).sample(layouts, len(layouts)):

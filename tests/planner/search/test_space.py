@@ -56,15 +56,34 @@ def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
             continue
         several = {d for n in (model.layers // pp, -(-model.layers // pp)) for d in range(1, n + 1) if n % d == 0}
         choices = product(
-            experts, experts, sorted({1, 2, *several}), SCHEDULES, (1, 2, 4, 8), ("ring", "ulysses"),
-            (True, False), [(0, None), *((z, s) for z in (1, 2, 3) for s in (None, *sizes))],
-        )  # fmt: skip
+            experts,
+            experts,
+            sorted({1, 2, *several}),
+            SCHEDULES,
+            (1, 2, 4, 8),
+            ("ring", "ulysses"),
+            (True, False),
+            [(0, None), *((z, s) for z in (1, 2, 3) for s in (None, *sizes))],
+        )
         for ep, etp, v, schedule, mbs, kind, sp, (zero, shards) in choices:
             if shards in (1, dp * cp) or (zero and dp * cp == 1) or (schedule == "interleaved" and v not in several):
                 continue
             try:
-                layout = Layout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, mbs=mbs,
-                                cp_kind=kind, sp=sp, zero=zero, shard_group=shards)  # fmt: skip
+                layout = Layout(
+                    dp=dp,
+                    tp=tp,
+                    cp=cp,
+                    pp=pp,
+                    ep=ep,
+                    etp=etp,
+                    v=v,
+                    schedule=schedule,
+                    mbs=mbs,
+                    cp_kind=kind,
+                    sp=sp,
+                    zero=zero,
+                    shard_group=shards,
+                )
             except ValidationError:
                 continue
             found.add(layout)

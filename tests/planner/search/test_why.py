@@ -121,8 +121,11 @@ def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
 def test_the_parts_that_differ_are_named_by_size() -> None:
     before, after = {"compute": 4.0, "bubble": 1.0, "tp messages": 0.5}, {"compute": 4.1, "bubble": 0.4, "update": 0.01}
     assert differences(before, after) == [
-        ("bubble", -0.6), ("tp messages", -0.5), ("compute", pytest.approx(0.1)), ("update", 0.01)
-    ]  # fmt: skip
+        ("bubble", -0.6),
+        ("tp messages", -0.5),
+        ("compute", pytest.approx(0.1)),
+        ("update", 0.01),
+    ]
     assert because(before, after) == "bubble −600.0 ms"
     assert because(after, before) == "bubble +600.0 ms"
     assert because(before, before) == taken_apart(before, before) == ""

@@ -122,8 +122,10 @@ def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
         shape = model("llama3-8b").replace(vocab=vocab)
         counts, layout = Counts(shape, Job(**job, compile=compiled)), Layout(dp=8)
         units = Units(counts, machine("h100:8"))
-        found = {run.name if isinstance(run.name, str) else "block": sum(units.unit(layout, run)[:3])
-                 for run, _ in counts.stage_work(layout)[0]}  # fmt: skip
+        found = {
+            run.name if isinstance(run.name, str) else "block": sum(units.unit(layout, run)[:3])
+            for run, _ in counts.stage_work(layout)[0]
+        }
         seconds[vocab, compiled] = found
     even, odd, padded = (seconds[key] for key in ((50_304, False), (50_257, False), (50_257, True)))
     assert odd["block"] == even["block"]

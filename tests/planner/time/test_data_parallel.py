@@ -46,8 +46,10 @@ def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
 @pytest.mark.parametrize("zero", [2, 3])
 def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
     layout = Layout.parse(f"dp8 zero{zero}")
-    once, each = (planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).step_time.exposed["dp"]
-                  for how in ("step", "micro_batch"))  # fmt: skip
+    once, each = (
+        planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).step_time.exposed["dp"]
+        for how in ("step", "micro_batch")
+    )
     plan = planner()
     reduce = sum(n * plan.units.gather_reduce(layout, run.name).reduce for run, n in plan.counts.stage_work(layout)[0])
     assert each - once == pytest.approx((8 - 1) * reduce, rel=1e-9)

@@ -38,10 +38,15 @@ def test_every_chip_of_the_catalog_has_a_generation() -> None:
     } == {
         name: generation
         for generation, chips in {
-            "volta": "v100", "ampere": "a100 a100-40 rtx3090", "hopper": "h100 h100-pcie h200 h800 gh200",
-            "blackwell": "b200 b300 gb200 gb300", "ada": "l4 l40s rtx4090", "cdna": "mi250x mi300x mi325x mi355x",
-        }.items() for name in chips.split()
-    }  # fmt: skip
+            "volta": "v100",
+            "ampere": "a100 a100-40 rtx3090",
+            "hopper": "h100 h100-pcie h200 h800 gh200",
+            "blackwell": "b200 b300 gb200 gb300",
+            "ada": "l4 l40s rtx4090",
+            "cdna": "mi250x mi300x mi325x mi355x",
+        }.items()
+        for name in chips.split()
+    }
 
 
 def test_the_bias_of_the_nearest_runs_is_in_the_interval() -> None:

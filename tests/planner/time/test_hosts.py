@@ -26,16 +26,26 @@ def hosts(rate: float, *, busy: float = 1e-12, nodes: int = 2) -> Machine:
     """Two ranks on so many hosts: a message takes its bytes over ``rate``, and a core ``busy`` s a byte of it."""
     points = tuple(
         CollectivePoint.model_validate(
-            {"collective": name, "ranks": 2, "nodes": nodes, "bytes": size, "seconds": size / rate,
-             "busy_seconds": busy * size}
+            {
+                "collective": name,
+                "ranks": 2,
+                "nodes": nodes,
+                "bytes": size,
+                "seconds": size / rate,
+                "busy_seconds": busy * size,
+            }
         )
-        for name in COLLECTIVES for size in (2**10, 2**24)
-    )  # fmt: skip
+        for name in COLLECTIVES
+        for size in (2**10, 2**24)
+    )
     calibration = Calibration(
-        date="2026-01-01", torch="2", cores=1, collectives=points,
+        date="2026-01-01",
+        torch="2",
+        cores=1,
+        collectives=points,
         matmuls=(MatmulPoint(dtype="bf16", ranks=1, m=64, n=64, k=64, seconds=5e-6),),
         kernels=(KernelPoint(kernel="copy", dtype="fp32", ranks=1, moved_bytes=2**20, seconds=1e-4),),
-    )  # fmt: skip
+    )
     known = resolve("h100:2", local=Path("none"))
     wire = known.links[0].replace(span=2, bandwidth=rate)
     links = (wire.replace(span=1), wire) if nodes == 2 else (wire,)

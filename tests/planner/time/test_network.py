@@ -24,11 +24,16 @@ def round_machine(backend="nccl", calibration=None, near=400e9, far=40e9, reduct
     chip = Chip(name="chip", peak_flops={"bf16": 1e12}, memory_bytes=1, memory_bandwidth=1e12, source="test")
     links = (
         Link(
-            name="near", span=4, bandwidth=near, sustained=0.5, reduction_bandwidth=reduction, latency_seconds=1e-6,
+            name="near",
+            span=4,
+            bandwidth=near,
+            sustained=0.5,
+            reduction_bandwidth=reduction,
+            latency_seconds=1e-6,
             source="test",
         ),
         Link(name="far", span=64, bandwidth=far, sustained=0.5, latency_seconds=2e-6, source="test"),
-    )  # fmt: skip
+    )
     return Machine(
         name="round", chip=chip, ranks=64, ranks_per_node=4, links=links, backend=backend, calibration=calibration
     )
@@ -135,8 +140,11 @@ def test_gloo_between_hosts_is_priced_as_it_sends() -> None:
     network, payload, four = Network(hosts), 8 * 10**9, Group(4, 1)
     once = 3 / 4 * payload / 20e9
     for collective, latencies, times in (
-        ("all_reduce", 6, 2), ("reduce_scatter", 6, 2), ("all_gather", 3, 1.5), ("all_to_all", 3, 2)
-    ):  # fmt: skip
+        ("all_reduce", 6, 2),
+        ("reduce_scatter", 6, 2),
+        ("all_gather", 3, 1.5),
+        ("all_to_all", 3, 2),
+    ):
         assert network.seconds(collective, payload, four) == pytest.approx(2e-6 * latencies + times * once, rel=1e-12)
         assert network.busy(collective, payload, four) == pytest.approx(1e-6 * latencies + times * once / 10)
     assert network.seconds("p2p", payload, four) == pytest.approx(2e-6 + payload / 20e9, rel=1e-12)
@@ -150,11 +158,13 @@ def test_a_curve_is_of_so_many_hosts() -> None:
     )
     network = Network(round_machine("gloo", Calibration(date="2026-01-01", torch="2", cores=2, collectives=measured)))
     assert (network.seconds("all_reduce", 1000, Group(4, 1)), network.busy("all_reduce", 1000, Group(4, 1))) == (
-        1e-3, 1e-3  # within a host a core does it all
-    )  # fmt: skip
+        1e-3,
+        1e-3,  # within a host a core does it all
+    )
     assert (network.seconds("all_reduce", 1000, Group(4, 2)), network.busy("all_reduce", 1000, Group(4, 2))) == (
-        3e-3, 2e-3
-    )  # fmt: skip
+        3e-3,
+        2e-3,
+    )
 
 
 def test_an_unknown_collective_is_named():
@@ -183,9 +193,13 @@ def test_time_grows_with_the_payload_smoothly_and_never_faster_than_it(name, col
 
 
 @given(
-    collective=collectives, payload=payloads, group=groups,
-    near=st.floats(1, 10), far=st.floats(1, 10), reduction=st.none() | st.floats(1, 10),
-)  # fmt: skip
+    collective=collectives,
+    payload=payloads,
+    group=groups,
+    near=st.floats(1, 10),
+    far=st.floats(1, 10),
+    reduction=st.none() | st.floats(1, 10),
+)
 def test_more_bandwidth_is_never_slower(collective, payload, group, near, far, reduction):
     plain = Network(round_machine()).seconds(collective, payload, group)
     switch = None if reduction is None else reduction * 200e9

@@ -129,9 +129,10 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
     for rank, (mine, every) in enumerate(zip(found.tasks, each.tasks, strict=True)):
         assert sum(times for _, times in mine) == sum(times for _, times in every)
         assert found.like[rank] == next(
-            other for other, held in enumerate(found.held)
+            other
+            for other, held in enumerate(found.held)
             if [kinds[stage] for stage in held] == [kinds[stage] for stage in found.held[rank]]
-        )  # fmt: skip
+        )
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,11 +163,15 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.builds(
-        "dp{} tp2 cp{} ep{} pp4 zero{} {}".format, st.sampled_from([4, 8]), st.sampled_from([1, 2]),
-        st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]), st.sampled_from(["dualpipe", "v2 dualpipev"]),
+        "dp{} tp2 cp{} ep{} pp4 zero{} {}".format,
+        st.sampled_from([4, 8]),
+        st.sampled_from([1, 2]),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from([0, 1, 3]),
+        st.sampled_from(["dualpipe", "v2 dualpipev"]),
     ),
     overlap=OVERLAPS.map(lambda axes: (*axes, "ep")),
-)  # fmt: skip
+)
 def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(text, overlap):
     job = JOB.replace(overlap=overlap, global_batch=256, graphs="full")
     layout, plan = Layout.parse(text), planner(job, model="qwen3-30b-a3b", machine="h800:256")
@@ -192,8 +197,10 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
 def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
     text = f"dp4 ep4 tp2 pp4 {schedule}"
     known = {"model": "qwen3-30b-a3b", "machine": "h800:32"}
-    shown, hidden = (planner(JOB.replace(overlap=axes, graphs="full"), **known).estimate(Layout.parse(text)).step_time
-                     for axes in (("dp", "pp"), ("dp", "ep", "pp")))  # fmt: skip
+    shown, hidden = (
+        planner(JOB.replace(overlap=axes, graphs="full"), **known).estimate(Layout.parse(text)).step_time
+        for axes in (("dp", "pp"), ("dp", "ep", "pp"))
+    )
     flat = planner(JOB.replace(overlap=("dp", "pp"), graphs="full"), **known)
     layout = Layout.parse(text)
     fb, *apart = costs_of(stage_seconds(flat.units, layout), Task("FB", 1, 2), Task("F", 1, -1), Task("BW", 2, -1))
@@ -237,7 +244,9 @@ def test_weights_handed_out_in_turn_grow_with_the_ranks_and_gathers_do_not():
 
 def test_parts_of_a_stream_cross_a_slow_link_faster_than_the_whole():
     job = JOB.replace(overlap=())
-    whole, parts = (seconds("dp1 tp8 pp8 nosp", job=job.replace(scatter_hops=on), machine="a100:64", model="llama2-13b")
-                    for on in (False, True))  # fmt: skip
+    whole, parts = (
+        seconds("dp1 tp8 pp8 nosp", job=job.replace(scatter_hops=on), machine="a100:64", model="llama2-13b")
+        for on in (False, True)
+    )
     hop = 2048 * 5120 * 2 / (0.95 * 25e9)  # 21 MB over a NIC of 200 Gbit/s
     assert whole - parts == pytest.approx(2 * 64 * hop * 7 / 8, rel=0.25)

@@ -81,8 +81,12 @@ def draw(seed: int, shape: Shape | None = None) -> DrawnJob:
     """Draw a job: the same operations on every rank, of durations that differ."""
     dice, shape = random.Random(seed), shape or Shape()
     plan = [_planned(dice, shape) for _ in range(shape.steps)]
-    job = DrawnJob([[] for _ in range(shape.ranks)], [[] for _ in range(shape.ranks)], [[] for _ in range(shape.ranks)],
-                   shape.ranks)  # fmt: skip
+    job = DrawnJob(
+        [[] for _ in range(shape.ranks)],
+        [[] for _ in range(shape.ranks)],
+        [[] for _ in range(shape.ranks)],
+        shape.ranks,
+    )
     hosts = [_Host(rank, ORIGIN + dice.randrange(2000), shape) for rank in range(shape.ranks)]
     messages = 0
     for number, operations in enumerate(plan):
@@ -152,10 +156,18 @@ class _Host:
         }
         self.correlation += dice.randrange(1, 4)
         kernel = Kernel(
-            self.rank, step, COLLECTIVES.get(what) or name[what], "message" if what in COLLECTIVES else what, stream,
-            launch=self.clock, start=start, end=start + lasts, correlation=self.correlation, behind=behind,
+            self.rank,
+            step,
+            COLLECTIVES.get(what) or name[what],
+            "message" if what in COLLECTIVES else what,
+            stream,
+            launch=self.clock,
+            start=start,
+            end=start + lasts,
+            correlation=self.correlation,
+            behind=behind,
             in_optimizer=in_optimizer,
-        )  # fmt: skip
+        )
         self.clock += dice.randrange(50, 200)  # the call
         self.last[stream] = kernel
         return kernel
@@ -166,15 +178,25 @@ def _meet(dice: random.Random, made: list[Kernel], number: int, what: str, shape
     end = max(kernel.start for kernel in made) + dice.randrange(1, shape.longest)
     elements = dice.randrange(1, 1 << 20) * shape.ranks
     ranks = shape.ranks
-    sizes = {"allreduce": (elements, elements), "_allgather_base": (elements // ranks, elements),
-             "_reduce_scatter_base": (elements, elements // ranks)}[what]  # fmt: skip
+    sizes = {
+        "allreduce": (elements, elements),
+        "_allgather_base": (elements // ranks, elements),
+        "_reduce_scatter_base": (elements, elements // ranks),
+    }[what]
     for kernel in made:
         kernel.end, kernel.message, kernel.joined = end, number, made
         kernel.args = {
-            "Collective name": what, "In msg nelems": sizes[0], "Out msg nelems": sizes[1], "Group size": ranks,
-            "dtype": "BFloat16", "In split size": "[]", "Out split size": "[]", "Process Group Name": "0",
-            "Process Group Description": "default_pg", "Process Group Ranks": str(list(range(ranks))),
-        }  # fmt: skip
+            "Collective name": what,
+            "In msg nelems": sizes[0],
+            "Out msg nelems": sizes[1],
+            "Group size": ranks,
+            "dtype": "BFloat16",
+            "In split size": "[]",
+            "Out split size": "[]",
+            "Process Group Name": "0",
+            "Process Group Description": "default_pg",
+            "Process Group Ranks": str(list(range(ranks))),
+        }
 
 
 def events(job: DrawnJob, rank: int) -> list[dict[str, Any]]:
@@ -195,8 +217,14 @@ def events(job: DrawnJob, rank: int) -> list[dict[str, Any]]:
         flow = {"id": kernel.correlation, "cat": "ac2g", "name": "ac2g"}
         found.append({"ph": "s", **flow, "pid": host, "tid": host, "ts": kernel.launch / 1000})
         category = "kernel" if kernel.kind != "copy" else "gpu_memcpy" if "Memcpy" in name else "gpu_memset"
-        known = {**external, "device": rank, "context": 1, "stream": kernel.stream, "correlation": kernel.correlation,
-                 **kernel.args}  # fmt: skip
+        known = {
+            **external,
+            "device": rank,
+            "context": 1,
+            "stream": kernel.stream,
+            "correlation": kernel.correlation,
+            **kernel.args,
+        }
         found.append(_event(category, name, rank, kernel.stream, kernel.start, kernel.end, known))
         found.append({"ph": "f", **flow, "pid": rank, "tid": kernel.stream, "ts": kernel.start / 1000, "bp": "e"})
     return found
@@ -205,19 +233,34 @@ def events(job: DrawnJob, rank: int) -> list[dict[str, Any]]:
 def _event(
     category: str, name: str, pid: int, tid: int, start: int, end: int, args: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start / 1000,
-            "dur": (end - start) / 1000, "args": args or {}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start / 1000,
+        "dur": (end - start) / 1000,
+        "args": args or {},
+    }
 
 
 def metadata(rank: int, world: int) -> dict[str, Any]:
     """The keys before the events."""
-    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": world,
-             "ranks": list(range(world))}  # fmt: skip
+    group = {
+        "pg_name": "0",
+        "pg_desc": "default_pg",
+        "backend_config": "cuda:nccl",
+        "pg_size": world,
+        "ranks": list(range(world)),
+    }
     return {
-        "schemaVersion": 1, "deviceProperties": [{"id": rank, "name": "NVIDIA H100", "totalGlobalMem": 85028765696}],
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": rank, "name": "NVIDIA H100", "totalGlobalMem": 85028765696}],
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world, "pg_count": 1, "pg_config": [group]},
-        "displayTimeUnit": "ms", "baseTimeNanoseconds": 1790857026000000000,
-    }  # fmt: skip
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 1790857026000000000,
+    }
 
 
 def text(found: list[dict[str, Any]], *, rank: int = 0, world: int = 1, **more: Any) -> str:

@@ -48,10 +48,11 @@ def _profiled(folder: str, step: Callable[[], None]) -> None:
         step()
     path = f"{folder}/rank{dist.get_rank()}.json"
     with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True,
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
         schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
         on_trace_ready=lambda p: p.export_chrome_trace(path),
-    ) as profiler:  # fmt: skip
+    ) as profiler:
         for _ in range(STEPS + 1):
             dist.barrier()
             step()

@@ -75,9 +75,16 @@ def of_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
         else:
             host += next_start - last_end
     return Swept(
-        end - begin, int(compute.sum()), int(message.sum()), int((message & ~compute).sum()), int(copy.sum()),
-        int((copy & ~compute & ~message).sum()), int(idle.sum()), host, waiting,
-    )  # fmt: skip
+        end - begin,
+        int(compute.sum()),
+        int(message.sum()),
+        int((message & ~compute).sum()),
+        int(copy.sum()),
+        int((copy & ~compute & ~message).sum()),
+        int(idle.sum()),
+        host,
+        waiting,
+    )
 
 
 def of_cpu(path: Path) -> list[Swept]:

@@ -46,8 +46,9 @@ def test_one_process(tmp_path: Path) -> None:
     rows = {row.quantity: row for row in against(predicted(layout), traced.report, messages=traced.lowest)}
     assert rows["step time"].measured == traced.report.step_seconds > 0
     windows = traced.report.breakdown
-    parts = [rows[name].measured for name in
-             ("compute", "optimizer", "exposed communication, bubble", "copies, idle host")]  # fmt: skip
+    parts = [
+        rows[name].measured for name in ("compute", "optimizer", "exposed communication, bubble", "copies, idle host")
+    ]
     assert sum(parts) == pytest.approx(sum(each.window_seconds for each in windows) / len(windows))
     kinds = {line.category: line for line in traced.report.categories}
     assert {"GEMM", "attention", "elementwise", "optimizer"} <= kinds.keys()
@@ -55,11 +56,19 @@ def test_one_process(tmp_path: Path) -> None:
 
 def test_axes_of_groups() -> None:
     assert axes_of(Layout.parse("dp2 tp2")) == {
-        (0, 1): "tp", (2, 3): "tp", (0, 2): "dp", (1, 3): "dp", (0, 1, 2, 3): "world",
-    }  # fmt: skip
+        (0, 1): "tp",
+        (2, 3): "tp",
+        (0, 2): "dp",
+        (1, 3): "dp",
+        (0, 1, 2, 3): "world",
+    }
     assert axes_of(Layout.parse("dp4 zero2/2")) == {
-        (0, 1): "dp", (2, 3): "dp", (0, 2): "dp", (1, 3): "dp", (0, 1, 2, 3): "world",
-    }  # fmt: skip
+        (0, 1): "dp",
+        (2, 3): "dp",
+        (0, 2): "dp",
+        (1, 3): "dp",
+        (0, 1, 2, 3): "world",
+    }
     assert axes_of(Layout.parse("dp2")) == {(0, 1): "dp, world"}
 
 

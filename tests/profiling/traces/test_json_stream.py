@@ -36,13 +36,25 @@ def taken(path: Path) -> tuple[list[dict[str, Any]], JsonStream]:
 @pytest.mark.slow
 @SAME_FOLDER
 @given(
-    before=KEYS, events=st.lists(EVENT, max_size=6), after=KEYS, chunk=st.sampled_from((1, 3, 17, 1000)),
-    indent=st.sampled_from((None, 1)), zipped=st.booleans(), wrapped=st.booleans(),
-)  # fmt: skip
+    before=KEYS,
+    events=st.lists(EVENT, max_size=6),
+    after=KEYS,
+    chunk=st.sampled_from((1, 3, 17, 1000)),
+    indent=st.sampled_from((None, 1)),
+    zipped=st.booleans(),
+    wrapped=st.booleans(),
+)
 def test_it_reads_what_json_reads(
-    before: dict[str, Any], events: list[dict[str, Any]], after: dict[str, Any], chunk: int, indent: int | None,
-    zipped: bool, wrapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    before: dict[str, Any],
+    events: list[dict[str, Any]],
+    after: dict[str, Any],
+    chunk: int,
+    indent: int | None,
+    zipped: bool,
+    wrapped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     after = {key: value for key, value in after.items() if key not in before}
     whole = {**before, "traceEvents": events, **after} if wrapped else events
     content = json.dumps(whole, indent=indent, ensure_ascii=chunk == 3).encode()
@@ -145,11 +157,19 @@ def test_what_is_no_trace_is_one_line(content: bytes, said: str, tmp_path: Path)
 def test_events_that_lack_something_are_counted(tmp_path: Path) -> None:
     good = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}
     bad: list[Any] = [
-        {**good, "ts": "soon"}, {**good, "dur": -1}, {**good, "dur": float("nan")}, {**good, "name": 5}, 17, None,
-        {**good, "ts": None}, {**good, "pid": [1]}, {**good, "ts": 1e300}, {**good, "args": 7},
+        {**good, "ts": "soon"},
+        {**good, "dur": -1},
+        {**good, "dur": float("nan")},
+        {**good, "name": 5},
+        17,
+        None,
+        {**good, "ts": None},
+        {**good, "pid": [1]},
+        {**good, "ts": 1e300},
+        {**good, "args": 7},
         {**good, "args": {"correlation": "x"}},
         {key: value for key, value in good.items() if key != "dur"},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [*bad, good, {**good, "ts": 9}]}), encoding="utf-8")
     report = read([path]).report
@@ -158,9 +178,30 @@ def test_events_that_lack_something_are_counted(tmp_path: Path) -> None:
 
 
 STRANGE: tuple[Any, ...] = (
-    None, True, -1, 0, 2**63, 10**400, 1e308, -1e-300, float("nan"), float("inf"), "", "x", "ncclDevKernel",
-    "ProfilerStep#", "²", [], [1, [2]], {}, {"a": 1}, "[0, 1, ..., 7]", "c10d::send", "gloo:all_reduce", "kernel",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    10**400,
+    1e308,
+    -1e-300,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "ncclDevKernel",
+    "ProfilerStep#",
+    "²",
+    [],
+    [1, [2]],
+    {},
+    {"a": 1},
+    "[0, 1, ..., 7]",
+    "c10d::send",
+    "gloo:all_reduce",
+    "kernel",
+)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -123,12 +123,28 @@ def test_sizes_and_rates(tmp_path: Path) -> None:
     """By hand: 1 GiB in bf16 over 4 ranks, of which the last begins 5 ms late; 20 ms from there."""
     elements, paths = 1 << 29, []
     for rank in range(4):
-        args = {"Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "Group size": 4,
-                "dtype": "BFloat16", "Process Group Name": "3", "Process Group Description": "mesh_dp",
-                "Process Group Ranks": "[0, 2, 4, 6]", "stream": 20}  # fmt: skip
+        args = {
+            "Collective name": "allreduce",
+            "In msg nelems": elements,
+            "Out msg nelems": elements,
+            "Group size": 4,
+            "dtype": "BFloat16",
+            "Process Group Name": "3",
+            "Process Group Description": "mesh_dp",
+            "Process Group Ranks": "[0, 2, 4, 6]",
+            "stream": 20,
+        }
         start = 5_000 if rank == 3 else 0
-        event = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 20, "ts": 7 + start,
-                 "dur": 25_000 - start, "args": args}  # fmt: skip
+        event = {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_AllReduce",
+            "pid": 0,
+            "tid": 20,
+            "ts": 7 + start,
+            "dur": 25_000 - start,
+            "args": args,
+        }
         paths.append(write(tmp_path, 2 * rank, [event], world=8))
     report = read(paths, machine=H100).report
     (line,) = report.messages
@@ -154,8 +170,15 @@ def test_sizes_and_rates(tmp_path: Path) -> None:
 def test_bytes_on_the_bus(
     collective: str, sent: int, received: int, payload: int, on_the_bus: int, tmp_path: Path
 ) -> None:
-    args = {"Collective name": collective, "In msg nelems": sent, "Out msg nelems": received, "Group size": 4,
-            "dtype": "Byte", "Process Group Name": "0", "stream": 20}  # fmt: skip
+    args = {
+        "Collective name": collective,
+        "In msg nelems": sent,
+        "Out msg nelems": received,
+        "Group size": 4,
+        "dtype": "Byte",
+        "Process Group Name": "0",
+        "stream": 20,
+    }
     event = {"ph": "X", "cat": "kernel", "name": "ncclKernel", "pid": 0, "tid": 20, "ts": 0, "dur": 1e6, "args": args}
     (line,) = read([write(tmp_path, 0, [event], world=4)]).report.messages
     assert line.bytes == line.algorithm_bandwidth == payload
@@ -165,10 +188,27 @@ def test_bytes_on_the_bus(
 
 def test_sends_and_receives_are_matched_by_pair_and_order(tmp_path: Path) -> None:
     def message(collective: str, start: int, end: int, **peer: int) -> dict[str, Any]:
-        args = {"Collective name": collective, "In msg nelems": 8, "Out msg nelems": 8, "Group size": 2, "stream": 20,
-                "dtype": "Float", "Process Group Name": "pp", "Process Group Ranks": "[0, 1]", **peer}  # fmt: skip
-        return {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_SendRecv", "pid": 0, "tid": 20, "ts": start,
-                "dur": end - start, "args": args}  # fmt: skip
+        args = {
+            "Collective name": collective,
+            "In msg nelems": 8,
+            "Out msg nelems": 8,
+            "Group size": 2,
+            "stream": 20,
+            "dtype": "Float",
+            "Process Group Name": "pp",
+            "Process Group Ranks": "[0, 1]",
+            **peer,
+        }
+        return {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_SendRecv",
+            "pid": 0,
+            "tid": 20,
+            "ts": start,
+            "dur": end - start,
+            "args": args,
+        }
 
     first = write(tmp_path, 0, [message("send", 10, 20, **{"Dst Rank": 1}), message("recv", 40, 60, **{"Src Rank": 1})])
     second = write(tmp_path, 1, [message("recv", 0, 20, **{"Src Rank": 0}), message("send", 50, 60, **{"Dst Rank": 0})])

@@ -18,8 +18,14 @@ from fivefold.record import Mistake
 from fivefold.rendering.figures import collectives, formats, machine, masks, roofline
 from fivefold.trainer.parallel.ring_blocks import zigzag
 
-TORCH = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-         "fp8 e4m3": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2}  # fmt: skip
+TORCH = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8 e4m3": torch.float8_e4m3fn,
+    "fp8 e5m2": torch.float8_e5m2,
+}
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -39,8 +45,12 @@ def test_fp4_is_its_sixteen_codes() -> None:
 def _real(rank: int, name: str, ranks: int) -> list[list[float]]:
     """What gloo makes of the buffers: chunk c of rank r is 10^r · (c + 1), so that each sum tells its terms."""
     held = collectives.before(name, ranks)
-    values = [torch.tensor([10.0**place * (chunk + 1) if text else 0.0 for chunk, text in enumerate(row)],
-                           dtype=torch.float64) for place, row in enumerate(held)]  # fmt: skip
+    values = [
+        torch.tensor(
+            [10.0**place * (chunk + 1) if text else 0.0 for chunk, text in enumerate(row)], dtype=torch.float64
+        )
+        for place, row in enumerate(held)
+    ]
     mine = values[rank]
     if name == "broadcast":
         dist.broadcast(mine, src=0)

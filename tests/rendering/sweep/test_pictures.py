@@ -24,27 +24,57 @@ PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_
 
 def row(**values: Any) -> Row:
     least: dict[str, Any] = {
-        "model": "small", "parameters": 10**9, "machine": "h100", "ranks": 8, "layout": "dp8 zero1 mbs1", "dp": 8,
-        "recomputation": "none", "sequence": 4096, "batch": 256, "precision": "bf16", "stack": "fivefold",
-        "status": "fits", "mfu_causal": 0.4, "tokens_per_second_per_gpu": 10_000.0, "step_seconds": 2.0,
-        "peak_bytes": 20 * GIB, "capacity_bytes": 79 * GIB, **dict.fromkeys(PARTS, 4 * GIB),
-    }  # fmt: skip
+        "model": "small",
+        "parameters": 10**9,
+        "machine": "h100",
+        "ranks": 8,
+        "layout": "dp8 zero1 mbs1",
+        "dp": 8,
+        "recomputation": "none",
+        "sequence": 4096,
+        "batch": 256,
+        "precision": "bf16",
+        "stack": "fivefold",
+        "status": "fits",
+        "mfu_causal": 0.4,
+        "tokens_per_second_per_gpu": 10_000.0,
+        "step_seconds": 2.0,
+        "peak_bytes": 20 * GIB,
+        "capacity_bytes": 79 * GIB,
+        **dict.fromkeys(PARTS, 4 * GIB),
+    }
     return Row(**least | values)
 
 
 GRID = [
-    row(model=model, parameters=size, ranks=ranks, layout=f"dp{ranks} zero{zero} mbs1", mfu_causal=mfu - zero / 100,
-        tokens_per_second_per_gpu=1e4 * mfu, peak_bytes=(30 - 5 * zero) * GIB)
+    row(
+        model=model,
+        parameters=size,
+        ranks=ranks,
+        layout=f"dp{ranks} zero{zero} mbs1",
+        mfu_causal=mfu - zero / 100,
+        tokens_per_second_per_gpu=1e4 * mfu,
+        peak_bytes=(30 - 5 * zero) * GIB,
+    )
     for model, size, ranks, mfu in (
-        ("small", 10**9, 8, 0.50), ("small", 10**9, 16, 0.40), ("large", 7 * 10**10, 16, 0.45),
+        ("small", 10**9, 8, 0.50),
+        ("small", 10**9, 16, 0.40),
+        ("large", 7 * 10**10, 16, 0.45),
     )
     for zero in (0, 1)
-] + [row(model="large", parameters=7 * 10**10, layout="dp8 zero0 mbs1", status="memory", mfu_causal=0.9)]  # fmt: skip
+] + [row(model="large", parameters=7 * 10**10, layout="dp8 zero0 mbs1", status="memory", mfu_causal=0.9)]
 LONG = [
-    row(sequence=sequence, batch=2**20 // sequence, recomputation=ac, layout=f"dp8 zero1 mbs1 ac={ac}",
-        mfu_causal=mfu, status="fits" if sequence < 32768 or ac == "full" else "memory")
-    for sequence in (8192, 16384, 32768) for ac, mfu in (("none", 0.5), ("full", 0.4))
-]  # fmt: skip
+    row(
+        sequence=sequence,
+        batch=2**20 // sequence,
+        recomputation=ac,
+        layout=f"dp8 zero1 mbs1 ac={ac}",
+        mfu_causal=mfu,
+        status="fits" if sequence < 32768 or ac == "full" else "memory",
+    )
+    for sequence in (8192, 16384, 32768)
+    for ac, mfu in (("none", 0.5), ("full", 0.4))
+]
 
 
 def drawn(name: str, rows: Sequence[Row], folder: Path) -> list[str]:
@@ -84,9 +114,11 @@ def test_scaling(tmp_path: Path) -> None:
     texts = drawn("scaling", GRID, tmp_path)
     assert "small keeps 80% of its throughput per GPU to 16 ranks" in texts  # large has one number of ranks alone
     one = [
-        row(ranks=8, layout="dp8"), row(ranks=16, layout="dp16", tokens_per_second_per_gpu=9e3),
-        row(ranks=8, layout="dp4 tp2", tp=2), row(ranks=16, layout="dp8 tp2", tp=2, tokens_per_second_per_gpu=5e3),
-    ]  # fmt: skip
+        row(ranks=8, layout="dp8"),
+        row(ranks=16, layout="dp16", tokens_per_second_per_gpu=9e3),
+        row(ranks=8, layout="dp4 tp2", tp=2),
+        row(ranks=16, layout="dp8 tp2", tp=2, tokens_per_second_per_gpu=5e3),
+    ]
     texts = drawn("scaling", one, tmp_path)
     assert "dp·tp keeps 50% of its throughput per GPU to 16 ranks" in texts
     assert {"dp", "dp·tp", "8", "16", "tokens/s per GPU"} <= set(texts)
@@ -103,10 +135,11 @@ def test_memory_and_mfu_by_sequence(tmp_path: Path) -> None:
 
 def test_predicted_against_measured(tmp_path: Path) -> None:
     rows = [
-        row(measured="measured", measured_step_seconds=2.5), row(),
+        row(measured="measured", measured_step_seconds=2.5),
+        row(),
         row(layout="dp4 tp2 zero0 mbs1", measured="measured", measured_step_seconds=1.0),
         row(layout="dp8 zero3 mbs1", measured="measured", measured_step_seconds=2.0),
-    ]  # fmt: skip
+    ]
     texts = drawn("measured", rows, tmp_path)
     assert "3 steps: predicted within 20.0% of measured (median), 100% at worst" in texts
     assert {"dp8 zero1 mbs1", "dp4 tp2 zero0 mbs1", "predicted step, s", "measured step, s"} <= set(texts)

@@ -34,9 +34,12 @@ from fivefold.trainer.optimizers.optimizer import clip, learning_rate, sum_over_
 MODEL = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
 FEW_ROWS = Model(name="few", layers=1, width=5, heads=1, kv_heads=1, head_dim=2, ffn=9, vocab=7)  # of 4 ranks, 1 empty
 JOB = Job(
-    sequence=16, global_batch=4, precision=recipe("fp32"), steps=6,
+    sequence=16,
+    global_batch=4,
+    precision=recipe("fp32"),
+    steps=6,
     learning_rate=LearningRate(kind="cosine", peak=1e-2, warmup_steps=2),
-)  # fmt: skip
+)
 State = dict[str, tuple[int, list[Tensor]]]
 
 
@@ -130,9 +133,14 @@ def run_and_resume(directory: Path, layout: Layout, job: Job) -> tuple[bool, ...
     restored = equal(state(resumed), before)
     later = train_on(resumed, 3, 6)
     return (
-        restored, came == progress(3), earlier + later == losses, equal(state(resumed), final),
-        torch.equal(torch.rand(3), drawn), equal(state(half), before), path == latest(directory),
-    )  # fmt: skip
+        restored,
+        came == progress(3),
+        earlier + later == losses,
+        equal(state(resumed), final),
+        torch.equal(torch.rand(3), drawn),
+        equal(state(half), before),
+        path == latest(directory),
+    )
 
 
 @pytest.mark.parametrize(

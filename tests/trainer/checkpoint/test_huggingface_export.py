@@ -120,8 +120,15 @@ def taken_up(directory: Path, folder: Path, layout: Layout) -> None:
 
 
 THERE_AND_BACK = (
-    "llama, tied and biased", "qwen3, yarn", "mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss", "minimax-m2", "glm4-moe",
-)  # fmt: skip
+    "llama, tied and biased",
+    "qwen3, yarn",
+    "mixtral",
+    "qwen3-moe",
+    "deepseek-v3",
+    "gpt-oss",
+    "minimax-m2",
+    "glm4-moe",
+)
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,38 @@ from fivefold.trainer.model.transformer import Transformer
 
 B, T = 3, 40
 PLAIN = {
-    "vocab_size": 131, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 EXPERTS = PLAIN | {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_hidden_layers": 3}
 ALIKE = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"} | {"num_local_experts": 4}
 LATENT = EXPERTS | {
-    "num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
-    "v_head_dim": 6, "head_dim": 4, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
-}  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e3, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 48}  # fmt: skip
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "head_dim": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e3,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e3, "factor": 3.0}
 
@@ -206,9 +227,12 @@ def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
     inside, first = theirs.get_submodule("model.layers.1.mlp.experts"), "blocks.1.moe.experts."
     both, biases = inside.get_parameter("gate_up_proj"), inside.get_parameter("gate_up_proj_bias")
     wanted = {
-        "gate": both[..., ::2].mT, "up": both[..., 1::2].mT, "down": inside.get_parameter("down_proj").mT,
-        "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2],
-    }  # fmt: skip
+        "gate": both[..., ::2].mT,
+        "up": both[..., 1::2].mT,
+        "down": inside.get_parameter("down_proj").mT,
+        "gate_bias": biases[:, ::2],
+        "up_bias": biases[:, 1::2],
+    }
     found = read_whole(folder)
     for name, tensor in wanted.items():
         assert torch.equal(found[first + name], tensor), name
@@ -343,8 +367,11 @@ def test_a_bad_folder_is_refused_in_one_line(harm: Callable[[Path], object], mes
 
 def test_what_the_model_does_not_need_is_left_out(tmp_path: Path) -> None:
     reference(CASES["llama, tied and biased"]).save_pretrained(tmp_path)  # type: ignore[operator]
-    spare = {"lm_head.weight": (131, 48), "model.layers.2.eh_proj.weight": (48, 96),
-             "model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}  # fmt: skip
+    spare = {
+        "lm_head.weight": (131, 48),
+        "model.layers.2.eh_proj.weight": (48, 96),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": (4,),
+    }
     tensors = {name.replace(".", "__"): torch.zeros(shape) for name, shape in spare.items()}
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         edit(tmp_path, **tensors | {"lm_head__weight": file.get_tensor("model.embed_tokens.weight")})

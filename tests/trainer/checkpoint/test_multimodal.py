@@ -18,12 +18,25 @@ from tests.model.judged import quiet
 from tests.model.mutations import FAMILIES, PLAIN
 from tests.trainer.checkpoint.test_huggingface_import import change, decoder
 
-SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-          "image_size": 16, "patch_size": 8}  # fmt: skip
+SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "head_dim": 8}
 LLAMA4 = SIGLIP | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
-QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
-        "fullatt_block_indexes": [0], "patch_size": 4}  # fmt: skip
+QWEN = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "fullatt_block_indexes": [0],
+    "patch_size": 4,
+}
 MROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
 BESIDE = {"image_token_id": 129, "video_token_id": 128, "vision_start_token_id": 127, "vision_end_token_id": 126}
 SHAPE = {key: value for key, value in PLAIN.items() if key not in ("head_dim", "tie_word_embeddings")}

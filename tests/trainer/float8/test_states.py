@@ -34,9 +34,11 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
     gradients = sum((each._sums if each.stay else each.reduced).nbytes for each in kept)  # type: ignore[union-attr]
     matrix = built.module.get_parameter("blocks.0.attention.out.weight")
     found = (
-        sum(tensor.untyped_storage().nbytes() for tensor in built.weights()), gradients,
-        sum(tensor.nbytes for tensor in built.moments()), matrix.element_size(),
-    )  # fmt: skip
+        sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),
+        gradients,
+        sum(tensor.nbytes for tensor in built.moments()),
+        matrix.element_size(),
+    )
     engine.zero_grad()  # weights have changed
     unit = next(each for each in built.units if any("blocks.0.attention.out.weight" in s.name for s in each.shards))
     unit.gather()

@@ -154,9 +154,13 @@ def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -
         ours = source.decoder(dtype="fp32")
         for prompt in PROMPTS:
             their_ids = theirs.generate(
-                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=14,
-                min_new_tokens=14, do_sample=False, pad_token_id=0,
-            )[0]  # fmt: skip
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt)),
+                max_new_tokens=14,
+                min_new_tokens=14,
+                do_sample=False,
+                pad_token_id=0,
+            )[0]
             assert said(ours, [prompt]) == [their_ids[len(prompt) :].tolist()]
 
 
@@ -227,9 +231,14 @@ def test_text_comes_in_pieces_that_are_whole_characters() -> None:
         heard[number] += piece
 
     found = samples(
-        module, ByteTokenizer(), ["é", ""], tokens=30, window=64, sampling=SamplingParams(temperature=2, seed=3),
-        on_text=on_text
-    )  # fmt: skip
+        module,
+        ByteTokenizer(),
+        ["é", ""],
+        tokens=30,
+        window=64,
+        sampling=SamplingParams(temperature=2, seed=3),
+        on_text=on_text,
+    )
     assert [one.text for one in found] == list(heard.values())
     assert max(one.tokens for one in found) <= 30
     text = sample(module, ByteTokenizer(), prompt="def ", tokens=12, window=8, seed=0)

@@ -54,8 +54,9 @@ def parts(layout: Layout) -> list[list[int]]:
     times = SEQUENCES // (layout.dp * layout.mbs)
     each = [
         [(at * layout.dp + rank) * layout.mbs + n for n in range(layout.mbs)]
-        for rank in range(layout.dp) for at in range(times)
-    ]  # fmt: skip
+        for rank in range(layout.dp)
+        for at in range(times)
+    ]
     if layout.zero >= 2:  # after every micro-batch
         return each
     return [[n for part in each[rank * times : (rank + 1) * times] for n in part] for rank in range(layout.dp)]
@@ -71,9 +72,11 @@ def test_it_is_that_of_gradients_of_single_sequences(forked, text: str) -> None:
     mean = torch.stack(single).mean(0)
     small = [torch.stack([single[n] for n in part]).mean(0).square().sum() for part in parts(layout)]
     square, variance = noise(
-        small=float(torch.stack(small).mean()), whole=float(mean.square().sum()), batches=len(small),
+        small=float(torch.stack(small).mean()),
+        whole=float(mean.square().sum()),
+        batches=len(small),
         sequences=SEQUENCES,
-    )  # fmt: skip
+    )
     ranks = forked(layout.world, measured, text)
     for found, norm, _ in ranks:
         assert found is not None
@@ -99,8 +102,9 @@ def test_estimates_are_without_bias() -> None:
     for _ in range(400):
         sequences = mean + deviation * torch.randn(batch, size, generator=drawn)
         small = sequences.view(batches, -1, size).mean(1).square().sum(1).mean()
-        found.append(noise(small=float(small), whole=float(sequences.mean(0).square().sum()), batches=batches,
-                           sequences=batch))  # fmt: skip
+        found.append(
+            noise(small=float(small), whole=float(sequences.mean(0).square().sum()), batches=batches, sequences=batch)
+        )
     squares, variances = torch.tensor(found).mean(0)
     assert float(squares) == pytest.approx(float(mean.square().sum()), rel=0.03)
     assert float(variances) == pytest.approx(float(deviation.square().sum()), rel=0.03)

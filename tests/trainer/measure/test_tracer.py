@@ -38,12 +38,19 @@ NORMED = DENSE.replace(name="normed", layers=2, qk_norm="head", tied_embeddings=
 SPARSE = DENSE.replace(
     name="sparse", layers=2, moe=MoE(experts=4, topk=2, ffn=16, balance="free", shared_experts=1, dense_layers=1)
 )
-LATENT = DENSE.replace(
-    name="latent", layers=2, mla=MLA(q_rank=16, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8)
-)  # fmt: skip
+LATENT = DENSE.replace(name="latent", layers=2, mla=MLA(q_rank=16, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8))
 # What the engine does beside the planner's operations: copies of data parallelism, and around messages.
-BESIDE = {"weights.gather", "gradients.sum", "moe.plan", "moe.balance", "attention.enter", "attention.leave",
-          "moe.send", "moe.arrive", "moe.return"}  # fmt: skip
+BESIDE = {
+    "weights.gather",
+    "gradients.sum",
+    "moe.plan",
+    "moe.balance",
+    "attention.enter",
+    "attention.leave",
+    "moe.send",
+    "moe.arrive",
+    "moe.return",
+}
 CASES = [
     (DENSE, "mbs2"), (NORMED, "mbs4 ac=qkv+norm"), (DENSE, "dp2 zero3 mbs1"), (DENSE, "dp2 zero0 mbs2"),
     (DENSE, "tp2 mbs2"), (NORMED, "tp2 nosp mbs2"), (DENSE, "pp2 zb1p mbs1 ac=full"),
@@ -144,7 +151,7 @@ def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_pa
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
 def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
     forked: Fork, corpus: Path, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     """After the metered step, which ran uncompiled; in fp32, whose weight gradients are made in their sums."""
     run = a_run(tmp_path / "run", corpus, compile=True, precision=recipe("fp32"))
     ((trace, _),) = forked(1, compiled, run, DENSE.replace(layers=1), Layout.parse("mbs2"))
@@ -154,8 +161,10 @@ def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
         f"mlp.{name}" for name in ("gate", "up", "down")
     ]
     expected = {
-        "forward": [*OUTSIDE, "block"], "backward": [*gemms, *OUTSIDE, "block"], "weight": [*gemms, "head.out"],
-    }  # fmt: skip
+        "forward": [*OUTSIDE, "block"],
+        "backward": [*gemms, *OUTSIDE, "block"],
+        "weight": [*gemms, "head.out"],
+    }
     for way, names in expected.items():
         assert operations(step, way) == Counter(names * 2), "two micro-batches"
 
@@ -171,7 +180,7 @@ OUTSIDE = ("embed.tokens", "head.norm", "head.out", "loss")
 
 def test_a_short_run_traces_its_last_step_and_a_long_one_every_other(
     forked: Fork, corpus: Path, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     for steps, wanted, timed in ((3, [], 0), (4, [3], 0), (5, [4], 1), (9, [4, 6, 8], 3), (12, [4, 6, 8], 6)):
         run = a_run(tmp_path / str(steps), corpus, steps=steps)
         assert forked(1, which, run) == [(wanted, timed)]

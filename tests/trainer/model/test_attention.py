@@ -216,9 +216,13 @@ def test_layers_that_slide_have_a_base_of_their_own_and_some_do_not_rotate() -> 
     """Sliding layers are as if all had their base, without scaling; still ones as if there were no positions."""
     scaling = RopeScaling(kind="linear", factor=4.0)
     model = GROUPED.replace(
-        layers=3, window=T, window_pattern=(True, False, False), rope_pattern=(True, True, False),
-        rope_theta_sliding=7.0, rope_scaling=scaling,
-    )  # fmt: skip
+        layers=3,
+        window=T,
+        window_pattern=(True, False, False),
+        rope_pattern=(True, True, False),
+        rope_theta_sliding=7.0,
+        rope_scaling=scaling,
+    )
     mixed = Rows(T, tables_of(model, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu")))
     x, plain = rows(model), {"window": None, "window_pattern": (), "rope_pattern": (), "rope_theta_sliding": None}
     alone = (GROUPED.replace(rope_theta=7.0), model.replace(**plain), None)

@@ -40,14 +40,24 @@ def norm_of(model: Model, block: nn.Module, name: str) -> Callable[[Tensor], Ten
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 def test_the_kinds_of_block(kind: str, norm: str) -> None:
     model = Model.read(
-        dict(MODEL) | {"block": kind, "norm": norm, "norm_plus_one": norm == "rmsnorm", "residual_scale": 0.3,
-                       "norm_bias": kind != "parallel_shared"}, origin="test",
-    )  # fmt: skip
+        dict(MODEL)
+        | {
+            "block": kind,
+            "norm": norm,
+            "norm_plus_one": norm == "rmsnorm",
+            "residual_scale": 0.3,
+            "norm_bias": kind != "parallel_shared",
+        },
+        origin="test",
+    )
     block: Any = made(Block(model, layer=0))
     tables = rotary_tables(model, positions=torch.arange(5), dtype=torch.float32, device=torch.device("cpu"))
     rows = Rows(5, tables)
-    n = {name: norm_of(model, block, name) for name in ("norm1", "norm1_post", "norm2", "norm2_post")
-         if getattr(block, name) is not None}  # fmt: skip
+    n = {
+        name: norm_of(model, block, name)
+        for name in ("norm1", "norm1_post", "norm2", "norm2_post")
+        if getattr(block, name) is not None
+    }
 
     def a(x: Tensor) -> Tensor:
         return 0.3 * block.attention(x, rows)
@@ -83,6 +93,7 @@ def test_the_embedding(positions: Tensor | None) -> None:
     upstream = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
     for mine, other in zip(
         torch.autograd.grad(found, list(embed.parameters()), upstream),
-        torch.autograd.grad(wanted, list(embed.parameters()), upstream), strict=True,
-    ):  # fmt: skip
+        torch.autograd.grad(wanted, list(embed.parameters()), upstream),
+        strict=True,
+    ):
         torch.testing.assert_close(mine, other)

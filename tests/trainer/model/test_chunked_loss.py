@@ -32,9 +32,12 @@ DENSE = Model(name="odd", layers=4, width=24, heads=4, kv_heads=2, head_dim=6, f
 TIED = DENSE.replace(name="tied", tied_embeddings=True, head_bias=False)
 SPARSE = DENSE.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=20, dense_layers=1))
 JOB = Job(
-    sequence=48, global_batch=8, precision=recipe("fp32"), steps=9,
+    sequence=48,
+    global_batch=8,
+    precision=recipe("fp32"),
+    steps=9,
     learning_rate=LearningRate(kind="constant", peak=1e-2),
-)  # fmt: skip
+)
 
 
 @pytest.fixture

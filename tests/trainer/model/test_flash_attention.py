@@ -27,14 +27,15 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 def qkv(*, tokens: int = S, keys: int = S, dims: tuple[int, int] = (8, 8), kv_heads: int = K) -> tuple[Tensor, ...]:
     return (
-        drawn(B, tokens, N, dims[0], seed=1), drawn(B, keys, kv_heads, dims[0], seed=2),
+        drawn(B, tokens, N, dims[0], seed=1),
+        drawn(B, keys, kv_heads, dims[0], seed=2),
         drawn(B, keys, kv_heads, dims[1], seed=3),
-    )  # fmt: skip
+    )
 
 
 def written_out(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rule: ScoreRule, sinks: Tensor | None = None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """``seen`` [B, T, S]: which keys each query sees."""
     k, v = (x.repeat_interleave(N // x.shape[2], dim=2) for x in (k, v))
     scores = torch.einsum("btnh,bsnh->btns", q, k) * rule.scale

@@ -100,8 +100,18 @@ WEIGHTS = ["bias 0", "weight 0", "bias 1", "weight 1"]
 def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
     did, _, linears = recorded()
     run(linears)
-    assert did == ["enter", "leave", "leave", "begin again", "left gradient", "left gradient", "begin gradient",
-                   "wait again", *WEIGHTS, "wait gradient"]  # fmt: skip
+    assert did == [
+        "enter",
+        "leave",
+        "leave",
+        "begin again",
+        "left gradient",
+        "left gradient",
+        "begin gradient",
+        "wait again",
+        *WEIGHTS,
+        "wait gradient",
+    ]
     assert all(weight.grad is None for each in linears for weight in each.parameters())  # collected, not kept twice
 
 

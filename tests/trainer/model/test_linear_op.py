@@ -19,8 +19,17 @@ from tests.selection import one_in
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
-    name="small", layers=4, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83, qkv_bias=True, qk_norm="head",
-)  # fmt: skip
+    name="small",
+    layers=4,
+    width=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=44,
+    vocab=83,
+    qkv_bias=True,
+    qk_norm="head",
+)
 JOB = Job(sequence=32, global_batch=4, precision="fp32", steps=9)
 
 
@@ -65,14 +74,15 @@ def test_the_operation_is_known_by_shape_alone() -> None:
     attach(layers)
     x = torch.randn(5, 6, requires_grad=True)
     torch.library.opcheck(
-        linears, (x, layers[0].matrix, [layer.token for layer in layers], 5, [4, 8]),
+        linears,
+        (x, layers[0].matrix, [layer.token for layer in layers], 5, [4, 8]),
         test_utils=("test_schema", "test_faketensor"),
-    )  # fmt: skip
+    )
     torch.library.opcheck(
         torch.ops.fivefold.linears_backward.default,
         ([torch.ones(5, 4), torch.ones(5, 8)], x.detach(), [layer.token for layer in layers]),
         test_utils=("test_schema", "test_faketensor"),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles

@@ -77,20 +77,35 @@ def _qwen3() -> tuple[Model, Any]:
 
 def _deepseek_v2() -> tuple[Model, Any]:
     config = deepseek_v2.DeepseekV2Config(
-        hidden_size=D, num_attention_heads=2, moe_intermediate_size=FFN, n_routed_experts=E, num_experts_per_tok=K,
+        hidden_size=D,
+        num_attention_heads=2,
+        moe_intermediate_size=FFN,
+        n_routed_experts=E,
+        num_experts_per_tok=K,
         n_shared_experts=2,
-        n_group=4, topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=1.7,
-    )  # fmt: skip
+        n_group=4,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        norm_topk_prob=False,
+        routed_scaling_factor=1.7,
+    )
     ours = model(shared_experts=2, groups=4, topk_groups=2, normalized=False, scaling=1.7)
     return ours, deepseek_v2.DeepseekV2Moe(config)
 
 
 def _deepseek_v3() -> tuple[Model, Any]:
     config = deepseek_v3.DeepseekV3Config(
-        hidden_size=D, num_attention_heads=2, moe_intermediate_size=FFN, n_routed_experts=E, num_experts_per_tok=K,
+        hidden_size=D,
+        num_attention_heads=2,
+        moe_intermediate_size=FFN,
+        n_routed_experts=E,
+        num_experts_per_tok=K,
         n_shared_experts=1,
-        n_group=2, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5,
-    )  # fmt: skip
+        n_group=2,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    )
     ours = model(shared_experts=1, groups=2, topk_groups=1, score="sigmoid", scaling=2.5, balance="free")
     block = deepseek_v3.DeepseekV3MoE(config)
     block.gate.e_score_correction_bias.copy_(drawn(E, seed=5) * 0.5)

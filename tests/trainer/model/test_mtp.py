@@ -30,9 +30,17 @@ from tests.trainer.checkpoint.test_huggingface_import import LATENT, decoder, re
 
 B, T, DEPTH = 2, 12, 2
 MODEL = Model(
-    name="m", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61, rope_theta=500.0,
+    name="m",
+    layers=2,
+    width=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=48,
+    vocab=61,
+    rope_theta=500.0,
     mtp=MTP(depth=DEPTH, coefficient=0.4),
-)  # fmt: skip
+)
 
 
 def window(vocab: int) -> Tensor:
@@ -187,7 +195,8 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     found.backward(torch.ones_like(found))
     sum(by_weight).backward()  # type: ignore[union-attr]
     pairs = {
-        "embed.tokens.weight": main.get_input_embeddings().weight, "head.out.weight": main.lm_head.weight,
+        "embed.tokens.weight": main.get_input_embeddings().weight,
+        "head.out.weight": main.lm_head.weight,
         "head.mtp.1.project.weight": modules.layers[1].eh_proj.weight,
         "head.mtp.0.hidden_norm.weight": modules.layers[0].hnorm.weight,
         "head.mtp.0.norm.weight": modules.layers[0].post_norm.weight,
@@ -195,7 +204,7 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
         "head.mtp.1.block.moe.experts.down": modules.layers[1].mtp_block.mlp.experts.down_proj,
         "head.mtp.1.block.attention.out.weight": modules.layers[1].mtp_block.self_attn.o_proj.weight,
         "blocks.0.mlp.down.weight": main.model.layers[0].mlp.down_proj.weight,
-    }  # fmt: skip
+    }
     for name, weight in pairs.items():
         mine = ours.get_parameter(name).grad
         assert (mine - weight.grad).norm() <= 1e-5 * weight.grad.norm(), name

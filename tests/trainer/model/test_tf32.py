@@ -68,10 +68,13 @@ def test_a_chip_without_units_says_that_it_computes_in_fp32(monkeypatch: pytest.
 def test_the_planner_prices_products_at_the_chips_tf32_peak() -> None:
     """An H100 has 494.5 and 67 TFLOP/s; memory and messages are those of fp32."""
     steps = [
-        Planner(model=named("llama3-8b"), machine=resolve("h100:8", local=Path("/nowhere")), job=Job(
-            sequence=4096, global_batch=8, precision=recipe(name))).step(Layout.parse("dp8 zero3 mbs1"))
+        Planner(
+            model=named("llama3-8b"),
+            machine=resolve("h100:8", local=Path("/nowhere")),
+            job=Job(sequence=4096, global_batch=8, precision=recipe(name)),
+        ).step(Layout.parse("dp8 zero3 mbs1"))
         for name in ("tf32", "fp32")
-    ]  # fmt: skip
+    ]
     assert steps[0].memory.replace(interval=None) == steps[1].memory.replace(interval=None)
     assert steps[0].traffic == steps[1].traffic
     assert 0.1 < steps[0].time.compute_seconds / steps[1].time.compute_seconds < 0.3

@@ -82,9 +82,13 @@ def test_codes_are_those_of_the_published_table(signed: bool, columns: int) -> N
 def losses(kind: Any, precision: str, steps: int) -> tuple[list[float], int]:
     """A run on the same few sentences, and bytes of moments."""
     task = Job(
-        sequence=16, global_batch=8, precision=recipe(precision), steps=steps, optimizer=Optimizer(kind=kind),
+        sequence=16,
+        global_batch=8,
+        precision=recipe(precision),
+        steps=steps,
+        optimizer=Optimizer(kind=kind),
         learning_rate=LearningRate(kind="constant", peak=3e-3),
-    )  # fmt: skip
+    )
     layout = Layout.parse("mbs8")
     built = build(model=MODEL, layout=layout, job=task, device=CPU)
     engine, found = Engine(built, model=MODEL, layout=layout, job=task), []
@@ -152,7 +156,11 @@ def taken_up(folder: Path) -> str:
 
 def test_blocks_that_would_be_cut_are_refused(forked: Fork, tmp_path: Path) -> None:
     forked(1, play, MODEL.replace(ffn=384), Layout.parse("mbs1"), job("adamw8bit"), 0, tmp_path)
-    assert forked(2, taken_up, tmp_path) == [
-        "adamw8bit: under tp1 rows of blocks.0.mlp.down.weight had 384 elements, here 192, and blocks of 256 do not "
-        "fit both; resume with tp1 or start a new run"
-    ] * 2  # fmt: skip
+    assert (
+        forked(2, taken_up, tmp_path)
+        == [
+            "adamw8bit: under tp1 rows of blocks.0.mlp.down.weight had 384 elements, here 192, and blocks of 256 do "
+            "not fit both; resume with tp1 or start a new run"
+        ]
+        * 2
+    )

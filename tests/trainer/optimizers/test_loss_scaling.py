@@ -28,9 +28,12 @@ SPARSE = DENSE.replace(
     name="sparse", moe=MoE(experts=4, topk=2, ffn=20, dense_layers=1, score="sigmoid", balance="free")
 )
 JOB = Job(
-    sequence=16, global_batch=8, precision=recipe("fp16"), steps=9,
+    sequence=16,
+    global_batch=8,
+    precision=recipe("fp16"),
+    steps=9,
     learning_rate=LearningRate(kind="constant", peak=1e-2),
-)  # fmt: skip
+)
 
 
 def test_the_scale_halves_at_once_and_doubles_after_a_while() -> None:
@@ -135,9 +138,15 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
     third = step(engine, 2)
     moved = not all(map(torch.equal, before, bits(built)))
     return [
-        not first.skipped, second.skipped, second.loss_scale == scale, still, halved, built.scaler.skipped == 1,
-        not third.skipped, moved,
-    ]  # fmt: skip
+        not first.skipped,
+        second.skipped,
+        second.loss_scale == scale,
+        still,
+        halved,
+        built.scaler.skipped == 1,
+        not third.skipped,
+        moved,
+    ]
 
 
 @pytest.mark.parametrize(

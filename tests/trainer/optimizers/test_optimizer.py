@@ -81,9 +81,18 @@ def test_what_is_within_the_norm_is_not_enlarged(forked) -> None:
 
 
 MODEL = Model(
-    name="odd", layers=4, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83, tied_embeddings=True,
-    qkv_bias=True, moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, expert_bias=True),
-)  # fmt: skip
+    name="odd",
+    layers=4,
+    width=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=44,
+    vocab=83,
+    tied_embeddings=True,
+    qkv_bias=True,
+    moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, expert_bias=True),
+)
 PLAIN = MODEL.replace(moe=MODEL.moe.replace(expert_bias=False) if MODEL.moe else None)
 
 

@@ -37,9 +37,13 @@ STEPS, RATE = 4, 0.02
 
 def job(kind: Kind, precision: str = "fp32", **fields: Any) -> Job:
     return Job(
-        sequence=8, global_batch=12, precision=recipe(precision), optimizer=Optimizer(kind=kind, **fields),
-        learning_rate=LearningRate(kind="constant", peak=RATE), steps=STEPS,
-    )  # fmt: skip
+        sequence=8,
+        global_batch=12,
+        precision=recipe(precision),
+        optimizer=Optimizer(kind=kind, **fields),
+        learning_rate=LearningRate(kind="constant", peak=RATE),
+        steps=STEPS,
+    )
 
 
 def gradient(weight: Weight, step: int) -> Tensor:
@@ -107,12 +111,14 @@ def torch_run(model: Model, kind: Kind) -> Wholes:
         else:
             rest[0.0 if vector else 0.1] += each
     groups = [{"params": params, "weight_decay": decay} for decay, params in rest.items()]
-    made: list[torch.optim.Optimizer] = [{
-        "sgd": lambda: torch.optim.SGD(groups, lr=RATE, momentum=0.95),
-        "adafactor": lambda: torch.optim.Adafactor(groups, lr=RATE, eps=(1e-15, 1e-3)),
-        "adamw": lambda: torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95)),
-        "muon": lambda: torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95)),
-    }[kind]()]  # fmt: skip
+    made: list[torch.optim.Optimizer] = [
+        {
+            "sgd": lambda: torch.optim.SGD(groups, lr=RATE, momentum=0.95),
+            "adafactor": lambda: torch.optim.Adafactor(groups, lr=RATE, eps=(1e-15, 1e-3)),
+            "adamw": lambda: torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95)),
+            "muon": lambda: torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95)),
+        }[kind]()
+    ]
     if hidden:
         made.append(torch.optim.Muon(hidden, lr=RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     for step in range(STEPS):
@@ -239,9 +245,12 @@ def test_groups_are_data(forked: Fork) -> None:
     (usual,) = forked(1, groups_of, job("adamw"))
     assert usual == {(1.0, 0.1): rest, (1.0, 0.0): vectors}
     own = (
-        Group(of="embeddings", rate=0.5), Group(of="head", weight_decay=0.0), Group(of="router", weight_decay=0.0),
-        Group(of="experts", rate=2.0, weight_decay=0.3), Group(of="vectors", weight_decay=0.1),
-    )  # fmt: skip
+        Group(of="embeddings", rate=0.5),
+        Group(of="head", weight_decay=0.0),
+        Group(of="router", weight_decay=0.0),
+        Group(of="experts", rate=2.0, weight_decay=0.3),
+        Group(of="vectors", weight_decay=0.1),
+    )
     (found,) = forked(1, groups_of, job("adamw", groups=own))
     assert found == {(0.5, 0.1): 1, (1.0, 0.0): 2, (2.0, 0.3): experts, (1.0, 0.1): rest - 3 - experts + vectors}
 

@@ -30,12 +30,28 @@ SCALE = 1 / 50
 
 def model(tokens: int = 8, **moe: Any) -> Model:
     """Sequences of ``tokens``. Expert 0 is asked for often, 2 and 3 never: under ep4 a whole rank has nothing to do."""
-    fields = {"experts": E, "topk": K, "ffn": FFN, "shared_experts": 1, "router_bias": True, "expert_bias": True,
-              "balance": "aux", "aux_coefficient": 0.5}  # fmt: skip
+    fields = {
+        "experts": E,
+        "topk": K,
+        "ffn": FFN,
+        "shared_experts": 1,
+        "router_bias": True,
+        "expert_bias": True,
+        "balance": "aux",
+        "aux_coefficient": 0.5,
+    }
     return Model(
-        name="m", layers=1, width=D, heads=4, kv_heads=4, head_dim=8, ffn=32, vocab=64, positions=tokens,
+        name="m",
+        layers=1,
+        width=D,
+        heads=4,
+        kv_heads=4,
+        head_dim=8,
+        ffn=32,
+        vocab=64,
+        positions=tokens,
         moe=fields | moe,
-    )  # fmt: skip
+    )
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -112,8 +128,15 @@ def apart(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
         out.backward(drawn(ROWS, D, seed=9)[rows])
     gradients = {name: weight.grad for name, weight in layer.named_parameters()}
     places = {name: mesh[name].rank for name in ("ep", "etp")}
-    return {"rows": rows, "out": out.detach(), "x": x.grad, "gradients": gradients, "load": layer.load,
-            "traffic": meter.traffic, **places}  # fmt: skip
+    return {
+        "rows": rows,
+        "out": out.detach(),
+        "x": x.grad,
+        "gradients": gradients,
+        "load": layer.load,
+        "traffic": meter.traffic,
+        **places,
+    }
 
 
 def farthest(text: str, of: Model, answers: list[dict[str, Any]]) -> float:
@@ -139,8 +162,20 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-9))
 
 
-LAYOUTS = ["dp2 ep2", "tp2 etp2", "tp2 ep2", "tp2 etp2 nosp", "tp2 ep2 nosp", "cp2 ep2", "cp2 cp=ulysses", "dp4 ep4",
-           "dp2 tp2 ep2 etp2", "dp2 tp2 ep4", "cp2 tp2 ep2 etp2", "tp4 ep2 etp2"]  # fmt: skip
+LAYOUTS = [
+    "dp2 ep2",
+    "tp2 etp2",
+    "tp2 ep2",
+    "tp2 etp2 nosp",
+    "tp2 ep2 nosp",
+    "cp2 ep2",
+    "cp2 cp=ulysses",
+    "dp4 ep4",
+    "dp2 tp2 ep2 etp2",
+    "dp2 tp2 ep4",
+    "cp2 tp2 ep2 etp2",
+    "tp4 ep2 etp2",
+]
 
 
 LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one sequence, which sp cuts

@@ -127,9 +127,10 @@ def test_rows_dispatched_in_fp8_are_multiplied_as_if_they_were_not(forked: Calla
 
 
 @pytest.mark.parametrize(
-    ("model", "text", "precision"), [(DENSE, "dp4 zero3 mbs1", WIRE), (ROUTED, "dp2 ep2 zero3 mbs2", TILES)],
+    ("model", "text", "precision"),
+    [(DENSE, "dp4 zero3 mbs1", WIRE), (ROUTED, "dp2 ep2 zero3 mbs2", TILES)],
     ids=lambda value: value if isinstance(value, str) else value.name,
-)  # fmt: skip
+)
 def test_ranks_train_as_one_does(forked: Callable[..., list[Any]], model: Model, text: str, precision: Recipe) -> None:
     """By another order of sums, and of operands of which those in fp8 share a scale on each rank."""
     layout = Layout.parse(text)

@@ -84,11 +84,15 @@ def test_it_trains_as_once_a_step(
     layout = Layout.parse(text)
     jobs = [
         Job(
-            sequence=32, global_batch=4 * layout.dp, precision=recipe(precision), optimizer=optimizer, reduce=reduce,
+            sequence=32,
+            global_batch=4 * layout.dp,
+            precision=recipe(precision),
+            optimizer=optimizer,
+            reduce=reduce,
             emulate=precision.startswith("fp8"),
         )
         for reduce in ("step", "micro_batch", "micro_batch")
-    ]  # fmt: skip
+    ]
     for (once, whole, few), (often, none, many), again in forked(layout.world, trained, model, layout, jobs):
         assert often == pytest.approx(once, rel=1e-5 if precision == "fp32" else 2e-3)
         assert (often, none, many) == again  # to the bit

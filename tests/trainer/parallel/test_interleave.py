@@ -220,9 +220,13 @@ def speak(delay_seconds: float) -> tuple[float, float]:
             return x.square().mean() if number == 3 else x
 
         pipeline = Pipeline(
-            table, ranks=among, wgrad_store=WgradStore(), shape=(ROWS, D), dtype=torch.float32,
+            table,
+            ranks=among,
+            wgrad_store=WgradStore(),
+            shape=(ROWS, D),
+            dtype=torch.float32,
             stages={number: partial(stage, number) for number in held},
-        )  # fmt: skip
+        )
         dist.barrier()
         begin = time.monotonic()
         pipeline.step()
@@ -253,8 +257,11 @@ def said_in_order(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]]:
         def _count_message(self, func: Any, args: Any) -> None:
             before = {(line.axis, line.collective): line.messages for line in self.traffic}
             super()._count_message(func, args)
-            said.extend((one.axis, one.collective) for one in self.traffic
-                        if one.messages != before.get((one.axis, one.collective), 0))  # fmt: skip
+            said.extend(
+                (one.axis, one.collective)
+                for one in self.traffic
+                if one.messages != before.get((one.axis, one.collective), 0)
+            )
 
     with Order([], axis=built.ranks.axis):
         engine.step(rows(job, case.layout, step=0, dp_rank=built.ranks["dp"].rank))

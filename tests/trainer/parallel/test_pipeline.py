@@ -108,9 +108,13 @@ class Stages:
             layer.linear.weight.collect = self._collector(layer)  # type: ignore[assignment]
         self.last = case.table.stages - 1
         self.pipeline = kind(
-            case.table, ranks=among, wgrad_store=wgrad_store, shape=(ROWS, D), dtype=torch.float32,
+            case.table,
+            ranks=among,
+            wgrad_store=wgrad_store,
+            shape=(ROWS, D),
+            dtype=torch.float32,
             stages={stage: lambda entry, i, stage=stage: self.run(stage, entry, i) for stage in self.layers},
-        )  # fmt: skip
+        )
         self.pipeline.on_action = self._note
 
     @property
@@ -160,8 +164,17 @@ def play_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[Played]
     return found
 
 
-NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb1p", 1), ("zb2p", 1), ("zbv", 2),
-         ("dualpipe", 1), ("dualpipev", 2)]  # fmt: skip
+NAMES = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("zb1p", 1),
+    ("zb2p", 1),
+    ("zbv", 2),
+    ("dualpipe", 1),
+    ("dualpipev", 2),
+]
 
 
 def generated(pp: int) -> list[Case]:
@@ -199,9 +212,10 @@ def planned(case: Case) -> tuple[int, int]:
     model = Model(name="m", layers=table.stages, width=D, heads=1, kv_heads=1, head_dim=D, ffn=D, vocab=32)
     job = Job(sequence=ROWS // 2, global_batch=2 * table.micro_batches, precision=recipe("fp32"))
     sends = [
-        message for message in messages(Counts(model, job), layout, chunks=tuple(range(table.stages)))
+        message
+        for message in messages(Counts(model, job), layout, chunks=tuple(range(table.stages)))
         if (message.axis, message.collective) == ("pp", "p2p")
-    ]  # fmt: skip
+    ]
     times = 1 + both
     return times * sum(send.times for send in sends), times * sum(send.times * send.payload for send in sends)
 
@@ -260,8 +274,14 @@ def test_a_csv_table_plays(forked: Callable[..., Any], tmp_path: Path, text: str
 
 def test_a_deadlock_is_one_line() -> None:
     rows = schedule("1f1b", pp=2, v=1, micro_batches=2)
-    stuck = Table("stuck", (rows.rows[0][:1] + rows.rows[0][2:3] + rows.rows[0][1:2] + rows.rows[0][3:],
-                            rows.rows[1][2:] + rows.rows[1][:2]), rows.paths)  # fmt: skip
+    stuck = Table(
+        "stuck",
+        (
+            rows.rows[0][:1] + rows.rows[0][2:3] + rows.rows[0][1:2] + rows.rows[0][3:],
+            rows.rows[1][2:] + rows.rows[1][:2],
+        ),
+        rows.paths,
+    )
     with pytest.raises(Mistake, match="deadlock: rank 0 at") as caught:
         Pipeline(stuck, ranks={}, wgrad_store=WgradStore(), stages={}, shape=(ROWS, D), dtype=torch.float32)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -284,11 +304,13 @@ def refusals() -> list[str]:
 
 
 def test_what_does_not_fit_is_refused(forked: Callable[..., Any]) -> None:
-    assert forked(1, refusals) == [[
-        "1f1b has rows for 2 ranks, but pp=1",
-        "rank 0 plays stages (0, 1), but has (1,)",
-        "F0.0 made rows of (2, 3) torch.float32, but (6, 16) torch.float32 travel",
-    ]]  # fmt: skip
+    assert forked(1, refusals) == [
+        [
+            "1f1b has rows for 2 ranks, but pp=1",
+            "rank 0 plays stages (0, 1), but has (1,)",
+            "F0.0 made rows of (2, 3) torch.float32, but (6, 16) torch.float32 travel",
+        ]
+    ]
 
 
 # ---- what is left out is found

@@ -35,14 +35,24 @@ from tests.selection import one_in
 SEQUENCES, TOKENS = 2, 16
 DENSE = Model(name="dense", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61)
 NORMED = DENSE.replace(name="normed", qk_norm="head")
-LATENT = DENSE.replace(
-    name="latent", kv_heads=4, mla=MLA(q_rank=12, kv_rank=10, nope_dim=6, rope_dim=4, v_dim=8)
-)  # fmt: skip
+LATENT = DENSE.replace(name="latent", kv_heads=4, mla=MLA(q_rank=12, kv_rank=10, nope_dim=6, rope_dim=4, v_dim=8))
 ROUTED = DENSE.replace(name="routed", moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1))
 MODELS = {model.name: model for model in (DENSE, NORMED, LATENT, ROUTED)}
 EVERYTHING = "+".join(RECOMPUTABLE)
-SETS = ("selective", "full", *RECOMPUTABLE, "norm+act", "norm+rope+act", "qkv+norm", "qkv+core", "core+out", "mlp+norm",
-        "core+rope+up", "norm+mlp+moe+shared", EVERYTHING)  # fmt: skip
+SETS = (
+    "selective",
+    "full",
+    *RECOMPUTABLE,
+    "norm+act",
+    "norm+rope+act",
+    "qkv+norm",
+    "qkv+core",
+    "core+out",
+    "mlp+norm",
+    "core+rope+up",
+    "norm+mlp+moe+shared",
+    EVERYTHING,
+)
 
 
 class Stack(nn.Module):
@@ -387,9 +397,14 @@ def test_groups_are_the_planners(model: Model) -> None:
     ops = Counts(model, Job(sequence=TOKENS, attention="blocks")).unit(Part(sequences=1), kind_of(model, 0)).ops
     expected = {op.name: planned_groups(op) - {"layer"} for op in ops}
     own = {  # several of the planner's in one
-        "attention.qkv": "attention.q", "attention.down": "attention.kv_down", "mlp.gate_up": "mlp.gate",
-        "moe.experts.gate_up": "moe.experts.gate", "moe.shared.gate_up": "moe.shared.gate",
-        "moe.send": "moe.dispatch", "moe.arrive": "moe.dispatch", "moe.return": "moe.combine",
-    }  # fmt: skip
+        "attention.qkv": "attention.q",
+        "attention.down": "attention.kv_down",
+        "mlp.gate_up": "mlp.gate",
+        "moe.experts.gate_up": "moe.experts.gate",
+        "moe.shared.gate_up": "moe.shared.gate",
+        "moe.send": "moe.dispatch",
+        "moe.arrive": "moe.dispatch",
+        "moe.return": "moe.combine",
+    }
     for name in names(model):
         assert recompute.groups(name) == expected[own.get(name, name)], name

@@ -60,13 +60,31 @@ class Small(nn.Module):
         return cross_entropy(self.head.out(x), ids(1), scale=SCALE, loss=self.head.loss)
 
 
-NAMES = ["embed.tokens.weight", "norm", "mlp.gate.weight", "mlp.gate.bias", "mlp.up.weight", "mlp.up.bias",
-         "mlp.down.weight", "mlp.down.bias", "head.out.weight"]  # fmt: skip
+NAMES = [
+    "embed.tokens.weight",
+    "norm",
+    "mlp.gate.weight",
+    "mlp.gate.bias",
+    "mlp.up.weight",
+    "mlp.up.bias",
+    "mlp.down.weight",
+    "mlp.down.bias",
+    "head.out.weight",
+]
 
 
 def full_weights(*, tied: bool) -> dict[str, Tensor]:
-    shapes = [(WORDS, WIDTH), (WIDTH,), (FFN, WIDTH), (FFN,), (FFN, WIDTH), (FFN,), (WIDTH, FFN), (WIDTH,),
-              (WORDS, WIDTH)]  # fmt: skip
+    shapes = [
+        (WORDS, WIDTH),
+        (WIDTH,),
+        (FFN, WIDTH),
+        (FFN,),
+        (FFN, WIDTH),
+        (FFN,),
+        (WIDTH, FFN),
+        (WIDTH,),
+        (WORDS, WIDTH),
+    ]
     drawing = {name: drawn(*shape, seed=i) for i, (name, shape) in enumerate(zip(NAMES, shapes, strict=True))}
     if tied:
         del drawing["head.out.weight"]
@@ -404,8 +422,9 @@ def cast_before_the_gather(name: str) -> list[Any]:
     assert [part is None for part in found] == [part is None for part in expected]
     same = [
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.float(), b.float())
-        for a, b in zip(found, expected, strict=True) if a is not None and b is not None
-    ]  # fmt: skip
+        for a, b in zip(found, expected, strict=True)
+        if a is not None and b is not None
+    ]
     return [all(same), said]
 
 

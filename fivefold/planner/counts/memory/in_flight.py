@@ -192,7 +192,7 @@ def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: 
 @lru_cache(maxsize=1024)
 def alike_passes(
     name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules, kinds: tuple[int, ...]
-) -> tuple[list[int], Ints]:  # fmt: skip
+) -> tuple[list[int], Ints]:
     """Return one kind of each group of equivalent kinds of ``live_passes``, and the group of every pass.
 
     Kinds are equivalent if they differ only in stages that are equal (``kinds``). The first result holds indices into
@@ -352,13 +352,17 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     )
     number = np.where(leaves_reduction, 1 + (kind * table.stages + stage) * 2 + last, 0)
     return Counted(
-        rank, kind, stage, first, last,
+        rank,
+        kind,
+        stage,
+        first,
+        last,
         np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
         gathered[is_own_stage] & (~is_w if rules.keeps else forward),
         np.column_stack(
             [between_f_and_b, between_b_and_w, has_sums, has_w_sums, is_reduced, gathered_by_others, stays, messages]
         ).astype(np.int64),
-    )  # fmt: skip
+    )
 
 
 def _gathered(table: Table, rules: Rules, passes: PassStreams, mine: Bools, held: Ints, start: Ints) -> Bools:

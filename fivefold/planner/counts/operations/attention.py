@@ -69,11 +69,14 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     else:
         ops += [
             qkv_input.column(
-                f"attention.{name}", name, outof=out // local.part.tp_inner if shared and name != "q" else out,
-                bias=model.qkv_bias, shared=shared and name != "q",
+                f"attention.{name}",
+                name,
+                outof=out // local.part.tp_inner if shared and name != "q" else out,
+                bias=model.qkv_bias,
+                shared=shared and name != "q",
             )
             for name, out in sizes.items()
-        ]  # fmt: skip
+        ]
     ops += qkv_input.sums
     q, k = "q", "k"
     if model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer)):
@@ -142,14 +145,18 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
     core = Op(
-        "attention.core", "attention", (q, k, v),
+        "attention.core",
+        "attention",
+        (q, k, v),
         {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
         keeps=(q, k, held or v, out, "lse"),
-        parameters=sum(sinks), gradient_widths=sinks,
+        parameters=sum(sinks),
+        gradient_widths=sinks,
         shape=(part.sequences * job.sequence // chunk, chunk, dims[0]),
-        moved_bytes=moved, moved_backward_bytes=2 * moved,
+        moved_bytes=moved,
+        moved_backward_bytes=2 * moved,
         message=message,
-    )  # fmt: skip
+    )
     forward, backward = _scratch(local, dims, kernel=kernel, own=kv_bytes if message else 0)
     core = _with_work(core, local, layer=layer, dims=kernel)._replace(
         forward_scratch=forward, backward_scratch=backward
@@ -257,8 +264,13 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     up_ops += [*key_ops, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
     # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
     n_bytes, rope_scratch = rows * N * width, rows * N * mla.rope_dim * width
-    split_kv = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
-               gradients={"k": n_bytes * mla.nope_dim, "v": n_bytes * mla.v_dim})  # fmt: skip
+    split_kv = Op(
+        "attention.kv.parts",
+        "message",
+        ("kv",),
+        {"k": 0, "v": 0},
+        gradients={"k": n_bytes * mla.nope_dim, "v": n_bytes * mla.v_dim},
+    )
     up_ops += [
         split_kv,
         # Rotate and concatenate to heads of nope + rope.
@@ -288,9 +300,14 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
 def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
     """List the norm of a latent and its up-projection to the heads of this rank."""
     norm_op = norm(
-        f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
+        f"attention.{name}_norm",
+        latent,
+        f"{latent}n",
+        rows=local.stream_rows,
+        dim=rank,
+        width=local.width,
         kind=local.norm,
-    )  # fmt: skip
+    )
     up_input = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
     return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)]
 
@@ -300,9 +317,14 @@ def _unfused(local: Local, core: Op) -> list[Op]:
     width, (q, k, v) = local.width, core.reads
     n_pairs = local.rows * local.heads * local.job.sequence
     half_core = core._replace(
-        flops=core.flops // 2, causal_flops=core.causal_flops // 2, windowed_flops=0, forward_scratch=0,
-        backward_scratch=0, parameters=0, gradient_widths=(),
-    )  # fmt: skip
+        flops=core.flops // 2,
+        causal_flops=core.causal_flops // 2,
+        windowed_flops=0,
+        forward_scratch=0,
+        backward_scratch=0,
+        parameters=0,
+        gradient_widths=(),
+    )
     scores = half_core._replace(name="attention.core.scores", reads=(q, k), writes={"s": n_pairs * width}, keeps=(q, k))
     softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=n_pairs * width, keeps=("p",))
     ops, probabilities = [scores, softmax], "p"
@@ -315,6 +337,8 @@ def _unfused(local: Local, core: Op) -> list[Op]:
         reads=(probabilities, v),
         writes={out: core.writes[out]},
         keeps=(probabilities, core.keeps[2]),
-        message=None, parameters=core.parameters, gradient_widths=core.gradient_widths,
-    )  # fmt: skip
+        message=None,
+        parameters=core.parameters,
+        gradient_widths=core.gradient_widths,
+    )
     return [*ops, output]

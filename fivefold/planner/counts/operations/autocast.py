@@ -89,9 +89,12 @@ def _normed(op: Op, *, wide: bool) -> Op:
     if normal in writes:
         writes[normal] *= 2
     return op._replace(
-        writes=writes, keeps=keeps, forward_scratch=0, moved_bytes=2 * op.moved_bytes,
+        writes=writes,
+        keeps=keeps,
+        forward_scratch=0,
+        moved_bytes=2 * op.moved_bytes,
         moved_backward_bytes=2 * op.moved_backward_bytes,
-    )  # fmt: skip
+    )
 
 
 def _cubed(op: Op) -> Op:
@@ -107,12 +110,15 @@ def _cubed(op: Op) -> Op:
 def _widened(op: Op, result: str) -> Op:
     """Return an operation or message in fp32; what it writes other than its result stays as it was."""
     return op._replace(
-        writes=op.writes | {result: 2 * op.writes[result]}, message=op.message and _in_fp32(op.message),
+        writes=op.writes | {result: 2 * op.writes[result]},
+        message=op.message and _in_fp32(op.message),
         gradients=op.gradients and {name: 2 * size for name, size in op.gradients.items()},
-        forward_scratch=2 * op.forward_scratch, backward_scratch=2 * op.backward_scratch,
-        scratch_tensor=2 * op.scratch_tensor, moved_bytes=2 * op.moved_bytes,
+        forward_scratch=2 * op.forward_scratch,
+        backward_scratch=2 * op.backward_scratch,
+        scratch_tensor=2 * op.scratch_tensor,
+        moved_bytes=2 * op.moved_bytes,
         moved_backward_bytes=2 * op.moved_backward_bytes,
-    )  # fmt: skip
+    )
 
 
 def _in_fp32(message: Message) -> Message:

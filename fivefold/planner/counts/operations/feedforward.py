@@ -30,9 +30,14 @@ def experts(local: Local, source: str) -> list[Op]:
     assert moe is not None
     size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
     gather = Op(
-        "moe.dispatch", "embedding", (source, "weights"), {"routed": moe.topk * size, "share": 4 * sent},
-        keeps=("permutation",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
-    )  # fmt: skip
+        "moe.dispatch",
+        "embedding",
+        (source, "weights"),
+        {"routed": moe.topk * size, "share": 4 * sent},
+        keeps=("permutation",),
+        moved_bytes=2 * moe.topk * size,
+        moved_backward_bytes=(moe.topk + 1) * size,
+    )
     ops = [*_router(local, source), gather]
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
     shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
@@ -52,9 +57,15 @@ def experts(local: Local, source: str) -> list[Op]:
         ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
-        Op("moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
-           moved_backward_bytes=2 * moe.topk * size)
-    )  # fmt: skip
+        Op(
+            "moe.combine",
+            "embedding",
+            ("returned",),
+            {combined: size},
+            moved_bytes=(moe.topk + 1) * size,
+            moved_backward_bytes=2 * moe.topk * size,
+        )
+    )
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
 
 
@@ -144,12 +155,15 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
     if in_fp8:
         ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * scaled_row_bytes})
     arrival = Op(
-        "moe.arrive", "message", (tensor, "share", cast if in_fp8 else "routed"),
+        "moe.arrive",
+        "message",
+        (tensor, "share", cast if in_fp8 else "routed"),
         {"arrived": received * row_bytes, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
-        differentiates=(tensor, "share"), stays=("dispatch_plan",),
+        differentiates=(tensor, "share"),
+        stays=("dispatch_plan",),
         # the sent copy is freed
         forward_scratch=max(0, received - sent) * scaled_row_bytes if in_fp8 and _needs_sort(local) else 0,
-    )  # fmt: skip
+    )
     return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrival]
 
 
@@ -212,9 +226,13 @@ def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[li
             max(local_bytes + arrived_bytes, local_bytes + sent_bytes + wgrad_bytes) - arrived_bytes - wgrad_bytes
         )
     arrival = arrival._replace(
-        keeps=(*arrival.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
-        backward_scratch=held_bytes + sent_bytes, product_bytes=held_bytes, scratch_of_casts=(0, casts),
-    )  # fmt: skip
+        keeps=(*arrival.keeps, *first[0].keeps),
+        delivers=True,
+        gradient_widths=tuple(weights),
+        backward_scratch=held_bytes + sent_bytes,
+        product_bytes=held_bytes,
+        scratch_of_casts=(0, casts),
+    )
     return [*there[:-1], arrival], [op._replace(gradient_widths=()) if op in first else op for op in mine]
 
 
@@ -235,10 +253,13 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         widths = tuple(size * local_experts for size in op.gradient_widths)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
-            parameters=op.parameters * local_experts, gradient_widths=widths[:of_matmul],
+            parameters=op.parameters * local_experts,
+            gradient_widths=widths[:of_matmul],
             biases=sum(widths[of_matmul:]),
-            shape=(max(1, rows // local_experts), *op.shape[1:]), batch=local_experts, keeps=(*op.keeps, *ends),
-        )  # fmt: skip
+            shape=(max(1, rows // local_experts), *op.shape[1:]),
+            batch=local_experts,
+            keeps=(*op.keeps, *ends),
+        )
         return settled(op, local.job)
 
     ops = [*entry.ops]
@@ -257,15 +278,18 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         scratch = 2 * rows * ffn * width
     ops.append(
         activation._replace(
-            reads=(*activation.reads, share), keeps=(*activation.keeps, share), backward_scratch=scratch,
+            reads=(*activation.reads, share),
+            keeps=(*activation.keeps, share),
+            backward_scratch=scratch,
         )
-    )  # fmt: skip
+    )
     down_input = activated
     if keeps_casts(local):
         down_input = f"{activated}.cast"
         ops.append(cast(local, activated, down_input, numel=rows * ffn))
-    down = matmul("moe.experts.down", down_input, out, rows=rows, into=ffn, outof=model.width, width=width,
-                  bias=moe.expert_bias)  # fmt: skip
+    down = matmul(
+        "moe.experts.down", down_input, out, rows=rows, into=ffn, outof=model.width, width=width, bias=moe.expert_bias
+    )
     return [*ops, grouped(down)]
 
 
@@ -335,6 +359,10 @@ def _clamped_apart(op: Op, *, size: int) -> Op:
     """
     clamped = op.name.replace(".act", ".clamped")
     return op._replace(
-        writes=op.writes | {clamped: 2 * size}, keeps=(*op.keeps, clamped), backward_scratch=2 * size, scratch_tensor=0,
-        moved_bytes=op.moved_bytes + 8 * size, moved_backward_bytes=op.moved_backward_bytes + 10 * size,
-    )  # fmt: skip
+        writes=op.writes | {clamped: 2 * size},
+        keeps=(*op.keeps, clamped),
+        backward_scratch=2 * size,
+        scratch_tensor=0,
+        moved_bytes=op.moved_bytes + 8 * size,
+        moved_backward_bytes=op.moved_backward_bytes + 10 * size,
+    )

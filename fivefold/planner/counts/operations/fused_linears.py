@@ -73,14 +73,21 @@ def _fused(ops: Sequence[Op], *, width: int) -> Op:
     forward += _casts_forward(linears, cut=reduce is not None and size < partial)
     keeps = tuple(dict.fromkeys((*keeps, *(gather.keeps if gather else ()), *(reduce.keeps if reduce else ()))))
     return first._replace(
-        reads=(gather or first).reads, writes=writes, keeps=keeps,
+        reads=(gather or first).reads,
+        writes=writes,
+        keeps=keeps,
         parameters=sum(op.parameters for op in linears),
         gradient_widths=tuple(size for op in linears for size in op.gradient_widths),
         biases=sum(op.biases for op in linears),
-        flops=sum(op.flops for op in linears), causal_flops=sum(op.causal_flops for op in linears),
-        forward_scratch=forward, backward_scratch=backward, product_bytes=product, recomputed=first.recomputed,
-        delivers=True, scratch_of_casts=_casts_backward(linears, width=width),
-    )  # fmt: skip
+        flops=sum(op.flops for op in linears),
+        causal_flops=sum(op.causal_flops for op in linears),
+        forward_scratch=forward,
+        backward_scratch=backward,
+        product_bytes=product,
+        recomputed=first.recomputed,
+        delivers=True,
+        scratch_of_casts=_casts_backward(linears, width=width),
+    )
 
 
 def _casts_forward(linears: Sequence[Op], *, cut: bool) -> int:

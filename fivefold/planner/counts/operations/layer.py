@@ -44,10 +44,13 @@ def embedding(local: Local) -> list[Op]:
         add = elementwise("embed.positions", "embedding", (source,), "xp", size=local.stream_bytes)
         ops.append(
             add._replace(
-                parameters=table, gradient_widths=(table,), passes=True, forward_scratch=8 * local.stream_rows,
+                parameters=table,
+                gradient_widths=(table,),
+                passes=True,
+                forward_scratch=8 * local.stream_rows,
                 backward_scratch=8 * local.stream_rows,
             )
-        )  # fmt: skip
+        )
     if model.dropout_rates.embedding:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
@@ -163,11 +166,18 @@ def head(local: Local) -> list[Op]:
     project = norm_output.column("head.out", "logits", outof=vocab, bias=model.head_bias)
     vocab_reduce = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
-        "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True, shape=(rows, vocab, model.width),
-        moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
+        "loss",
+        "loss",
+        ("logits",),
+        {"loss": 4},
+        keeps=("logits",),
+        in_place=True,
+        shape=(rows, vocab, model.width),
+        moved_bytes=2 * logits,
+        moved_backward_bytes=2 * logits,
         forward_scratch=_softmax_bytes(local, rows),
         message=vocab_reduce,
-    )  # fmt: skip
+    )
     fp32_logits, keeps_logits = (
         rows * vocab * 4,
         job.stack.loss == "narrow" or (part.piped and job.stack.outputs == "held"),
@@ -178,24 +188,35 @@ def head(local: Local) -> list[Op]:
         separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
             writes={"loss": 4, "softmax": fp32_logits},
-            keeps=("logits", "softmax") if keeps_logits else ("softmax",), in_place=False,
+            keeps=("logits", "softmax") if keeps_logits else ("softmax",),
+            in_place=False,
             forward_scratch=fp32_logits * separate + (fp32_logits if width < 4 else 0),
-            backward_scratch=(2 + separate) * fp32_logits - logits, scratch_tensor=fp32_logits,
-            moved_bytes=logits + 3 * fp32_logits, moved_backward_bytes=logits + 3 * fp32_logits,
-        )  # fmt: skip
+            backward_scratch=(2 + separate) * fp32_logits - logits,
+            scratch_tensor=fp32_logits,
+            moved_bytes=logits + 3 * fp32_logits,
+            moved_backward_bytes=logits + 3 * fp32_logits,
+        )
     elif job.stack.loss == "narrow":  # the caller holds the logits too
         loss = loss._replace(
-            writes={"loss": 4, "softmax": logits}, keeps=("logits", "softmax"), in_place=False, forward_scratch=0,
-            backward_scratch=logits, moved_bytes=3 * logits, moved_backward_bytes=4 * logits,
-        )  # fmt: skip
+            writes={"loss": 4, "softmax": logits},
+            keeps=("logits", "softmax"),
+            in_place=False,
+            forward_scratch=0,
+            backward_scratch=logits,
+            moved_bytes=3 * logits,
+            moved_backward_bytes=4 * logits,
+        )
     elif job.stack.loss in ("widened", "copied"):
         loss = loss._replace(
-            writes={"loss": 4, "softmax": fp32_logits}, keeps=("softmax",), in_place=False,
+            writes={"loss": 4, "softmax": fp32_logits},
+            keeps=("softmax",),
+            in_place=False,
             # the 16-bit logits are freed before the fp32 ones are copied
             forward_scratch=fp32_logits - logits if job.stack.loss == "copied" else 0,
             # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
-            moved_bytes=logits + 9 * fp32_logits, moved_backward_bytes=logits + 3 * fp32_logits,
-        )  # fmt: skip
+            moved_bytes=logits + 9 * fp32_logits,
+            moved_backward_bytes=logits + 3 * fp32_logits,
+        )
     norm_op = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
     norm_op = over_columns(local, norm_op)
     if job.stack.loss == "chunked":
@@ -227,25 +248,37 @@ def _chunked_loss(local: Local) -> list[Op]:
     if rows == chunk:  # dW is allocated after it is freed
         softmax = max(0, softmax - (weight + bias) * width)
     targets = 8 * rows if part.cp > 1 else 0  # else a view of the batch
-    ops = [Op(
-        "loss", "loss", ("h",), {"loss.own": 4, "targets": targets}, keeps=("h", "targets"),
-        parameters=weight + bias, gradient_widths=(weight, bias) if bias else (weight,),
-        flops=flops, causal_flops=flops, shape=(rows, vocab, model.width),
-        moved_backward_bytes=4 * rows * vocab * width,  # read and written in both passes of ``fused``
-        backward_scratch=2 * gathered_bytes - gathered_bytes // part.tp + logits + softmax + bias * width,
-        regathered=gathered_bytes,
-        differentiates=("h",), delivers=True,
-    )]  # fmt: skip
+    ops = [
+        Op(
+            "loss",
+            "loss",
+            ("h",),
+            {"loss.own": 4, "targets": targets},
+            keeps=("h", "targets"),
+            parameters=weight + bias,
+            gradient_widths=(weight, bias) if bias else (weight,),
+            flops=flops,
+            causal_flops=flops,
+            shape=(rows, vocab, model.width),
+            moved_backward_bytes=4 * rows * vocab * width,  # read and written in both passes of ``fused``
+            backward_scratch=2 * gathered_bytes - gathered_bytes // part.tp + logits + softmax + bias * width,
+            regathered=gathered_bytes,
+            differentiates=("h",),
+            delivers=True,
+        )
+    ]
     if part.tp > 1:
         size = rows * model.width * width
         regather, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
         n_chunks, rest = divmod(rows, chunk)
         loss_messages = [
             Message("tp", "", sums, size, regather=regather),
-            *(Message("tp", "", "all_reduce", chunk_rows * 4, times=3 * times)
-              for chunk_rows, times in ((chunk, n_chunks), (rest, 1))
-              if chunk_rows),
-        ]  # fmt: skip
+            *(
+                Message("tp", "", "all_reduce", chunk_rows * 4, times=3 * times)
+                for chunk_rows, times in ((chunk, n_chunks), (rest, 1))
+                if chunk_rows
+            ),
+        ]
         names = ("loss.own", "loss.sums", "loss.chunks", "loss.rest")
         ops += [
             exchange(result, source, result, size=4, message=message)

@@ -24,7 +24,7 @@ class Source:
 
     def __init__(
         self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True, reader: str = ""
-    ) -> None:  # fmt: skip
+    ) -> None:
         """List the operations that cast and gather ``tensor`` [rows, into].
 
         ``gathered``: its readers need the rows of all tp ranks. ``reader``: suffix of the names of the tensors made
@@ -61,9 +61,15 @@ class Source:
                 payload, *scales = travelling(local, into)
                 message = message._replace(payload=payload[1], wide_payload=size * local.outer, scales=tuple(scales))
             self.ops.append(
-                exchange(f"{tensor}.gather", self.kept, self.read, size=size * local.outer, message=message,
-                         gradient_bytes=gradient_bytes)
-            )  # fmt: skip
+                exchange(
+                    f"{tensor}.gather",
+                    self.kept,
+                    self.read,
+                    size=size * local.outer,
+                    message=message,
+                    gradient_bytes=gradient_bytes,
+                )
+            )
             if keeps_gathered:
                 self.kept = self.read
         else:
@@ -218,9 +224,14 @@ def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_
 
 
 def cast_bytes(
-    local: Local, rows: int, columns: int, *, matrices: int = 1, groups: int = 0,
+    local: Local,
+    rows: int,
+    columns: int,
+    *,
+    matrices: int = 1,
+    groups: int = 0,
     weight: Literal["", "forward", "backward"] = "",
-) -> int:  # fmt: skip
+) -> int:
     """Return the bytes of ``matrices`` of [rows, columns] in fp8 with scales, as ``trainer/model/float8`` makes them.
 
     ``groups``: the columns belong to this many experts, each with its own scales.
@@ -261,9 +272,14 @@ def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     moved = numel * local.width + 2 * size
     # backward bytes: the matmul casts its output's gradient likewise, which is counted here
     return Op(
-        out, "cast", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved,
+        out,
+        "cast",
+        (source,),
+        {out: size},
+        moved_bytes=moved,
+        moved_backward_bytes=moved,
         gradients={out: numel * local.width},
-    )  # fmt: skip
+    )
 
 
 def narrow_bytes(local: Local, numel: int) -> int:

@@ -36,9 +36,17 @@ class Part(NamedTuple):
 def part_of(layout: Layout) -> Part:
     """Return the degrees of one rank under ``layout``."""
     return Part(
-        layout.mbs, layout.cp, layout.cp_kind == "ulysses", layout.tp, layout.tp_inner, layout.sp and layout.tp > 1,
-        layout.ep, layout.etp, layout.recomputed, layout.pp > 1,
-    )  # fmt: skip
+        layout.mbs,
+        layout.cp,
+        layout.cp_kind == "ulysses",
+        layout.tp,
+        layout.tp_inner,
+        layout.sp and layout.tp > 1,
+        layout.ep,
+        layout.etp,
+        layout.recomputed,
+        layout.pp > 1,
+    )
 
 
 class Local:
@@ -48,9 +56,11 @@ class Local:
         self.model, self.job, self.part = model, job, part
         self.width, self.facts = activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(
-            norm=NORMS[model.norm], bias=model.norm_bias, fused=self.facts.fused_norms,
+            norm=NORMS[model.norm],
+            bias=model.norm_bias,
+            fused=self.facts.fused_norms,
             plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's separate kernels
-        )  # fmt: skip
+        )
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.outer = part.tp // part.tp_inner  # ranks that shard the rows of the stream; tp_inner shards its columns
         self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows

@@ -98,8 +98,10 @@ def renamed(ops: Iterable[Op], rename: Rename) -> Iterable[Op]:
     """Yield ``ops`` with new names for the tensors that they read, write and keep."""
     for op in ops:
         yield op._replace(
-            reads=tuple(map(rename, op.reads)), keeps=tuple(map(rename, op.keeps)), stays=tuple(map(rename, op.stays)),
+            reads=tuple(map(rename, op.reads)),
+            keeps=tuple(map(rename, op.keeps)),
+            stays=tuple(map(rename, op.stays)),
             writes={rename(name): size for name, size in op.writes.items()},
             differentiates=None if op.differentiates is None else tuple(map(rename, op.differentiates)),
             gradients=None if op.gradients is None else {rename(name): size for name, size in op.gradients.items()},
-        )  # fmt: skip
+        )

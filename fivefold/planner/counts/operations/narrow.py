@@ -37,9 +37,15 @@ def _narrowed(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
             for whole, cast in low_precision_names.items():
                 size = narrow_bytes(local, sizes[whole] // local.width)
                 yield Op(
-                    cast, "add", (whole,), {cast: size}, moved_bytes=sizes[whole] + size, moved_backward_bytes=0,
-                    gradients={cast: sizes[whole]}, passes=True,
-                )  # fmt: skip
+                    cast,
+                    "add",
+                    (whole,),
+                    {cast: size},
+                    moved_bytes=sizes[whole] + size,
+                    moved_backward_bytes=0,
+                    gradients={cast: sizes[whole]},
+                    passes=True,
+                )
             yield op._replace(
                 reads=tuple(low_precision_names.get(name, name) for name in op.reads),
                 keeps=tuple(low_precision_names.get(name, name) for name in op.keeps),

@@ -109,19 +109,24 @@ def is_weight_cast(op: Op) -> bool:
     return op.kind == "cast" and op.differentiates == ()
 
 
-def matmul(
-    name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False
-) -> Op:  # fmt: skip
+def matmul(name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False) -> Op:
     """Return ``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
     flops = 2 * rows * into * outof
     moved_bytes = (rows * into + into * outof + rows * outof) * width
     return Op(
-        name, "matmul", (source,), {out: rows * outof * width}, keeps=(source,),
+        name,
+        "matmul",
+        (source,),
+        {out: rows * outof * width},
+        keeps=(source,),
         parameters=into * outof + (outof if bias else 0),
         gradient_widths=(into * outof, outof) if bias else (into * outof,),
-        flops=flops, causal_flops=flops, shape=(rows, outof, into),
-        moved_bytes=moved_bytes, moved_backward_bytes=2 * moved_bytes,
-    )  # fmt: skip
+        flops=flops,
+        causal_flops=flops,
+        shape=(rows, outof, into),
+        moved_bytes=moved_bytes,
+        moved_backward_bytes=2 * moved_bytes,
+    )
 
 
 class NormKind(NamedTuple):
@@ -144,16 +149,21 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
     has_no_scratch = kind.norm.is_one_kernel and kind.fused
     has_bias = kind.norm.has_bias and kind.bias
     op = Op(
-        name, "norm", (source,), {out: numel * width, f"{out}.stat": 4 * rows * kind.norm.statistics},
+        name,
+        "norm",
+        (source,),
+        {out: numel * width, f"{out}.stat": 4 * rows * kind.norm.statistics},
         keeps=(source, f"{out}.stat"),
-        parameters=dim * (2 if has_bias else 1), gradient_widths=(dim, dim) if has_bias else (dim,),
-        moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
+        parameters=dim * (2 if has_bias else 1),
+        gradient_widths=(dim, dim) if has_bias else (dim,),
+        moved_bytes=2 * numel * width,
+        moved_backward_bytes=3 * numel * width,
         # trainer/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
         # the result if that is fp32
         forward_scratch=0 if has_no_scratch else numel * copy_bytes,
         backward_scratch=0 if has_no_scratch else numel * (8 if copy_bytes else 4),
         scratch_tensor=0 if has_no_scratch else numel * 4,
-    )  # fmt: skip
+    )
     if not kind.plain or kind.norm.is_one_kernel:
         return op
     normalized, fp32_copy = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if copy_bytes else {}
@@ -165,22 +175,41 @@ def rope(name: str, source: str, out: str, *, numel: int, width: int) -> Op:
     """Return a rotary embedding: four half-width products, concatenated; it keeps nothing."""
     size = numel * width
     return Op(
-        name, "rope", (source,), {out: size}, moved_bytes=2 * size, moved_backward_bytes=2 * size,
-        forward_scratch=size, backward_scratch=size,
-    )  # fmt: skip
+        name,
+        "rope",
+        (source,),
+        {out: size},
+        moved_bytes=2 * size,
+        moved_backward_bytes=2 * size,
+        forward_scratch=size,
+        backward_scratch=size,
+    )
 
 
 def elementwise(
-    name: str, kind: Kind, reads: tuple[str, ...], out: str, *, size: int, keeps: tuple[str, ...] = (),
-    backward_scratch: int = 0, mask: int = 0,
-) -> Op:  # fmt: skip
+    name: str,
+    kind: Kind,
+    reads: tuple[str, ...],
+    out: str,
+    *,
+    size: int,
+    keeps: tuple[str, ...] = (),
+    backward_scratch: int = 0,
+    mask: int = 0,
+) -> Op:
     """Return an operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a dropout mask."""
     writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
     return Op(
-        name, kind, reads, writes, passes=kind == "add", keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
-        moved_bytes=(len(reads) + 1) * size + mask, moved_backward_bytes=(len(reads) + len(keeps) + 1) * size + mask,
+        name,
+        kind,
+        reads,
+        writes,
+        passes=kind == "add",
+        keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
+        moved_bytes=(len(reads) + 1) * size + mask,
+        moved_backward_bytes=(len(reads) + len(keeps) + 1) * size + mask,
         backward_scratch=backward_scratch,
-    )  # fmt: skip
+    )
 
 
 def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
@@ -188,9 +217,7 @@ def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
     return elementwise(name, "activation", (source,), out, size=size, mask=mask)
 
 
-def exchange(
-    name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None
-) -> Op:  # fmt: skip
+def exchange(name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None) -> Op:
     """Return a message that writes ``out`` of ``size`` bytes from ``source``; its gradient may have another size."""
     gradients = None if gradient_bytes is None else {out: gradient_bytes}
     return Op(name, "message", (source,), {out: size}, message=message, gradients=gradients)

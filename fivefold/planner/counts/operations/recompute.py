@@ -54,9 +54,7 @@ def _groups_of(name: str, kind: str) -> frozenset[str]:
     return frozenset(op_groups)
 
 
-def recompute(
-    ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False
-) -> Unit:  # fmt: skip
+def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False) -> Unit:
     """Return ``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
 
     ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
@@ -66,8 +64,12 @@ def recompute(
     if not any(chosen):
         return Unit(tuple(ops))
     _mark_messages(ops, chosen)
-    cheap = {name for op, is_chosen in zip(ops, chosen, strict=True) if is_chosen and groups(op) & wanted & CHEAP
-             for name in op.writes}  # fmt: skip
+    cheap = {
+        name
+        for op, is_chosen in zip(ops, chosen, strict=True)
+        if is_chosen and groups(op) & wanted & CHEAP
+        for name in op.writes
+    }
     _mark_casts(ops, chosen, cheap)
     written = {name for op, is_chosen in zip(ops, chosen, strict=True) if is_chosen for name in op.writes}
     kept_by_others = {name for op, is_chosen in zip(ops, chosen, strict=True) if not is_chosen for name in op.keeps}

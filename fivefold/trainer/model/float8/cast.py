@@ -41,7 +41,7 @@ class Cast(NamedTuple):
 
 def by_tensor(
     x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
-) -> Cast:  # fmt: skip
+) -> Cast:
     """Cast with one scale [] for all of ``x``.
 
     ``amax``: max |x| if it is already known, of any shape that broadcasts to ``x``. ``powers``: the factor is rounded
@@ -50,23 +50,17 @@ def by_tensor(
     return Cast(*_cast(x, amax, ONE, ONE, dtype, powers, fused))
 
 
-def by_matrix(
-    x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
-) -> Cast:  # fmt: skip
+def by_matrix(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
     return Cast(*_cast(x, None, ALL, ALL, dtype, powers, fused))
 
 
-def by_row(
-    x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
-) -> Cast:  # fmt: skip
+def by_row(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
     return Cast(*_cast(x, None, 1, ALL, dtype, powers, fused))
 
 
-def by_tile(
-    x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
-) -> Cast:  # fmt: skip
+def by_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉].
 
     The last tile of a row may be short.
@@ -79,9 +73,7 @@ def by_tile(
 TILES_OF_POWERS = partial(by_tile, powers=True)
 
 
-def by_block(
-    w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
-) -> Cast:  # fmt: skip
+def by_block(w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉].
 
     Blocks at the border may be small.
@@ -111,7 +103,7 @@ def scale_(x: Tensor, scale: Tensor) -> None:
 @torch.library.custom_op("fivefold::cast", mutates_args=())
 def _cast(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Compute data and scale as one custom op, so that the dry run counts only its outputs, as for a fused kernel."""
     data, format_max = torch.empty(x.shape, dtype=dtype, device=x.device), torch.finfo(dtype).max
     if fused and x.numel() and (amax is None or amax.numel() == 1):
@@ -132,7 +124,7 @@ def _cast(
 @_cast.register_fake
 def _(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     return data, torch.empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, device=x.device)
 

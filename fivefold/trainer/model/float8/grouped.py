@@ -51,9 +51,7 @@ class Float8GroupedGemms(GroupedGemms):
         )
         return product
 
-    def dgrad(
-        self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         transposed_cast = held_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
         gradient_cast = self.casts.gradient(gradient)
@@ -89,9 +87,17 @@ class Float8GroupedGemms(GroupedGemms):
 
 @torch.library.custom_op("fivefold::scaled_by_group", mutates_args=())
 def scaled_by_group(
-    x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
-    offsets: Tensor, inner: int, dtype: torch.dtype, kernel: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    x_scale: Tensor,
+    x_outer: Tensor | None,
+    weights: Tensor,
+    scales: Tensor,
+    outers: Tensor | None,
+    offsets: Tensor,
+    inner: int,
+    dtype: torch.dtype,
+    kernel: bool,
+) -> Tensor:
     """Multiply fp8 rows [n, K = ``inner``] by their group's fp8 ``weights`` [E, N, K], transposed → [n, N].
 
     The result is in ``dtype``.
@@ -109,9 +115,17 @@ def scaled_by_group(
 
 @scaled_by_group.register_fake
 def _(
-    x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
-    offsets: Tensor, inner: int, dtype: torch.dtype, kernel: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    x_scale: Tensor,
+    x_outer: Tensor | None,
+    weights: Tensor,
+    scales: Tensor,
+    outers: Tensor | None,
+    offsets: Tensor,
+    inner: int,
+    dtype: torch.dtype,
+    kernel: bool,
+) -> Tensor:
     return torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
 
 
@@ -151,9 +165,17 @@ def _cast_turned(turned: Tensor, each: int, powers: bool, amax: Tensor | None) -
 
 @torch.library.custom_op("fivefold::scaled_sums", mutates_args=())
 def scaled_sums(
-    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
-    offsets: Tensor, inner: int, each: int, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_outer: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_outer: Tensor | None,
+    offsets: Tensor,
+    inner: int,
+    each: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Multiply fp8 ``a`` [M, n = ``inner``] by ``b`` [N, n] transposed, summed by group → [E, M, N].
 
     It is 0 for a group without rows. ``each``: as in ``cast_groups``.
@@ -171,17 +193,32 @@ def scaled_sums(
 
 @scaled_sums.register_fake
 def _(
-    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
-    offsets: Tensor, inner: int, each: int, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_outer: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_outer: Tensor | None,
+    offsets: Tensor,
+    inner: int,
+    each: int,
+    dtype: torch.dtype,
+) -> Tensor:
     return torch.empty(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
 @torch.library.custom_op("fivefold::scaled_sums_cast", mutates_args=())
 def scaled_sums_cast(
-    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
-    offsets: Tensor, inner: int, each: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_outer: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_outer: Tensor | None,
+    offsets: Tensor,
+    inner: int,
+    each: int,
+) -> tuple[Tensor, Tensor]:
     """Compute ``scaled_sums`` cast to e4m3 with one scale per expert, [E, 1, 1], as one custom op."""
     sums_cast = by_matrix(scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, each, torch.float32))
     return sums_cast.data, sums_cast.scale
@@ -189,9 +226,16 @@ def scaled_sums_cast(
 
 @scaled_sums_cast.register_fake
 def _(
-    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
-    offsets: Tensor, inner: int, each: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_outer: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_outer: Tensor | None,
+    offsets: Tensor,
+    inner: int,
+    each: int,
+) -> tuple[Tensor, Tensor]:
     shape = offsets.shape[0], a.shape[0], b.shape[0]
     data = torch.empty(shape, dtype=torch.float8_e4m3fn, device=a.device)
     return data, torch.empty(shape[0], 1, 1, device=a.device)

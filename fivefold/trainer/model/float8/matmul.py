@@ -153,9 +153,17 @@ def product(a: Cast, b: Cast, *, inner: int, dtype: torch.dtype, kernel: bool, f
 
 @torch.library.custom_op("fivefold::scaled_mm", mutates_args=())
 def scaled_mm(
-    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
-    dtype: torch.dtype, kernel: bool, fast: bool,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_outer: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_outer: Tensor | None,
+    inner: int,
+    dtype: torch.dtype,
+    kernel: bool,
+    fast: bool,
+) -> Tensor:
     """Compute ``product`` as one custom op, so that the dry run and the meter can count it."""
     left, right = Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)
     if kernel and a.is_cuda and units.takes(left, right):
@@ -165,16 +173,24 @@ def scaled_mm(
 
 @scaled_mm.register_fake
 def _(
-    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
-    dtype: torch.dtype, kernel: bool, fast: bool,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_outer: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_outer: Tensor | None,
+    inner: int,
+    dtype: torch.dtype,
+    kernel: bool,
+    fast: bool,
+) -> Tensor:
     return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
 @torch.library.custom_op("fivefold::scaled_mm_cast", mutates_args=())
 def scaled_mm_cast(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Compute ``product`` cast to e4m3 with one scale [1, 1] as one custom op; its fp32 product is not counted."""
     product_cast = by_matrix(emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
     return product_cast.data, product_cast.scale
@@ -183,7 +199,7 @@ def scaled_mm_cast(
 @scaled_mm_cast.register_fake
 def _(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     data = torch.empty(a.shape[0], b.shape[0], dtype=torch.float8_e4m3fn, device=a.device)
     return data, torch.empty(1, 1, device=a.device)
 

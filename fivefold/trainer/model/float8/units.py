@@ -72,9 +72,14 @@ def multiply(a: Cast, b: Cast, *, dtype: torch.dtype, fast: bool) -> Tensor:
 def multiply_by_group(x: Cast, weights: Cast, offsets: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Multiply rows ``x`` [n, K] by their group's ``weights`` [E, N, K], transposed; groups end at ``offsets``."""
     return torch._scaled_grouped_mm(
-        x.data, weights.data.mT, x.scale.view(-1), weights.scale.expand(*weights.data.shape[:2], 1).squeeze(-1)
-        .contiguous(), offs=offsets, out_dtype=dtype, use_fast_accum=True,
-    )  # fmt: skip
+        x.data,
+        weights.data.mT,
+        x.scale.view(-1),
+        weights.scale.expand(*weights.data.shape[:2], 1).squeeze(-1).contiguous(),
+        offs=offsets,
+        out_dtype=dtype,
+        use_fast_accum=True,
+    )
 
 
 def _tiled(a: Cast, b: Cast) -> bool:

@@ -16,9 +16,13 @@ Rescale = Callable[[Tensor, Tensor], None]
 
 
 def nats(
-    logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None,
+    logits: Tensor,
+    targets: Tensor,
+    times: Tensor | float | None,
+    *,
+    words: int | None = None,
     shape: LogitShape = PLAIN,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return Σ over rows of −log softmax(shaped logits)[target], in nats and fp32.
 
     ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: shaped, or with ``times`` · their gradient.
@@ -81,9 +85,7 @@ def rescale(x: Tensor, factor: Tensor) -> None:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, scale: float, loss: Nats, rescale: Rescale
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float, loss: Nats, rescale: Rescale) -> Tensor:
         ctx.rescale = rescale
         total = loss(logits, targets, scale if ctx.needs_input_grad[0] else None)
         ctx.save_for_backward(logits)
@@ -98,7 +100,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, scale: float, loss: Nats = nats, rescale: Rescale = rescale
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return ``scale`` · Σ over rows of −log softmax(logits)[target], in nats.
 
     ``logits`` [rows, V], ``targets`` [rows]. Overwrites ``logits`` with their gradient: use them for nothing else, and

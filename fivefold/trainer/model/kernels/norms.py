@@ -106,9 +106,7 @@ def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool) -> Tensor:
         mean = x.mean(-1, keepdim=True, dtype=torch.float32)
         centred = x - mean  # fp32, because the mean is
         norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
@@ -134,9 +132,7 @@ class _LayerNorm(torch.autograd.Function):
         return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None
 
 
-def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
-) -> Tensor:  # fmt: skip
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
     """Return ``(x − mean) / std · weight + bias`` over the last dim, computed in fp32.
 
     Arguments as for ``rms_norm``.
@@ -149,7 +145,7 @@ class _SpreadLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool, sums: Sums
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
         moments = sums(torch.cat((x.sum(-1, keepdim=True, dtype=torch.float32), squares), dim=-1)).div_(sums.width)
         mean = moments[:, :1].contiguous()
@@ -178,7 +174,7 @@ class _SpreadLayerNorm(torch.autograd.Function):
 
 def spread_layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: Sums
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Compute ``layer_norm`` of rows whose columns are sharded over ranks; sums of x and x² are reduced together."""
     out: Tensor = _SpreadLayerNorm.apply(x, weight, bias, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
     return out

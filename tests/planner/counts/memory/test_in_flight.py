@@ -27,23 +27,39 @@ from fivefold.record import Mistake
 from tests.planner.counts.memory.walk import walked
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
-    ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved", 2, 3, 6), ("interleaved", 4, 2, 10),
-    ("zb1p", 4, 1, 8), ("zb2p", 4, 1, 8), ("zbv", 2, 2, 6), ("dualpipe", 4, 1, 8), ("dualpipev", 2, 2, 5),
-)  # fmt: skip
+    ("gpipe", 4, 1, 6),
+    ("1f1b", 4, 1, 4),
+    ("1f1b", 4, 1, 9),
+    ("interleaved", 2, 3, 6),
+    ("interleaved", 4, 2, 10),
+    ("zb1p", 4, 1, 8),
+    ("zb2p", 4, 1, 8),
+    ("zbv", 2, 2, 6),
+    ("dualpipe", 4, 1, 8),
+    ("dualpipev", 2, 2, 5),
+)
 
 
 def test_one_forward_one_backward_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
     found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
     assert [live_pass.own[:4] for live_pass in found] == [
-        ("F", 0, True, False), ("F", 0, False, False), ("BW", 0, True, False), ("F", 0, False, False),
-        ("BW", 0, False, False), ("BW", 0, False, True),
-    ]  # fmt: skip
+        ("F", 0, True, False),
+        ("F", 0, False, False),
+        ("BW", 0, True, False),
+        ("F", 0, False, False),
+        ("BW", 0, False, False),
+        ("BW", 0, False, True),
+    ]
     # others until B, until W, sums born, those of W, reduced, weights held, and streams that stay here: none in a line
     assert [live_pass.counts[:7] for live_pass in found] == [
-        (0, 0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0, 0), (1, 0, 1, 1, 0, 0, 0),
-        (1, 0, 1, 1, 0, 0, 0), (0, 0, 1, 1, 0, 0, 0),
-    ]  # fmt: skip
+        (0, 0, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0, 0),
+        (1, 0, 1, 1, 0, 0, 0),
+        (1, 0, 1, 1, 0, 0, 0),
+        (0, 0, 1, 1, 0, 0, 0),
+    ]
     backward, end = Before("BW", 0, False), Before("BW", 0, True)
     assert [live_pass.own.before for live_pass in found] == [None, None, None, backward, None, backward]
     once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
@@ -57,16 +73,25 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
     """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: beside the other's."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=3)
     assert [live_pass.own.held for live_pass in in_order(table, 0, Rules(keeps=True))] == [
-        False, True, True, False, True, False,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
     assert [(each.own.kind, each.own.stage, each.own.held, each.counts[10:12]) for each in several[:5]] == [
-        ("F", 0, False, (0, 0)), ("F", 0, True, (0, 0)), ("F", 2, False, (1, 0)), ("F", 2, True, (1, 0)),
+        ("F", 0, False, (0, 0)),
+        ("F", 0, True, (0, 0)),
+        ("F", 2, False, (1, 0)),
+        ("F", 2, True, (1, 0)),
         ("BW", 2, True, (1, 0)),
-    ]  # fmt: skip
-    assert not any(live_pass.own.held or any(live_pass.counts[10:12]) for live_pass in in_order(
-        schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules()
-    ))  # fmt: skip
+    ]
+    assert not any(
+        live_pass.own.held or any(live_pass.counts[10:12])
+        for live_pass in in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules())
+    )
 
 
 @pytest.mark.parametrize("case", SCHEDULES, ids=str)
@@ -157,9 +182,11 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
             for each in every:
                 alike.setdefault((each.own.stage, each.own.kind), {})[each] = None
             wanted = [
-                one for _, some_of in sorted(alike.items()) for one in some_of
+                one
+                for _, some_of in sorted(alike.items())
+                for one in some_of
                 if not any(other is not one and exceeds(other, one) for other in some_of)
-            ]  # fmt: skip
+            ]
             assert list(listed.row(rank)) == wanted, (case, rules, rank)
 
 
@@ -177,6 +204,9 @@ def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
         assert kinds[one.stage] == kinds[other.stage]
         assert (one.before and one.before[::2]) == (other.before and other.before[::2])
     assert len({found.distinct[at] for at in some if found.distinct[at].stage in (1, 2, 3)}) == len(
-        {each._replace(stage=1, before=each.before and each.before._replace(stage=1))
-         for each in found.distinct if each.stage in (1, 2, 3)}
-    )  # fmt: skip
+        {
+            each._replace(stage=1, before=each.before and each.before._replace(stage=1))
+            for each in found.distinct
+            if each.stage in (1, 2, 3)
+        }
+    )

@@ -23,9 +23,7 @@ from fivefold.planner.counts.traffic import messages, per_step
 from fivefold.units import MIB
 
 # 7.5e9 parameters, as in table 1 of ZeRO; every dim is divisible by 1024, so that nothing is padded.
-ZERO_TABLE = Model(
-    name="7.5B", layers=37, width=4096, heads=32, kv_heads=32, head_dim=128, ffn=10240, vocab=32768
-)  # fmt: skip
+ZERO_TABLE = Model(name="7.5B", layers=37, width=4096, heads=32, kv_heads=32, head_dim=128, ffn=10240, vocab=32768)
 JOB = Job(sequence=16, global_batch=1024, precision=recipe("bf16-grad16"))
 
 
@@ -78,9 +76,11 @@ def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) 
 
 @settings(deadline=None)
 @given(
-    mbs=st.sampled_from([1, 2, 4]), sequence=st.sampled_from([64, 256]), layers=st.integers(1, 6),
+    mbs=st.sampled_from([1, 2, 4]),
+    sequence=st.sampled_from([64, 256]),
+    layers=st.integers(1, 6),
     text=st.sampled_from(["dp2 zero1", "dp2 zero3 ac=full", "tp2 zero0 ac=norm+act", "cp2 zero2", "tp2 zero0 nosp"]),
-)  # fmt: skip
+)
 def test_peak_grows_with_batch_sequence_and_layers(mbs: int, sequence: int, layers: int, text: str) -> None:
     def peak(mbs: int, sequence: int, layers: int) -> int:
         model = Model(name="m", layers=layers, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
@@ -95,9 +95,15 @@ def test_peak_grows_with_batch_sequence_and_layers(mbs: int, sequence: int, laye
 
 
 LAYOUTS = (
-    "dp8 zero1 mbs1", "dp8 zero2 mbs1 ac=full/2", "dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1 ac=full", "dp2 pp4 zero1 mbs1",
-    "dp2 pp4 zero0 zb1p mbs1", "dp2 pp2 v4 zero1 interleaved mbs1", "dp4 pp2 zero2 zbv mbs1",
-)  # fmt: skip
+    "dp8 zero1 mbs1",
+    "dp8 zero2 mbs1 ac=full/2",
+    "dp8 zero3 mbs1",
+    "dp4 tp2 zero3 mbs1 ac=full",
+    "dp2 pp4 zero1 mbs1",
+    "dp2 pp4 zero0 zb1p mbs1",
+    "dp2 pp2 v4 zero1 interleaved mbs1",
+    "dp4 pp2 zero2 zbv mbs1",
+)
 
 
 @pytest.mark.parametrize("text", LAYOUTS)

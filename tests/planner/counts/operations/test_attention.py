@@ -16,9 +16,16 @@ from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import part_of
 
 LATENT = Model(
-    name="latent", layers=3, width=128, heads=8, kv_heads=8, head_dim=24, ffn=320, vocab=1000,
+    name="latent",
+    layers=3,
+    width=128,
+    heads=8,
+    kv_heads=8,
+    head_dim=24,
+    ffn=320,
+    vocab=1000,
     mla=MLA(q_rank=48, kv_rank=32, nope_dim=16, rope_dim=8, v_dim=16),
-)  # fmt: skip
+)
 JOB = Job(sequence=64, global_batch=2)
 PADDED = 3 * 2 * LATENT.heads * (24 - 16) * 64**2 * 2 * LATENT.layers  # forward and backward: v as wide as q and k
 
@@ -40,12 +47,17 @@ def test_our_ring_pads_and_others_do_not(cp: int) -> None:
 def test_padding_is_held_and_not_kept() -> None:
     """Forward v and the output; backward these two, the gradient of the output and what comes of v."""
     each = 64 * LATENT.heads * 24 * 2
-    flash, blocks = (Counts(LATENT, JOB.replace(attention=kind)).unit(part_of(Layout()), Kind(False, False)).ops
-                     for kind in ("flash", "blocks"))  # fmt: skip
+    flash, blocks = (
+        Counts(LATENT, JOB.replace(attention=kind)).unit(part_of(Layout()), Kind(False, False)).ops
+        for kind in ("flash", "blocks")
+    )
     pairs = list(zip(flash, blocks, strict=True))
     assert [set(one.keeps) - {"seeds"} for one, _ in pairs] == [set(other.keeps) for _, other in pairs]
-    (more,) = ((other.forward_scratch, other.backward_scratch) for one, other in pairs
-               if one.backward_scratch != other.backward_scratch)  # fmt: skip
+    (more,) = (
+        (other.forward_scratch, other.backward_scratch)
+        for one, other in pairs
+        if one.backward_scratch != other.backward_scratch
+    )
     assert more == (2 * each, 4 * each)
 
 

@@ -35,8 +35,12 @@ pytestmark = pytest.mark.slow
 
 TOKENS = 64
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
 FAMILIES: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**SIZES, num_key_value_heads=2),
     "qwen2": transformers.Qwen2Config(**SIZES, num_key_value_heads=2),  # biases
@@ -88,9 +92,18 @@ def test_an_activation_written_out_keeps_what_autograd_saves(activation: str, pr
     fp32, a CPU's does not; so the module does it itself here.
     """
     config = transformers.GPT2Config(
-        n_embd=64, n_layer=2, n_head=4, vocab_size=256, n_positions=TOKENS, n_inner=192, activation_function=activation,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-    )  # fmt: skip
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        vocab_size=256,
+        n_positions=TOKENS,
+        n_inner=192,
+        activation_function=activation,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
     theirs = transformers.AutoModelForCausalLM.from_config(config)
     ours = from_config({**config.to_dict(), "architectures": [type(theirs).__name__]}, name="gpt2")
     part, job = part_of(Layout.parse("dp2 mbs2")), Job(stack="ddp", sequence=TOKENS, precision=precision)

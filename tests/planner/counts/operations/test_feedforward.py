@@ -19,9 +19,16 @@ from fivefold.planner.counts.operations.op import Op
 
 E, K, D, F, T = 8, 2, 128, 64, 64
 MIXTURE = Model(
-    name="mixture", layers=2, width=D, heads=8, kv_heads=8, head_dim=16, ffn=320, vocab=1000,
+    name="mixture",
+    layers=2,
+    width=D,
+    heads=8,
+    kv_heads=8,
+    head_dim=16,
+    ffn=320,
+    vocab=1000,
     moe=MoE(experts=E, topk=K, ffn=F, shared_experts=1),
-)  # fmt: skip
+)
 MOE = Kind(slides=False, moe=True)
 
 

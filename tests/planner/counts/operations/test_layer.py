@@ -23,9 +23,23 @@ from fivefold.planner.counts.operations.mtp import head_unit
 from fivefold.planner.counts.operations.op import Op
 
 GPT = Model(
-    name="gpt", layers=2, width=128, heads=4, kv_heads=4, head_dim=32, ffn=512, vocab=1000, norm="layernorm",
-    mlp="plain", activation="gelu", position="learned", dropout=0.1, qkv_bias=True, out_bias=True, mlp_bias=True,
-)  # fmt: skip
+    name="gpt",
+    layers=2,
+    width=128,
+    heads=4,
+    kv_heads=4,
+    head_dim=32,
+    ffn=512,
+    vocab=1000,
+    norm="layernorm",
+    mlp="plain",
+    activation="gelu",
+    position="learned",
+    dropout=0.1,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+)
 LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=32, ffn=344, vocab=1000)
 
 
@@ -64,8 +78,9 @@ def test_flash_attention_keeps_no_squares() -> None:
 
 def test_joint_projections_compute_and_keep_the_same() -> None:
     """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
-    apart, joint = (block(Local(LLAMA, Job(sequence=64, joint=each), Part(2, tp=2, sp=True)), layer=0)
-                    for each in (False, True))  # fmt: skip
+    apart, joint = (
+        block(Local(LLAMA, Job(sequence=64, joint=each), Part(2, tp=2, sp=True)), layer=0) for each in (False, True)
+    )
     for field in ("flops", "causal_flops", "parameters"):
         assert sum(getattr(op, field) for op in joint) == sum(getattr(op, field) for op in apart)
     assert kept(LLAMA, Job(sequence=64), sequences=2) == kept(LLAMA, Job(sequence=64, joint=True), sequences=2)

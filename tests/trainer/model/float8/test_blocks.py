@@ -70,8 +70,23 @@ def test_ties_of_nvfp4_go_to_the_even_code_and_large_values_to_six() -> None:
     assert found.outer is not None
     assert found.outer.item() == 1.0
     assert widen_blocks(found, columns=16)[0].div(448).tolist() == [
-        0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0, -0.0, -1.0, -1.0, -2.0, -2.0, -4.0, -4.0, 6.0,
-    ]  # fmt: skip
+        0.0,
+        1.0,
+        1.0,
+        2.0,
+        2.0,
+        4.0,
+        4.0,
+        6.0,
+        -0.0,
+        -1.0,
+        -1.0,
+        -2.0,
+        -2.0,
+        -4.0,
+        -4.0,
+        6.0,
+    ]
 
 
 @pytest.mark.parametrize("caster", [by_32, by_16])

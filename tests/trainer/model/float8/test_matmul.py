@@ -90,19 +90,23 @@ def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) ->
     )
     pairs = {
         "fp8": (
-            (by_tensor(x), by_tensor(w)), (by_tensor(g, dtype=E5M2), by_tensor(w.t())),
+            (by_tensor(x), by_tensor(w)),
+            (by_tensor(g, dtype=E5M2), by_tensor(w.t())),
             (by_tensor(g.t(), dtype=E5M2), by_tensor(x.t())),
         ),
         "fp8-rowwise": tuple(
             (by_row(a, powers=True), by_row(b, powers=True)) for a, b in ((x, w), (g, w.t()), (g.t(), x.t()))
         ),
         "fp8-rowwise-gw": (
-            (by_row(x, powers=True), by_row(w, powers=True)), (by_row(g, powers=True), by_matrix(w.t(), powers=True)),
+            (by_row(x, powers=True), by_row(w, powers=True)),
+            (by_row(g, powers=True), by_matrix(w.t(), powers=True)),
         ),
         "fp8-tiles": (
-            (by_tile(x), by_block(w)), (by_tile(g), by_block(w.t())), (by_tile(g.t()), by_tile(x.t())),
+            (by_tile(x), by_block(w)),
+            (by_tile(g), by_block(w.t())),
+            (by_tile(g.t()), by_tile(x.t())),
         ),
-    }[name]  # fmt: skip
+    }[name]
     expected = [written(*pair) for pair in pairs]
     if name == "fp8-rowwise-gw":
         expected.append(g.double().t() @ x.double())

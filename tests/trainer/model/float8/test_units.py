@@ -36,7 +36,7 @@ def decoded(data: Tensor, scale: Tensor, kind: Any) -> Tensor:
 def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled_mm(
         a: Tensor, b: Tensor, of_a: Tensor, kind_a: Any, of_b: Tensor, kind_b: Any, *, output_dtype: torch.dtype
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         assert a.is_contiguous()
         assert b.t().is_contiguous()
         return (decoded(a, of_a, kind_a) @ decoded(b.t(), of_b, kind_b).t()).to(output_dtype)

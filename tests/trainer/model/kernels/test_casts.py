@@ -32,8 +32,10 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def same(found: Cast, wanted: Cast) -> None:
     assert (found.data.dtype, found.data.shape, found.scale.shape) == (
-        wanted.data.dtype, wanted.data.shape, wanted.scale.shape,
-    )  # fmt: skip
+        wanted.data.dtype,
+        wanted.data.shape,
+        wanted.scale.shape,
+    )
     torch.testing.assert_close(found.scale, wanted.scale, rtol=0, atol=0, equal_nan=True)
     ours, theirs = found.data.float(), wanted.data.float()
     assert torch.equal(ours.isnan(), theirs.isnan())
@@ -43,7 +45,7 @@ def same(found: Cast, wanted: Cast) -> None:
 @pytest.mark.parametrize(
     ("dtype", "into", "powers"),
     [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, powers: bool) -> None:
     wide, tall, stack = (drawn(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))

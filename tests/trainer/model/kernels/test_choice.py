@@ -25,9 +25,17 @@ from fivefold.trainer.model.kernels.fused.kernels import TRITON
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
-    name="mixed", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83, qk_norm="head",
+    name="mixed",
+    layers=2,
+    width=24,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    ffn=50,
+    vocab=83,
+    qk_norm="head",
     moe=MoE(experts=4, topk=2, ffn=9, dense_layers=1),
-)  # fmt: skip
+)
 JOB = Job(sequence=32, global_batch=2, precision="fp32", steps=9)
 
 

@@ -59,9 +59,14 @@ def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolera
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_activations_plain_and_gated(name: str) -> None:
     gate, up = drawn(4, 6, 32), drawn(5, 6, 32)[:4]
-    theirs = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
-              "gelu_new": ACT2FN["gelu_new"], "gelu_fast": ACT2FN["gelu_fast"],
-              "relu2": lambda x: torch.square(F.relu(x))}[name]  # fmt: skip
+    theirs = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "gelu_new": ACT2FN["gelu_new"],
+        "gelu_fast": ACT2FN["gelu_fast"],
+        "relu2": lambda x: torch.square(F.relu(x)),
+    }[name]
     same(EAGER.plain(gate, name), theirs(gate), (gate,), tolerance=1e-6)
     same(EAGER.gated(gate, up, name), theirs(gate) * up, (gate, up), tolerance=1e-6)
 
@@ -75,9 +80,7 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
     shape = LogitShape(scale, cap)
     same(shape.shaped(logits @ weight * 0.1), shaped, (logits, weight), tolerance=2e-6)
     theirs = F.cross_entropy(shaped[:, :83], targets, reduction="sum") * 0.25
-    ours = cross_entropy(
-        logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, words=83, shape=shape)
-    )  # fmt: skip
+    ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, words=83, shape=shape))
     same(ours, theirs, (logits, weight), tolerance=1e-5)
 
 

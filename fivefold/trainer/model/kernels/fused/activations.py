@@ -163,9 +163,15 @@ def gate_backward(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tupl
     gradients = _pair(gate)
     if gate.numel():
         activations.gated_backward[(ceil_div(gate.numel(), ELEMENTS),)](
-            gradient.contiguous(), gate.contiguous(), up.contiguous(), *gradients, gate.numel(),
-            KIND=kind, BLOCK=ELEMENTS, num_warps=8,
-        )  # fmt: skip
+            gradient.contiguous(),
+            gate.contiguous(),
+            up.contiguous(),
+            *gradients,
+            gate.numel(),
+            KIND=kind,
+            BLOCK=ELEMENTS,
+            num_warps=8,
+        )
     return gradients
 
 
@@ -196,16 +202,23 @@ def _(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
 @torch.library.custom_op("fivefold::weighted_backward", mutates_args=())
 def weighted_backward(
     gradient: Tensor, gate: Tensor, up: Tensor, share: Tensor, kind: int
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gate, up and share."""
     from fivefold.trainer.model.kernels.triton import activations
 
     gradients, (rows, width) = (*_pair(gate), torch.empty_like(share)), gate.shape
     if rows:
         activations.weighted_backward[(rows,)](
-            gradient.contiguous(), gate.contiguous(), up.contiguous(), share.contiguous(), *gradients, width,
-            KIND=kind, BLOCK=min(WALK, power(width)), num_warps=4,
-        )  # fmt: skip
+            gradient.contiguous(),
+            gate.contiguous(),
+            up.contiguous(),
+            share.contiguous(),
+            *gradients,
+            width,
+            KIND=kind,
+            BLOCK=min(WALK, power(width)),
+            num_warps=4,
+        )
     return gradients
 
 

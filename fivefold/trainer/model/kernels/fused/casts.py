@@ -23,9 +23,7 @@ class Format(NamedTuple):
 FORMATS = {torch.float8_e4m3fn: Format(3, -6), torch.float8_e5m2: Format(2, -14)}
 
 
-def cast(
-    x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: int, columns: int, powers: bool
-) -> None:  # fmt: skip
+def cast(x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: int, columns: int, powers: bool) -> None:
     """Write ``data`` and ``scale`` of ``x``, which must have elements.
 
     A scale covers ``rows`` x ``columns``; the full matrix if rows are 0, the full tensor if -1, with the largest |x|
@@ -45,12 +43,25 @@ def cast(
     columns_per_program = program_columns if amax_bits is not None else columns or width
     fp8_format = FORMATS[data.dtype]
     casts.cast[(ceil_div(height, program_rows), ceil_div(width, columns_per_program), matrices)](
-        source, scale if amax_bits is None else amax_bits, data, scale, height, width, *source.stride(),
-        columns_per_program, torch.finfo(data.dtype).max, 0 if amax_bits is None or len(amax_bits) == 1 else 1,
-        SHARED=rows > 1, KNOWN=amax_bits is not None, POWERS=powers, SMALLEST=fp8_format.smallest,
-        ROUND=fp8_format.mantissa if knobs.runtime.interpret else 0, HEIGHT=program_rows, BLOCK=program_columns,
+        source,
+        scale if amax_bits is None else amax_bits,
+        data,
+        scale,
+        height,
+        width,
+        *source.stride(),
+        columns_per_program,
+        torch.finfo(data.dtype).max,
+        0 if amax_bits is None or len(amax_bits) == 1 else 1,
+        SHARED=rows > 1,
+        KNOWN=amax_bits is not None,
+        POWERS=powers,
+        SMALLEST=fp8_format.smallest,
+        ROUND=fp8_format.mantissa if knobs.runtime.interpret else 0,
+        HEIGHT=program_rows,
+        BLOCK=program_columns,
         num_warps=8,
-    )  # fmt: skip
+    )
 
 
 def _bits(source: Tensor, casts: object) -> Tensor:

@@ -14,9 +14,13 @@ from fivefold.units import ceil_div
 
 
 def nats(
-    logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None,
+    logits: Tensor,
+    targets: Tensor,
+    times: Tensor | float | None,
+    *,
+    words: int | None = None,
     shape: LogitShape = PLAIN,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Compute ``nats`` of ``kernels/loss.py`` in two kernels; PyTorch's kernels shape the logits first."""
     if shape != PLAIN or (words is not None and words < logits.shape[1]):
         shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
@@ -29,9 +33,14 @@ def nats(
 
 
 def into_gradient(
-    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | float, *,
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    own: Tensor | None,
+    times: Tensor | float,
+    *,
     shape: LogitShape = PLAIN,
-) -> None:  # fmt: skip
+) -> None:
     """Compute ``into_gradient`` of ``kernels/loss.py`` in one kernel; ``own`` None: every target is on this rank."""
     scale, factor = (times, 1.0) if isinstance(times, Tensor) else (None, float(times))
     overwrite(logits, lse, target, own, scale, factor * shape.scale, shape.cap or 0.0)
@@ -57,7 +66,7 @@ def _(logits: Tensor) -> Tensor:
 @torch.library.custom_op("fivefold::into_gradient", mutates_args=("logits",))
 def overwrite(
     logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
-) -> None:  # fmt: skip
+) -> None:
     """Run ``into_gradient`` with ``times`` as a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
     from fivefold.trainer.model.kernels.triton import loss
 
@@ -65,16 +74,27 @@ def overwrite(
     block = min(ELEMENTS, power(vocab))
     if rows:
         loss.into_gradient[(rows, ceil_div(vocab, block))](
-            logits, lse, target.contiguous(), lse if own is None else own.contiguous(),
-            lse if times is None else times, factor, cap, logits.stride(0), vocab,
-            OWNED=own is not None, SCALED=times is not None, CAPPED=cap > 0, BLOCK=block, num_warps=8,
-        )  # fmt: skip
+            logits,
+            lse,
+            target.contiguous(),
+            lse if own is None else own.contiguous(),
+            lse if times is None else times,
+            factor,
+            cap,
+            logits.stride(0),
+            vocab,
+            OWNED=own is not None,
+            SCALED=times is not None,
+            CAPPED=cap > 0,
+            BLOCK=block,
+            num_warps=8,
+        )
 
 
 @overwrite.register_fake
 def _(
     logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
-) -> None:  # fmt: skip
+) -> None:
     pass
 
 

@@ -16,9 +16,14 @@ from fivefold.units import ceil_div
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool,
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        centered: bool,
         plus_one: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         outputs: list[Tensor] = norm(x, weight, bias, epsilon, centered, plus_one)
         y, *stats = outputs
         ctx.save_for_backward(x, weight, *stats)
@@ -43,9 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
     return out
 
 
-def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
-) -> Tensor:  # fmt: skip
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
     """Compute ``layer_norm`` of ``kernels/norms.py`` in one kernel, or in PyTorch if heads have their own weights."""
     if weight.dim() > 1:
         return eager.layer_norm(x, weight, bias, epsilon=epsilon, plus_one=plus_one)
@@ -56,7 +59,7 @@ def layer_norm(
 @torch.library.custom_op("fivefold::norm", mutates_args=())
 def norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool, plus_one: bool
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Normalize ``x`` [..., D].
 
     Return it with rstd [..., 1] in fp32 and, if ``centered`` (LayerNorm), the mean [..., 1].
@@ -68,25 +71,38 @@ def norm(
     if rows:
         size = tile(rows, width)
         norms.forward[(ceil_div(rows, size.rows),)](
-            source, source if weight is None else weight, source if bias is None else bias, y, stats[0], stats[-1],
-            rows, width, source.stride(0), epsilon,
-            CENTERED=centered, WEIGHTED=weight is not None, BIASED=bias is not None, PLUS_ONE=plus_one,
-            TILE=size.rows, BLOCK=size.columns, num_warps=size.warps,
-        )  # fmt: skip
+            source,
+            source if weight is None else weight,
+            source if bias is None else bias,
+            y,
+            stats[0],
+            stats[-1],
+            rows,
+            width,
+            source.stride(0),
+            epsilon,
+            CENTERED=centered,
+            WEIGHTED=weight is not None,
+            BIASED=bias is not None,
+            PLUS_ONE=plus_one,
+            TILE=size.rows,
+            BLOCK=size.columns,
+            num_warps=size.warps,
+        )
     return [y, *stats]
 
 
 @norm.register_fake
 def _(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool, plus_one: bool
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     return _empty_norm(x, centered)
 
 
 @torch.library.custom_op("fivefold::norm_backward", mutates_args=())
 def norm_backward(
     gradient: Tensor, x: Tensor, weight: Tensor | None, stats: list[Tensor], biased: bool, plus_one: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Return the gradient of x, and fp32 partial sums [programs, 0 to 2, D] of that of the weight (and the bias)."""
     from fivefold.trainer.model.kernels.triton import norms
 
@@ -96,18 +112,32 @@ def norm_backward(
         return dx, partial.zero_()
     size = tile(rows, width)
     norms.backward[(len(partial),)](
-        gradient_rows, source, source if weight is None else weight, stats[0], stats[-1], dx, partial, rows, width,
-        gradient_rows.stride(0), source.stride(0),
-        CENTERED=len(stats) == 2, WEIGHTED=weight is not None, BIASED=biased, PLUS_ONE=plus_one,
-        TILE=size.rows, BLOCK=size.columns, num_warps=size.warps,
-    )  # fmt: skip
+        gradient_rows,
+        source,
+        source if weight is None else weight,
+        stats[0],
+        stats[-1],
+        dx,
+        partial,
+        rows,
+        width,
+        gradient_rows.stride(0),
+        source.stride(0),
+        CENTERED=len(stats) == 2,
+        WEIGHTED=weight is not None,
+        BIASED=biased,
+        PLUS_ONE=plus_one,
+        TILE=size.rows,
+        BLOCK=size.columns,
+        num_warps=size.warps,
+    )
     return dx, partial
 
 
 @norm_backward.register_fake
 def _(
     gradient: Tensor, x: Tensor, weight: Tensor | None, stats: list[Tensor], biased: bool, plus_one: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     return _empty_backward(x, (weight is not None) + biased)
 
 

@@ -56,11 +56,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, back: bool) -> Tenso
     if y.numel():
         head_elements = power(heads) * power(dim)
         rotary.turn[(sequences * tokens,)](
-            source, cos, sin, y, tokens, heads, dim, first, rotated_dims, *source.stride()[:3], -1.0 if back else 1.0,
-            HEADS=power(heads), HALF=power(rotated_dims // 2),
+            source,
+            cos,
+            sin,
+            y,
+            tokens,
+            heads,
+            dim,
+            first,
+            rotated_dims,
+            *source.stride()[:3],
+            -1.0 if back else 1.0,
+            HEADS=power(heads),
+            HALF=power(rotated_dims // 2),
             REST=power(dim - rotated_dims) if dim > rotated_dims else 0,
             num_warps=min(16, max(1, head_elements // 512)),
-        )  # fmt: skip
+        )
     return y
 
 

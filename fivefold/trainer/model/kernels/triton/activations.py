@@ -140,9 +140,17 @@ def weighted(gate, up, share, y, width, KIND: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def weighted_backward(
-    gradient, gate, up, share, gate_gradient, up_gradient, share_gradient, width,
-    KIND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    gradient,
+    gate,
+    up,
+    share,
+    gate_gradient,
+    up_gradient,
+    share_gradient,
+    width,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Compute the gradients of gate, up and share.
 
     A program loops along a row, whose sum is the gradient of its share.

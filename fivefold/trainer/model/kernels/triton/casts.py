@@ -56,10 +56,26 @@ def _rounded(value, SMALLEST: tl.constexpr, MANTISSA: tl.constexpr):
 
 @triton.jit
 def cast(
-    x, known, data, scales, rows, columns, matrix_stride, row_stride, column_stride, width, top, known_stride,
-    SHARED: tl.constexpr, KNOWN: tl.constexpr, POWERS: tl.constexpr, SMALLEST: tl.constexpr, ROUND: tl.constexpr,
-    HEIGHT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    known,
+    data,
+    scales,
+    rows,
+    columns,
+    matrix_stride,
+    row_stride,
+    column_stride,
+    width,
+    top,
+    known_stride,
+    SHARED: tl.constexpr,
+    KNOWN: tl.constexpr,
+    POWERS: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    ROUND: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Cast parts of ``width`` columns: of one row each, of ``HEIGHT`` rows if ``SHARED``.
 
     ``KNOWN``: ``known`` has the largest |x| of each matrix, as bits.
@@ -100,7 +116,7 @@ def cast(
 @triton.jit
 def largest(
     x, partial, rows, columns, matrix_stride, row_stride, column_stride, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """Write to ``partial`` [matrices, programs] the bits of the largest |x| of ``HEIGHT`` rows each."""
     matrix = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)

@@ -24,9 +24,20 @@ def log_sum_exp(logits, lse, stride, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def into_gradient(
-    logits, lse, target, own, times, factor, cap, stride, vocab,
-    OWNED: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    lse,
+    target,
+    own,
+    times,
+    factor,
+    cap,
+    stride,
+    vocab,
+    OWNED: tl.constexpr,
+    SCALED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Compute logits ← times · (exp(logits − lse) − 1 at the target) for ``BLOCK`` columns of a row.
 
     ``OWNED``: only some rows have their target on this rank. ``SCALED``: ``times`` is a tensor, which multiplies

@@ -12,10 +12,23 @@ import triton.language as tl
 
 @triton.jit
 def forward(
-    x, weight, bias, y, rstds, means, rows, width, stride, epsilon,
-    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, PLUS_ONE: tl.constexpr, TILE: tl.constexpr,
+    x,
+    weight,
+    bias,
+    y,
+    rstds,
+    means,
+    rows,
+    width,
+    stride,
+    epsilon,
+    CENTERED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BIASED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    TILE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Compute the norm of ``TILE`` rows.
 
     ``CENTERED``: LayerNorm, which has ``means``. ``WEIGHTED``: else w is 1. ``PLUS_ONE``: w is 1 + ``weight``.
@@ -44,10 +57,24 @@ def forward(
 
 @triton.jit
 def backward(
-    gradient, x, weight, rstds, means, dx, partial, rows, width, gradient_stride, stride,
-    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, PLUS_ONE: tl.constexpr, TILE: tl.constexpr,
+    gradient,
+    x,
+    weight,
+    rstds,
+    means,
+    dx,
+    partial,
+    rows,
+    width,
+    gradient_stride,
+    stride,
+    CENTERED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BIASED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    TILE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Compute the gradients of every tile of this program, one in ``num_programs``.
 
     ``partial`` [programs, 1 or 2, D] gets the program's dw, and db if ``BIASED``.

@@ -9,9 +9,23 @@ import triton.language as tl
 
 @triton.jit
 def turn(
-    x, cos, sin, y, tokens, heads, dim, first, turned, x_sequence, x_token, x_head, sign,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
+    x,
+    cos,
+    sin,
+    y,
+    tokens,
+    heads,
+    dim,
+    first,
+    turned,
+    x_sequence,
+    x_token,
+    x_head,
+    sign,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
     """Rotate ``x`` [B, T, heads, dim], given by strides, into contiguous ``y``.
 
     The dims [first, first + turned) are rotated; ``sign`` −1: by the inverse.
