@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 
 Item = TypeVar("Item", bound=Record)
 Frame = Literal["pandas", "arrow"]
@@ -83,7 +83,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> Any:
-    """Convert rows to a pandas ``DataFrame`` or a pyarrow ``Table``; ``Mistake`` if the library is not installed."""
+    """Convert rows to a pandas ``DataFrame`` or a pyarrow ``Table``; ``UserError`` if the library is not installed."""
     columns = _columns(list(rows))
     for name, module in (("pandas", "pandas"), ("arrow", "pyarrow")):
         if kind not in (None, name):
@@ -94,7 +94,7 @@ def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> An
             continue
         return library.DataFrame(columns) if name == "pandas" else library.table(columns)
     wanted = {"pandas": "pandas", "arrow": "pyarrow"}.get(kind or "", "pandas or pyarrow")
-    raise Mistake(f"to_frame needs {wanted}: pip install {wanted.split()[0]}")
+    raise UserError(f"to_frame needs {wanted}: pip install {wanted.split()[0]}")
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
-from fivefold.record import Mistake, Record, nearest
+from fivefold.record import Record, UserError, nearest
 from fivefold.stack.catalog import STACKS, named
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, power_of_two
@@ -249,7 +249,7 @@ def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
             return stack
         stack = stack.model_dump()
     if not isinstance(stack, dict):
-        raise Mistake(f"stack is {asked!r}; name one of {', '.join(STACKS)}, or give a table of its fields")
+        raise UserError(f"stack is {asked!r}; name one of {', '.join(STACKS)}, or give a table of its fields")
     name = stack.get("name")
     fields = (STACKS[name].model_dump() if isinstance(name, str) and name in STACKS else {}) | stack | changes
     try:
@@ -304,7 +304,7 @@ class Job(Record):
                 )
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
                 values["precision"] = RECIPES[name].model_dump() | precision
-        except Mistake as error:
+        except UserError as error:
             raise ValueError(str(error)) from None
         return values
 

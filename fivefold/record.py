@@ -1,6 +1,7 @@
 """``Record``, the frozen, validated base of all records: unknown keys and bad values give a one-line message.
 
-``Mistake`` is an error of the user (exit code 2), ``Fault`` one of the system (exit code 1). Both print one line.
+``UserError`` is an error of the user (exit code 2), ``RunFailure`` one of the system (exit code 1). Both print one
+line.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pydantic_core import ErrorDetails
 from fivefold.bounded_file import RECORD_BYTES, ROWS_BYTES, read_bytes
 
 
-class Mistake(ValueError):
+class UserError(ValueError):
     """An error that the user can correct: one line that says what is wrong, by how much, and what to do."""
 
 
-class Fault(RuntimeError):
+class RunFailure(RuntimeError):
     """An error of the system, such as a full disk or a dead worker, in one line."""
 
 
@@ -33,7 +34,7 @@ class StopSignal(BaseException):
     """Raised by SIGINT and SIGTERM, with the signal's name. A BaseException, so that ``except Exception`` misses it."""
 
 
-class Remark(UserWarning):
+class UsageWarning(UserWarning):
     """A one-line warning about something that is legal, but perhaps not intended."""
 
 
@@ -68,11 +69,11 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str) -> Self:
-        """Validate ``values``; a ``Mistake`` names ``origin``, the field and the nearest known field."""
+        """Validate ``values``; a ``UserError`` names ``origin``, the field and the nearest known field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise Mistake(f"{origin}: {explain(error, cls)}") from None
+            raise UserError(f"{origin}: {explain(error, cls)}") from None
 
 
 SHOWN = 8  # errors listed in one line at most
@@ -230,30 +231,30 @@ def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> st
 
 
 def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
-    """Read a user's file as UTF-8; ``Mistake`` if it cannot be read as ``kind``, which the message names.
+    """Read a user's file as UTF-8; ``UserError`` if it cannot be read as ``kind``, which the message names.
 
     ``most_bytes`` replaces the limit of ``bounded_file`` for its suffix.
     """
     try:
         return read_bytes(path, most_bytes=most_bytes).decode().replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
-        raise Mistake(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise Mistake(f"{path}: cannot be read as {kind}: {reason}") from None
+        raise UserError(f"{path}: cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte
-        raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
+        raise UserError(f"{str(path)!r}: is not a name of a file: {error}") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a ``.toml`` or ``.json`` file as a dictionary; ``Mistake`` if it is missing or invalid."""
+    """Read a ``.toml`` or ``.json`` file as a dictionary; ``UserError`` if it is missing or invalid."""
     text = read_text(path, kind="UTF-8 text")
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets
-        raise Mistake(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
+        raise UserError(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
     if not isinstance(values, dict):
-        raise Mistake(f"{path}: holds {describe_json(values)}, not a table of keys")
+        raise UserError(f"{path}: holds {describe_json(values)}, not a table of keys")
     return values
 
 
@@ -267,7 +268,7 @@ def describe_json(value: object) -> str:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
     if path.exists() and path.stat().st_size > ROWS_BYTES:
-        raise Mistake(f"{path}: holds more than {ROWS_BYTES >> 20} MiB, the most lines that are read at once")
+        raise UserError(f"{path}: holds more than {ROWS_BYTES >> 20} MiB, the most lines that are read at once")
     return list(iterate_lines(path))
 
 
@@ -276,7 +277,7 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     if not path.is_file():
-        raise Mistake(f"{path}: is no regular file")
+        raise UserError(f"{path}: is no regular file")
     count = 0
     with path.open("rb") as file:
         while line := file.readline(RECORD_BYTES):
@@ -285,12 +286,12 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
             except UnicodeDecodeError:
                 if count and not line.endswith(b"\n"):  # cut short within a character
                     return
-                raise Mistake(f"{path}: cannot be read as UTF-8 text") from None
+                raise UserError(f"{path}: cannot be read as UTF-8 text") from None
             except (ValueError, RecursionError):
                 return
             count += 1
             if not isinstance(values, dict):
-                raise Mistake(f"{path}: line {count} holds {describe_json(values)}, not a table of keys")
+                raise UserError(f"{path}: line {count} holds {describe_json(values)}, not a table of keys")
             yield values
 
 
@@ -300,8 +301,8 @@ def locate(name: str, *, beside: Path) -> str:
     return str(path) if name and path.exists() else name
 
 
-def nearest(word: str, known: list[str], *, kind: str) -> Mistake:
-    """Make the ``Mistake`` for an unknown name: ``unknown model 'lama3-8b'; did you mean llama3-8b?``."""
+def nearest(word: str, known: list[str], *, kind: str) -> UserError:
+    """Make the ``UserError`` for an unknown name: ``unknown model 'lama3-8b'; did you mean llama3-8b?``."""
     close = get_close_matches(word, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known))}"
-    return Mistake(f"unknown {kind} {word!r}; {hint}")
+    return UserError(f"unknown {kind} {word!r}; {hint}")

@@ -16,7 +16,7 @@ from fivefold.bounded_file import MIB, drop_torn_line, read_bytes, read_end
 from fivefold.diagnosis.explain import explain
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.profiling.traces import read as read_trace
-from fivefold.record import Mistake, read_file, read_lines, read_text
+from fivefold.record import UserError, read_file, read_lines, read_text
 from fivefold.results import run_folder, trace_file
 from fivefold.trainer.data.corpus import list_files
 from fivefold.trainer.data.tokenizer import load
@@ -68,7 +68,7 @@ def test_a_link_to_what_never_ends_is_refused_at_once(tmp_path: Path, name: str)
     }
     for reader in readers[name]:
         begin = time.process_time()
-        with pytest.raises(Mistake, match=r"is a device or a socket; name a file or a pipe|is no regular file"):
+        with pytest.raises(UserError, match=r"is a device or a socket; name a file or a pipe|is no regular file"):
             reader(path)
         assert time.process_time() - begin < 1
 
@@ -80,14 +80,14 @@ def test_sizes_are_bounded_by_kind(tmp_path: Path, name: str, limit: int) -> Non
     path = tmp_path / name
     with path.open("wb") as file:
         file.truncate(limit * MIB + 1)  # of holes: no disk is used
-    with pytest.raises(Mistake, match=rf"{name}: .*holds more than {limit} MiB, the most"):
+    with pytest.raises(UserError, match=rf"{name}: .*holds more than {limit} MiB, the most"):
         read_lines(path) if name.endswith("l") and "log" in name else read_text(path, kind="text")
 
 
 def test_the_page_reads_no_step_of_gigabytes(tmp_path: Path) -> None:
     with (tmp_path / "step.json").open("wb") as file:
         file.truncate(3 * 2**29)
-    with pytest.raises(Mistake, match=r"step\.json: cannot be read as UTF-8 text: holds more than 64 MiB"):
+    with pytest.raises(UserError, match=r"step\.json: cannot be read as UTF-8 text: holds more than 64 MiB"):
         run_folder.read(tmp_path)
 
 
@@ -105,21 +105,21 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(bounded_file, "PIPE_SECONDS", 0.2)
     os.mkfifo(tmp_path / "nobody.toml")
     for reader in (read_file, read_table, load, lambda path: explain([path]), lambda path: read_trace([path])):
-        with pytest.raises(Mistake, match=r"the pipe did not end in 0.2 s; write it to a file first"):
+        with pytest.raises(UserError, match=r"the pipe did not end in 0.2 s; write it to a file first"):
             reader(tmp_path / "nobody.toml")
     os.mkfifo(tmp_path / "corpus.txt")
-    with pytest.raises(Mistake, match="is no regular file"):
+    with pytest.raises(UserError, match="is no regular file"):
         list_files(str(tmp_path))
     (tmp_path / "trace").mkdir()
     os.mkfifo(tmp_path / "trace" / "rank0.json")
-    with pytest.raises(Mistake, match="did not end"):
+    with pytest.raises(UserError, match="did not end"):
         trace_file.read(tmp_path)
 
 
 def test_a_pipe_without_end_is_left(tmp_path: Path) -> None:
     with (
         feeding(tmp_path / "run.toml", b"x" * 65_536),
-        pytest.raises(Mistake, match="holds more than 4 MiB, the most that is read of such a file"),
+        pytest.raises(UserError, match="holds more than 4 MiB, the most that is read of such a file"),
     ):
         read_file(tmp_path / "run.toml")
 

@@ -20,7 +20,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import scaled
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 
 ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}
 EXPERTS = {"experts": 2**11, "topk": 1, "ffn": 2**22}
@@ -62,18 +62,18 @@ def test_every_number_has_a_limit(noun: type[Record]) -> None:
 
 @pytest.mark.parametrize("field", [*ONE, "positions", "window"])
 def test_one_size_beyond_all_bounds_is_refused(field: str) -> None:
-    with pytest.raises(Mistake, match=rf"{field}: must be \d+ or less, not 10000000000"):
+    with pytest.raises(UserError, match=rf"{field}: must be \d+ or less, not 10000000000"):
         Model.read({"name": "one", **ONE, field: 10**10}, origin="one.toml")
 
 
 def test_sizes_that_are_each_sound_and_together_too_large() -> None:
     Model.read({"name": "one", **ONE, "layers": 2**12}, origin="one.toml")
-    with pytest.raises(Mistake, match=r"about 7e\+19 parameters are more than 1e\+17; make it smaller"):
+    with pytest.raises(UserError, match=r"about 7e\+19 parameters are more than 1e\+17; make it smaller"):
         Model.read({"name": "one", **ONE, "layers": 2**12, "width": 2**20, "moe": EXPERTS}, origin="one.toml")
     endless = Job(sequence=2**30, global_batch=2**20, attention="unfused")
-    with pytest.raises(Mistake, match=r"would hold about \de\+\d\d bytes on a rank, and more than 1e\+18 are not"):
+    with pytest.raises(UserError, match=r"would hold about \de\+\d\d bytes on a rank, and more than 1e\+18 are not"):
         predict(model=named("llama3-70b"), machine=CHIPS, layout=Layout(mbs=2**20), job=endless)
-    with pytest.raises(Mistake, match=r"ramp.step=1 makes 16777215 sizes"):
+    with pytest.raises(UserError, match=r"ramp.step=1 makes 16777215 sizes"):
         Job.read({"global_batch": 2**24, "ramp": {"first": 1, "step": 1, "every": 1}}, origin="job")
 
 
@@ -87,7 +87,7 @@ def test_what_there_is_stays_below_even_32_times_as_wide(name: str) -> None:
 def test_a_config_of_huge_sizes_is_refused_at_once(tmp_path: Path, family: str, key: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, key: HUGE}))
     begin = time.process_time()
-    with pytest.raises(Mistake, match=rf"{key}: must be \d+ or less, not 100000000"):
+    with pytest.raises(UserError, match=rf"{key}: must be \d+ or less, not 100000000"):
         resolve(str(tmp_path))
     assert time.process_time() - begin < 0.5
 
@@ -99,7 +99,9 @@ def test_a_schedule_is_played_or_refused_at_once(schedule: str) -> None:
     begin = time.process_time()
     job = Job(sequence=64, global_batch=2**23 + 1)
     if layout.schedule in ("gpipe", "interleaved"):
-        with pytest.raises(Mistake, match=r"8388609 micro-batches of .* stages are too many to play; raise dp or mbs"):
+        with pytest.raises(
+            UserError, match=r"8388609 micro-batches of .* stages are too many to play; raise dp or mbs"
+        ):
             predict(model=named("tiny"), machine=CHIPS, layout=layout, job=job)
     else:
         predict(model=named("tiny"), machine=CHIPS, layout=layout, job=job)
@@ -129,6 +131,6 @@ def test_a_long_pipeline_without_a_period_takes_seconds() -> None:
 def test_a_limit_of_one_field_is_no_looser_than_of_its_kind(
     noun: type[Record], values: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         noun.read(values, origin="file")
     assert says in str(refusal.value)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fivefold import cli
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.forked_python import true_interpreters
 
 PREDICT = ("predict", "nano", "h100:8", "dp8")
@@ -163,7 +163,7 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch, capfd:
 
     def go_on(_model: str) -> None:
         signal.raise_signal(signal.SIGINT)
-        raise Mistake("it went on")
+        raise UserError("it went on")
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from fivefold.job import RECIPES, Job, recipe
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 # Published totals in bytes per parameter; the sources stand beside the recipes.
 TOTALS = {
@@ -53,14 +53,14 @@ def test_a_recipe_by_name_is_the_recipe() -> None:
 def test_a_table_of_precision_changes_the_recipe_that_it_names() -> None:
     read = Job.read({"precision": {"name": "fp8", "gathers": "fp8"}}, origin="job").precision
     assert read == RECIPES["fp8"].replace(gathers="fp8") == RECIPES["fp8-wire"].replace(name="fp8")
-    with pytest.raises(Mistake, match=r"^job: unknown key 'precision.gather'; did you mean 'gathers'\?"):
+    with pytest.raises(UserError, match=r"^job: unknown key 'precision.gather'; did you mean 'gathers'\?"):
         Job.read({"precision": {"name": "fp8", "gather": "fp8"}}, origin="job")
-    with pytest.raises(Mistake, match=r"^job: precision: dispatches='fp8' needs fp8 matmuls on tiles"):
+    with pytest.raises(UserError, match=r"^job: precision: dispatches='fp8' needs fp8 matmuls on tiles"):
         Job.read({"precision": {"name": "fp8", "dispatches": "fp8"}}, origin="job")
 
 
 def test_unknown_precision_names_the_nearest() -> None:
-    with pytest.raises(Mistake, match=r"^job\.toml: unknown precision 'bf61'; did you mean .*bf16"):
+    with pytest.raises(UserError, match=r"^job\.toml: unknown precision 'bf61'; did you mean .*bf16"):
         Job.read({"precision": "bf61"}, origin="job.toml")
 
 
@@ -85,7 +85,7 @@ def test_warmup_cannot_outlast_the_run() -> None:
     ],
 )
 def test_what_no_run_can_mean_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(Mistake, match=r"^job: "):
+    with pytest.raises(UserError, match=r"^job: "):
         Job.read(values, origin="job")
 
 

@@ -153,7 +153,7 @@ def test_python_says_it_too(call: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
     (tmp_path / "fivefold/local.toml").write_text((ROOT / "examples/machines/whole.toml").read_text())
     bare = BARE.rpartition("from fivefold")[0]
-    code = f"{bare}import fivefold as ff\ntry:\n    {call}\nexcept ff.Mistake as mistake:\n    print(mistake)\n"
+    code = f"{bare}import fivefold as ff\ntry:\n    {call}\nexcept ff.UserError as mistake:\n    print(mistake)\n"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

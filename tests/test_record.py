@@ -10,7 +10,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record, nearest, read_file, read_lines
+from fivefold.record import Record, UserError, nearest, read_file, read_lines
 from fivefold.step import Step
 
 
@@ -26,7 +26,7 @@ class Bicycle(Record):
 
 
 def line(values: dict[str, Any], record: type[Record] = Bicycle) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         record.read(values, origin="bike.toml")
     text = str(caught.value)
     assert "\n" not in text
@@ -113,16 +113,16 @@ def test_a_varied_record_is_checked_without_what_it_holds() -> None:
 def test_an_unreadable_file_is_one_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_file(path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_file(tmp_path / "none.toml")
-    with pytest.raises(Mistake, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_file(tmp_path)
 
 
@@ -156,17 +156,17 @@ def test_every_noun_has_a_json_schema_and_refuses_unknown_keys(noun: type[Record
 def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "step.json"
     path.write_text(text)
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         read_file(path)
 
 
 def test_lines_of_another_kind_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"a": 1}\n[2]\n')
-    with pytest.raises(Mistake, match="line 2 holds a list, not a table"):
+    with pytest.raises(UserError, match="line 2 holds a list, not a table"):
         read_lines(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(Mistake, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_lines(path)
     path.write_text('{"a": 1}\n{"a": ' + "[" * 3000)
     assert read_lines(path) == [{"a": 1}]

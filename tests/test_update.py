@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.job import Job
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.update import Optimizer, Ramp
 
 
@@ -53,7 +53,7 @@ def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int
     ],
 )
 def test_what_no_run_can_mean_is_refused(values: dict[str, object], line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         Job.read(values, origin="run")
 
 

@@ -21,7 +21,7 @@ from benchmarks.published.case import Case, Excluded, Message
 from benchmarks.published.intervals import coverage
 from benchmarks.published.score import Score, score, score_message, summarise
 from benchmarks.published.table import Summary, markdown
-from fivefold.record import Mistake, Record, nearest
+from fivefold.record import Record, UserError, nearest
 
 if TYPE_CHECKING:
     from benchmarks.published.left_out import Fit
@@ -77,7 +77,7 @@ class Report(Record):
 
 
 def reader(source: str) -> Reader:
-    """The reader of one source; a ``Mistake`` names the nearest where there is none."""
+    """The reader of one source; a ``UserError`` names the nearest where there is none."""
     if source not in SOURCES:
         raise nearest(source, list(SOURCES), kind="source")
     cases: Reader = import_module(f"{__name__}.readers.{source}").cases
@@ -111,7 +111,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
                 continue
             try:
                 step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
-            except Mistake as refused:
+            except UserError as refused:
                 excluded.append(Refusal(source=case.source, row=case.row, rule=str(refused)))
             else:
                 plan = planner(case.model, case.machine, case.job)

@@ -93,11 +93,11 @@ def _halves(sources: tuple[str, ...], *, json: bool) -> None:
 
 def _draw(report: Report, folder: Path) -> None:
     from benchmarks.published import charts as published_charts
-    from fivefold.record import Mistake
+    from fivefold.record import UserError
     from fivefold.rendering.charts import save
 
     if folder.exists() and not folder.is_dir():
-        raise Mistake(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder}: is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     points = [
         (s.source, s.row, s.quantity, s.ranks, s.predicted, s.measured)

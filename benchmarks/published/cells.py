@@ -1,6 +1,6 @@
 """The cells of a row as our nouns: hardware, model, schedule, recomputation, precision, counts.
 
-A cell that is missing, malformed or names what we have no name for raises a ``Mistake`` of one line: the row is left
+A cell that is missing, malformed or names what we have no name for raises a ``UserError`` of one line: the row is left
 out by it, and ``published --excluded`` prints it. Nothing is guessed from a cell that was not understood.
 """
 
@@ -19,7 +19,7 @@ from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 Row = dict[str, str]
 
@@ -33,7 +33,7 @@ def integer(row: Row, key: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()) or int(text) > LARGEST:
-        raise Mistake(f"{key} is {text!r}, which is no whole number up to {LARGEST:g}")
+        raise UserError(f"{key} is {text!r}, which is no whole number up to {LARGEST:g}")
     return int(text)
 
 
@@ -41,7 +41,7 @@ def needed(row: Row, key: str) -> int:
     """The integer in a cell, 1 or more, without which there is no run to predict."""
     found = integer(row, key)
     if found < 1:
-        raise Mistake(f"{key} is {row[key]!r}" if row.get(key) else f"{key} is not printed")
+        raise UserError(f"{key} is {row[key]!r}" if row.get(key) else f"{key} is not printed")
     return found
 
 
@@ -58,7 +58,7 @@ def number(row: Row, key: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 <= found < math.inf:
-        raise Mistake(f"{key} is {text!r}, which is no figure")
+        raise UserError(f"{key} is {text!r}, which is no figure")
     return found
 
 
@@ -67,18 +67,18 @@ def sharding(row: Row, *, silent: int) -> int:
     text = row.get("zero", "")
     match = re.fullmatch(r"([0-3])( \(.*\))?", text)
     if text and not match:
-        raise Mistake(f"zero is {text!r}, which is no stage of ZeRO")
+        raise UserError(f"zero is {text!r}, which is no stage of ZeRO")
     return int(match[1]) if match else silent
 
 
 def chip(text: str) -> str:
     """The catalog's chip in ``A100-80GB``, ``DGX-GB300``, ``H200 SXM 141GB``; its memory must be the one printed."""
     if not text:
-        raise Mistake("the hardware is not printed")
+        raise UserError("the hardware is not printed")
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"rtx[ -]?", "rtx", text.lower())))
     found = [name for name in machines.names() if name in words]
     if len(found) != 1 or re.search(r"not (named|certain)", text):
-        raise Mistake(f"hardware {text!r} is no chip of our catalog")
+        raise UserError(f"hardware {text!r} is no chip of our catalog")
     if "pcie" in words:
         found = [f"{found[0]}-pcie"] if f"{found[0]}-pcie" in machines.names() else []
     else:
@@ -91,7 +91,7 @@ def chip(text: str) -> str:
         if not memory or abs(machine(name, 1).chip.memory_bytes / unit / int(memory[1]) - 1) < 0.1
     ]
     if not fits:
-        raise Mistake(f"hardware {text!r}: our catalog has no such part")
+        raise UserError(f"hardware {text!r}: our catalog has no such part")
     return fits[0]
 
 
@@ -118,7 +118,7 @@ def named_model(text: str) -> Model:
     """The catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
     found = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
     if found is None:
-        raise Mistake(f"model {text!r} is not in our catalog")
+        raise UserError(f"model {text!r} is not in our catalog")
     return models.resolve(found)
 
 
@@ -126,7 +126,7 @@ def printed(model: Model, row: Row) -> Model:
     """``model`` with the layers and the vocabulary that the row prints; what else it prints must be the model's."""
     moe = model.moe
     if moe and not row.get("ep"):
-        raise Mistake("over how many ranks the experts lie is not printed")
+        raise UserError("over how many ranks the experts lie is not printed")
     ours = {
         "hidden": model.width,
         "heads": model.heads,
@@ -138,7 +138,7 @@ def printed(model: Model, row: Row) -> Model:
     }
     for key, figure in ours.items():
         if (said := integer(row, key)) and said != figure:
-            raise Mistake(f"{key} is {said}, where {model.name} has {figure}")
+            raise UserError(f"{key} is {said}, where {model.name} has {figure}")
     layers, vocab = integer(row, "layers") or model.layers, integer(row, "vocab") or model.vocab
     return model if (layers, vocab) == (model.layers, model.vocab) else model.replace(layers=layers, vocab=vocab)
 
@@ -147,7 +147,7 @@ def head_dim(row: Row) -> int:
     """Width over heads, which must divide it."""
     width, heads = needed(row, "hidden"), needed(row, "heads")
     if width % heads:
-        raise Mistake(f"hidden {width} is not divisible by heads {heads}")
+        raise UserError(f"hidden {width} is not divisible by heads {heads}")
     return width // heads
 
 
@@ -175,11 +175,11 @@ def schedule(row: Row) -> Order:
     name, stages = re.sub(r"[^a-z0-9]", "", match[1]), int(match[2] or v)
     found = SCHEDULES.get(name or "1f1b")
     if found is None:
-        raise Mistake(f"schedule {text!r} is none of ours")
+        raise UserError(f"schedule {text!r} is none of ours")
     if PIPELINE_SCHEDULES[found].places_v:
         return Order(found, 2)
     if PIPELINE_SCHEDULES[found].interleaves and stages == 1:
-        raise Mistake(NO_STAGES)
+        raise UserError(NO_STAGES)
     return Order("interleaved" if found == "1f1b" and stages > 1 else found, stages)
 
 
@@ -194,7 +194,7 @@ def recomputed(row: Row, *, silent: str | None = None, words: Mapping[str, str] 
     if match := re.fullmatch(r"(?:full|selective) \(every (\d+)(?:st|nd|rd|th) layer\)", text):
         return f"full/{match[1]}"
     if text not in words:
-        raise Mistake(f"recompute is {text!r}, which no layout says" if text else "what is recomputed is not printed")
+        raise UserError(f"recompute is {text!r}, which no layout says" if text else "what is recomputed is not printed")
     return words[text]
 
 
@@ -212,7 +212,7 @@ def number_format(text: str) -> str:
         return "fp8-rowwise" if "rowwise" in words else "fp8"
     found = words & {"bf16", "fp16", "fp32"}
     if len(found) != 1:
-        raise Mistake(f"precision {text!r} is none of ours" if text else "the precision is not printed")
+        raise UserError(f"precision {text!r} is none of ours" if text else "the precision is not printed")
     return found.pop()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.palette import BLUE, PALE_INK
 from fivefold.units import GIB
@@ -25,7 +25,7 @@ def pictures(points: Iterable[Point]) -> dict[str, Chart]:
             found[f"{quantity}-scatter"] = scatter(mine)
             found[f"{quantity}-over-ranks"] = over_ranks(mine)
     if not found:
-        raise Mistake("no row has a time or a peak; there is nothing to draw")
+        raise UserError("no row has a time or a peak; there is nothing to draw")
     return found
 
 

@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.flops import work
-from fivefold.record import Mistake, explain
+from fivefold.record import UserError, explain
 from fivefold.stack.spec import Stack
 
 CHECK = "the source contradicts itself"
@@ -62,7 +62,7 @@ def outcome(
     """What ``case`` makes of a row, or the first rule that it breaks or the cell that is not read."""
     try:
         return _rule(row, kinds) or rule(row) or case(row)
-    except Mistake as unread:
+    except UserError as unread:
         return str(unread)
     except ValidationError as illegal:  # of a layout, job or model
         return explain(illegal, Layout)
@@ -79,7 +79,7 @@ def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
     tp, pp, cp, order = *(degree(row, key) for key in ("tp", "pp", "cp")), schedule(row)
     gpus = needed(row, "gpus")
     if gpus % (tp * pp * cp):
-        raise Mistake(f"{gpus} GPUs are not divisible by tp{tp} pp{pp} cp{cp}")
+        raise UserError(f"{gpus} GPUs are not divisible by tp{tp} pp{pp} cp{cp}")
     fields: dict[str, Any] = {
         "dp": gpus // (tp * pp * cp),
         "tp": tp,

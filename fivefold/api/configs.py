@@ -19,8 +19,8 @@ def read_config(
 
     ``words``: a file, with ``NAME=VALUE`` for what it leaves open, or a launch command; ``gpus``, ``model`` and
     ``vocab``:
-    what the config does not state. Raises ``Mistake`` for keys that may change memory, FLOPs, messages or time and are
-    not
+    what the config does not state. Raises ``UserError`` for keys that may change memory, FLOPs, messages or time and
+    are not
     modelled, unless ``ignore`` lists them; ``notes`` of the result lists keys that were ignored, approximated or have
     no
     effect.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.job import FIELDS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def job_of(words: Mapping[str, Any]) -> Job:
-    """Build the job of keyword arguments; raises ``Mistake`` for an unknown field, or a field that is given twice."""
+    """Build the job of keyword arguments; raises ``UserError`` for an unknown field, or a field that is given twice."""
     from pathlib import Path
 
     from fivefold.job import Job
@@ -25,7 +25,7 @@ def job_of(words: Mapping[str, Any]) -> Job:
     fields = {name: value for name, value in words.items() if value is not None and name != "job"}
     for short, name in FIELDS.items():
         if short in fields and name in fields:
-            raise Mistake(f"{short}= and {name}= both say {name}; keep one")
+            raise UserError(f"{short}= and {name}= both say {name}; keep one")
     fields = {FIELDS.get(name, name): value for name, value in fields.items()}
     base = words.get("job")
     if isinstance(base, Job):

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.display import Rows
@@ -28,7 +28,7 @@ ROWS = (".jsonl", ".csv", ".parquet")
 def load(path: str | PathLike[str]) -> Loaded:
     """Load the folder of a run (``"runs/demo"``), the rows of a sweep, or JSON that a command printed.
 
-    JSON comes from ``--json`` of predict, dryrun, compare, search or plan. Raises ``Mistake`` if the file is none of
+    JSON comes from ``--json`` of predict, dryrun, compare, search or plan. Raises ``UserError`` if the file is none of
     these.
     """
     from fivefold.display import Rows
@@ -59,9 +59,9 @@ def _of_json(path: Path) -> Answer:
     try:
         data = json.loads(read_text(path, kind="JSON"))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, Mistake):
+        if isinstance(error, UserError):
             raise
-        raise Mistake(f"{path}: not valid JSON: {error}") from None
+        raise UserError(f"{path}: not valid JSON: {error}") from None
     if isinstance(data, list) and all(isinstance(row, dict) and "status" in row for row in data):
         return Rows(Row.read(row, origin=str(path)) for row in data)
     if isinstance(data, dict):
@@ -77,7 +77,7 @@ def _of_json(path: Path) -> Answer:
             return Step.read(data["rehearsed"], origin=f"{path}: rehearsed")
         if "kind" in data:
             return Step.read(data, origin=str(path))
-    raise Mistake(
+    raise UserError(
         f"{path}: is no step, comparison, search, plan or sweep; load what --json printed, rows of a sweep, or a run's "
         "folder"
     )

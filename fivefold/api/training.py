@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.api.documentation import documented
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import TrainOptions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def train(
     """
     import sys
 
-    from fivefold.record import Fault
+    from fivefold.record import RunFailure
     from fivefold.results.run_folder import read
     from fivefold.trainer.run import Run
 
@@ -46,7 +46,7 @@ def train(
     if code:
         messages = [line.removeprefix("fivefold: ") for line in stderr_lines if line.startswith("fivefold: ")]
         line = messages[-1] if messages else f"{file}: ended with code {code}; its log is in {settings.folder}"
-        raise (Mistake if code == 2 else Fault)(line)
+        raise (UserError if code == 2 else RunFailure)(line)
     return read(settings.folder)
 
 

@@ -1,7 +1,7 @@
 """The commands as functions, with the arguments and defaults of the command line; each returns records.
 
-Models, machines and layouts are given by name, as on the command line, or as records. A ``Mistake`` (a ``ValueError``)
-carries the line that the command would print.
+Models, machines and layouts are given by name, as on the command line, or as records. A ``UserError`` (a
+``ValueError``) carries the line that the command would print.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fivefold.api.documentation import documented
 from fivefold.api.job_fields import job_of
 from fivefold.api.job_words import JobWords
-from fivefold.record import Mistake, Remark
+from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskOptions,
     CompareOptions,
@@ -96,7 +96,7 @@ def search(
 
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MOST_SHOWN:
-            raise Mistake(f"{name}={number} must be 1 to {MOST_SHOWN}")
+            raise UserError(f"{name}={number} must be 1 to {MOST_SHOWN}")
     return found_layouts(
         _model(model),
         limited(_machine(machine), memory),
@@ -391,7 +391,7 @@ def trace(
         predicted = predict(model, chips, layout, **job)
         links, axes = links or chips, axes_of(layout)
     elif job:
-        raise Mistake("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
+        raise UserError("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)
     result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
     rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
@@ -403,7 +403,7 @@ def _warn(remarks: Sequence[str]) -> None:
     import warnings
 
     for line in dict.fromkeys(remarks):
-        warnings.warn(line, Remark, stacklevel=3)
+        warnings.warn(line, UsageWarning, stacklevel=3)
 
 
 def _names(given: str | Sequence[str], *, option: str) -> Sequence[str]:

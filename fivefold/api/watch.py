@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_words import JobWords
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.extras import told
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def watch(
         predicted = verbs.predict(against[0], machine, against[2], **job)
         tokens = tokens or int(str(predicted.job["sequence"])) * int(str(predicted.job["global_batch"]))
     elif job:
-        raise Mistake("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
+        raise UserError("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
     return run(
         model, optimizer, tokens=tokens, mesh=mesh, stage=stage, predicted=predicted, machine=machine, called=called
     )

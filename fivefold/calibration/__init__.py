@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from fivefold.calibration.points import Facts, Kind, MeasuredPoint, Points, Progress, WorkerOrder
 from fivefold.calibration.processes import side_by_side
 from fivefold.machine.spec import Calibration, Chip, Link, Machine
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
@@ -45,11 +45,11 @@ def calibrate(
     """Measure this computer with each number of ``ranks`` in parallel, in about a minute (``quick``: a quarter of it).
 
     ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes.
-    Raises ``Mistake`` for an invalid number of ranks, ``Fault`` when a worker dies or hangs.
+    Raises ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MOST:
-        raise Mistake(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
+        raise UserError(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
     points_by_kind: dict[Kind, list[dict[str, Any]]] = {
         "matmuls": [],
         "attentions": [],
@@ -202,5 +202,5 @@ def _measure(
         commands = [[sys.executable, "-m", "fivefold.calibration.worker", order.model_dump_json()] for order in orders]
         side_by_side(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
     if not heard:
-        raise Fault(f"{ranks} workers ended without a word; run `fivefold calibrate` again")
+        raise RunFailure(f"{ranks} workers ended without a word; run `fivefold calibrate` again")
     return heard[0]

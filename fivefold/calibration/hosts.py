@@ -22,7 +22,7 @@ from fivefold.calibration.messages import all_gather, reduce_scatter
 from fivefold.calibration.points import Facts, Points, default_points
 from fivefold.calibration.worker import COLLECTIVES
 from fivefold.machine.spec import Calibration, Collective, CollectivePoint, Link, Machine
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.process import Process
 
 APART_SECONDS = 5e-3  # delay of the last rank: many times the latency of a message
@@ -57,15 +57,15 @@ def calibrate_hosts(
 ) -> Machine | None:
     """Measure the hosts of ``process``'s world; return the machine on rank 0, None on the other ranks.
 
-    Every rank calls it. Raises ``Mistake`` if there are GPUs, or if hosts have unequal numbers of ranks.
+    Every rank calls it. Raises ``UserError`` if there are GPUs, or if hosts have unequal numbers of ranks.
     """
     if torch.cuda.is_available():
-        raise Mistake("links between hosts are measured on CPUs only; calibrate one host and name its nic= in a file")
+        raise UserError("links between hosts are measured on CPUs only; calibrate one host and name its nic= in a file")
     local, nodes = process.local_ranks, process.world // process.local_ranks
     process.start()
     try:
         if len(set(_of_all(local))) > 1 or nodes * local != process.world:
-            raise Mistake(f"hosts have {sorted(set(_of_all(local)))} ranks; calibrate needs equally many on each")
+            raise UserError(f"hosts have {sorted(set(_of_all(local)))} ranks; calibrate needs equally many on each")
         host_machine = (
             calibrate(ranks=(1, local), quick=quick, points=points, progress=progress)
             if process.local_rank == 0

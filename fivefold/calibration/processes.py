@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple, NoReturn
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 
 
 class Worker(NamedTuple):
@@ -31,7 +31,7 @@ class Worker(NamedTuple):
 def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
     """Run ``commands`` in parallel and pass each output line of the first to ``on_line``, until all have exited with 0.
 
-    Raises ``Fault`` when a worker fails, or when the first one writes nothing for ``silence_seconds``.
+    Raises ``RunFailure`` when a worker fails, or when the first one writes nothing for ``silence_seconds``.
     """
     with TemporaryDirectory(prefix="fivefold-") as folder:
         workers: list[Worker] = []
@@ -86,7 +86,7 @@ def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Call
             if any(worker.process.poll() for worker in workers):
                 raise _first_failure(workers) from None
             if time.monotonic() - last_line_time > silence_seconds:
-                raise Fault(
+                raise RunFailure(
                     f"{len(workers)} workers have said nothing for {silence_seconds:g} s and were stopped; "
                     "try again when the computer is idle"
                 ) from None
@@ -108,12 +108,12 @@ def _forward_lines(stdout: IO[str], lines: queue.SimpleQueue[str | None]) -> Non
     lines.put(None)
 
 
-def _first_failure(workers: Sequence[Worker]) -> Fault:
-    """Return the ``Fault`` of the worker that failed first; the others fail because they lost their peer."""
+def _first_failure(workers: Sequence[Worker]) -> RunFailure:
+    """Return the ``RunFailure`` of the worker that failed first; the others fail because they lost their peer."""
     time.sleep(0.5)  # let the first one finish exiting
     dead = {rank: worker for rank, worker in enumerate(workers) if worker.process.poll()}
     rank, worker = min(dead.items(), key=lambda item: item[1].errors.stat().st_mtime_ns)
     code = worker.process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     error_lines = worker.errors.read_text(errors="replace").strip().splitlines()
-    return Fault(f"worker {rank} of {len(workers)} {how}{f': {error_lines[-1].strip()}' if error_lines else ''}")
+    return RunFailure(f"worker {rank} of {len(workers)} {how}{f': {error_lines[-1].strip()}' if error_lines else ''}")

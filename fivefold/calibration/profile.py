@@ -32,7 +32,7 @@ from fivefold.planner.predict import Planner, planner
 from fivefold.planner.time.profiled import Profiled, beside
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 
 SILENCE_SECONDS = 300.0
 STEPS, SECONDS = 7, 2.0  # least number of measured steps, and least time they take
@@ -51,12 +51,12 @@ def profile(
 ) -> Machine:
     """Return ``machine`` with the units of this run in its store; earlier units with the same key are replaced.
 
-    ``machine`` is a calibrated one. Raises ``Mistake`` for micro-batches that alternate within a unit, ``Fault`` when a
-    worker dies or hangs.
+    ``machine`` is a calibrated one. Raises ``UserError`` for micro-batches that alternate within a unit, ``RunFailure``
+    when a worker dies or hangs.
     """
     assert machine.calibration is not None, "profile() adds to a calibration"
     if job.stack.pairs:
-        raise Mistake("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
+        raise UserError("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
     together, model = beside(layout, machine), shortened(model, layout, job)
     ranks, plans = _measured_ranks(layout, together), planner(model, machine, job)
     profiles: list[RankProfile] = []
@@ -190,7 +190,7 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
             on_line=lambda line: profiles.append(RankProfile.model_validate_json(line)),
         )
     if len(profiles) != len(ranks):
-        raise Fault(f"{len(ranks)} workers reported {len(profiles)} profiles; run it again")
+        raise RunFailure(f"{len(ranks)} workers reported {len(profiles)} profiles; run it again")
     return profiles
 
 

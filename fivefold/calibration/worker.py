@@ -39,7 +39,7 @@ from fivefold.calibration.points import (
 )
 from fivefold.calibration.processes import carry_out
 from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.host import memory_bytes
 from fivefold.units import Dtype
 
@@ -210,7 +210,7 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
     """Return this rank's GPU if there are GPUs, else the CPU, with its ``Facts``."""
     if torch.cuda.is_available():
         if ranks > torch.cuda.device_count():
-            raise Mistake(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
+            raise UserError(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
         torch.cuda.set_device(rank)
         name, memory = torch.cuda.get_device_name(rank), torch.cuda.mem_get_info(rank)[1]
         return torch.device("cuda", rank), Facts(

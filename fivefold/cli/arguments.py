@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.configs import add_notes, build_request, describe_notes, load_config
 from fivefold.requests.job import load_job
 from fivefold.requests.machines import load_machine
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """Resolve the records that the arguments name."""
     if missing := [name for name, word in words.items() if word is None]:
-        raise Mistake(f"Missing argument {missing[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
+        raise UserError(f"Missing argument {missing[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
     if gpus:
-        raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+        raise UserError(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
     return {"job": load_job(**options), **resolve_words(words)}
 
 
@@ -44,11 +44,11 @@ def read_config(
 ) -> dict[str, Any]:
     """Return the records of a config, on the machine of ``--gpus``, with job options overriding its job."""
     if given_words := [word for word in words.values() if word is not None]:
-        raise Mistake(
+        raise UserError(
             f"--from {file} says model and layout: leave out {' '.join(map(repr, given_words))}; the machine is --gpus"
         )
     if gpus is None:
-        raise Mistake(f"--from {file}: on what machine? say --gpus h100:64")
+        raise UserError(f"--from {file}: on what machine? say --gpus h100:64")
     config = load_config([str(file)], build_request(gpus), ignore=ignore or ())
     return {
         "model": config.model,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli import trace_compare
 from fivefold.cli.options import say, show
-from fivefold.record import Mistake, read_text
+from fivefold.record import UserError, read_text
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -71,7 +71,7 @@ def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
 
     try:
         earlier_prediction, measured = read_pair(path)
-    except Mistake:
+    except UserError:
         return None
     is_same_run = all(
         getattr(earlier_prediction, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job")

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import typer
 
 from fivefold.cli.options import say
-from fivefold.record import Fault, Mistake, Remark, StopSignal, reworded
+from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reworded
 from fivefold.requests.extras import missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
@@ -30,9 +30,9 @@ def settle(action: Callable[[], object]) -> int:
         code = system_exit.code
     except _UsageError as error:
         return _said(reworded(error.format_message()), code=2)
-    except Mistake as error:
+    except UserError as error:
         return _said(str(error), code=2)
-    except Fault as error:
+    except RunFailure as error:
         return _said(str(error), code=1)
     except StopSignal as stop:
         return _said(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
@@ -69,7 +69,7 @@ def remark(
     line: str | None = None,
 ) -> None:
     """Print our own warnings in one line, and only once: the processes of a run leave it to their launcher."""
-    if not issubclass(category, Remark):
+    if not issubclass(category, UsageWarning):
         print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
     elif launcher() is None:
         say(f"fivefold: {message}")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
-    """Return ``0,3`` as numbers; raises ``Mistake`` if ``option`` is no list ``of`` them (``such``: an example)."""
+    """Return ``0,3`` as numbers; raises ``UserError`` if ``option`` is no list ``of`` them (``such``: an example)."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
-        raise Mistake(f"{option} {text!r} is not a list of {of}; write {such}")
+        raise UserError(f"{option} {text!r} is not a list of {of}; write {such}")
     return tuple(int(word) for word in words)
 
 

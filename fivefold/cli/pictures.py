@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -53,7 +53,7 @@ def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -
     from fivefold.rendering import charts
 
     if folder.exists() and not folder.is_dir():
-        raise Mistake(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder}: is a file; name a folder")
     pictures = charts_of(planner, layout, step)
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():

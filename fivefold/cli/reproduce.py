@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.step import FITS_RISK
 
@@ -30,7 +30,7 @@ def command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RIS
     named_options: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}
     try:
         is_reproduced = load_job(settings=[value for name, value in options if name == "--set"], **named_options) == job
-    except Mistake:
+    except UserError:
         is_reproduced = False
     if is_reproduced:
         return shlex.join(arguments)

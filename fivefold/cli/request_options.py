@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fivefold.cli.arguments import read_config, read_words, resolve_words, shows_notes
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import ConfigOptions, JobRequest
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.schema import Request
@@ -53,7 +53,7 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
         records = resolve_words({name: words[name] for name in wanted if name in words})
         return records | ({"job": load_job(**get_job_words(request))} if isinstance(request, JobRequest) else {})
     if request.ignore and request.from_file is None:
-        raise Mistake(f"--ignore {' '.join(request.ignore)} goes with --from FILE: it names keys of a config")
+        raise UserError(f"--ignore {' '.join(request.ignore)} goes with --from FILE: it names keys of a config")
     options = get_job_words(request)
     if request.from_file is not None:
         records = read_config(request.from_file, request.gpus, words, options, request.ignore)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.hosts import RESTARTS
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -34,13 +34,13 @@ def submit(
 ) -> str:
     """Write the run file's sbatch script into the run's folder and submit it; return the output of sbatch."""
     if shutil.which("sbatch") is None:
-        raise Mistake("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
+        raise UserError("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
     run.folder.mkdir(parents=True, exist_ok=True)
     file = run.folder / "job.sh"
     file.write_text(script(run, path=path, layout=layout, machine=machine, force=force, words=words))
     completed = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     if completed.returncode:
-        raise Fault(f"sbatch refused {file}: {completed.stderr.strip() or f'exit code {completed.returncode}'}")
+        raise RunFailure(f"sbatch refused {file}: {completed.stderr.strip() or f'exit code {completed.returncode}'}")
     return completed.stdout.strip()
 
 
@@ -97,7 +97,7 @@ def _shape(layout: Layout, machine: Machine) -> tuple[int, int]:
     """Return the number of nodes and the ranks on each."""
     ranks_per_node = min(machine.ranks_per_node, layout.world)
     if layout.world % ranks_per_node:
-        raise Mistake(
+        raise UserError(
             f"--slurm: layout {str(layout)!r} has {layout.world} ranks, and {machine.name} {ranks_per_node} on a node; "
             f"take a multiple of {ranks_per_node}"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -61,7 +61,7 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearse
 
     try:
         traces = trace_file.read(run.folder)
-    except Mistake as mistake:
+    except UserError as mistake:
         say(f"traces are not merged: {mistake}")
         return
     predicted = _planned(run, layout, model=model, machine=machine)

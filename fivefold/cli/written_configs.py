@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.configs import describe_defaults
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def put(written: Written, output: Path | None) -> None:
         return
     several = len(written.files) > 1 or output.is_dir()
     if several and output.exists() and not output.is_dir():
-        raise Mistake(f"-o {output}: {len(written.files)} files do not fit into a file; name a folder")
+        raise UserError(f"-o {output}: {len(written.files)} files do not fit into a file; name a folder")
     (output if several else output.parent).mkdir(parents=True, exist_ok=True)
     for name, text in written.files.items():
         path = output / name if several else output
@@ -37,7 +37,7 @@ def put(written: Written, output: Path | None) -> None:
 
 
 def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
-    """Raise ``Mistake`` if the config of the job's stack cannot express the model or the job, with any layout."""
+    """Raise ``UserError`` if the config of the job's stack cannot express the model or the job, with any layout."""
     from fivefold.interop.format import Plan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
@@ -63,7 +63,7 @@ def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: J
         plan = Plan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:
             written = run(plan, to=format_name)
-        except Mistake as refusal:
+        except UserError as refusal:
             why = why or str(refusal)
             continue
         say(f"fivefold: {text} as {format_name}" + (f"; not the first of the ranking: {why}" if why else ""))
@@ -71,4 +71,6 @@ def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: J
         if line := describe_defaults(job):
             say(f"fivefold: {line}")
         return
-    raise Mistake(f"--write {path}: {why or 'no layout was found'}; narrow the search by --where 'ac=none,full zero=3'")
+    raise UserError(
+        f"--write {path}: {why or 'no layout was found'}; narrow the search by --where 'ac=none,full zero=3'"
+    )

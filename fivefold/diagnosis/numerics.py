@@ -26,7 +26,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_name
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.results.numerics import Compared, Kind, Numerics
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.full_weights import gather_full
@@ -165,8 +165,8 @@ def examine(
     """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or initialised.
 
     Needs a process group of one rank. With loss scaling, the scale is halved, as in training, until no gradient of a
-    weight overflows. ``report(what, done, total)`` is called before each run. Raises ``Fault`` if the loss in fp32 is
-    not finite.
+    weight overflows. ``report(what, done, total)`` is called before each run. Raises ``RunFailure`` if the loss in fp32
+    is not finite.
     """
     weights = None if source is None else source.weights(dtype=torch.float32)
     job = job.replace(compile=False)
@@ -222,7 +222,9 @@ def _run(
         total = engine.backward(tokens[None])
     probe.loss = float(total.view(-1)[0]) / engine.scale / (len(tokens) * job.sequence)
     if probe.reference is None and not math.isfinite(probe.loss):
-        raise Fault(f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint")
+        raise RunFailure(
+            f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint"
+        )
     rows = [_gradient(shard.weight) for shard in built.shards]
     for name, gradient in gather_full(built, rows, model=model).items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else None

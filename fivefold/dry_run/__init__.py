@@ -25,7 +25,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer.supported import check_supported
 
 __all__ = ["Rehearsal", "dryrun"]
@@ -44,14 +44,14 @@ def dryrun(
     progress: Callable[[int, int], None] | None = None,
 ) -> Rehearsal:
     """Run a dry run of a training step. ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom
-    pipeline schedule. ``progress(done, total)`` is called before each rank. Raises ``Mistake`` for an invalid layout or
-    job.
+    pipeline schedule. ``progress(done, total)`` is called before each rank. Raises ``UserError`` for an invalid layout
+    or job.
     """
     refuse(layout, model=model, job=job, machine=machine)
     check_supported(layout, job, model=model)
     unknown_ranks = [rank for rank in ranks if not 0 <= rank < layout.world]
     if unknown_ranks:
-        raise Mistake(f"no rank {unknown_ranks[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
+        raise UserError(f"no rank {unknown_ranks[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
     streams, job = machine.overlaps, job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
     job = job if streams else job.replace(overlap=())  # one stream: nothing overlaps with compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
@@ -67,7 +67,7 @@ def dryrun(
                 rank_tapes = rehearse_rank(
                     model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
                 )
-        except (Mistake, Fault, MemoryError):
+        except (UserError, RunFailure, MemoryError):
             raise
         except Exception as error:
             return Rehearsal(step=None, findings=(failed(error, rank=rank),))

@@ -19,7 +19,7 @@ from torch import nn
 from fivefold.dry_run.record.call_sites import ROOT, TORCH
 from fivefold.dry_run.record.recorder import Recorder
 from fivefold.dry_run.record.tape import SCOPE
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 
 OURS = str(Path(__file__).parent)
 CANNOT_BE_FAKED = (
@@ -40,14 +40,16 @@ def quiet() -> Iterator[None]:
 
 
 def failed(error: Exception, *, rank: int) -> str:
-    """Return the finding for ``error``; raises ``Fault`` if the dry run itself failed and the job might run."""
+    """Return the finding for ``error``; raises ``RunFailure`` if the dry run itself failed and the job might run."""
     frames = list(_frames(error.__traceback__))
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     frame, line = next((f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, OURS)))
     site = f"{frame.f_code.co_filename.removeprefix(ROOT)}:{line} {frame.f_code.co_qualname}"
     if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(OURS):
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise Fault(f"rank {rank} cannot be rehearsed at {site}: {reason} ({Path(where.filename).name}:{where.lineno})")
+        raise RunFailure(
+            f"rank {rank} cannot be rehearsed at {site}: {reason} ({Path(where.filename).name}:{where.lineno})"
+        )
     recorder, operation = _recorder_and_operation(frames)
     context = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]
     description = ": ".join(filter(None, (operation, reason)))

@@ -27,7 +27,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.allocator import AllocatorTotals, driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.rehearsal import Holding, Moment
 from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, sent_bytes
 from fivefold.units import show_bytes
@@ -266,7 +266,7 @@ def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
 def _predicted_memory(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Memory | None:
     try:
         return predict(model=model, machine=machine, layout=layout, job=job).memory
-    except Mistake:
+    except UserError:
         return None
 
 

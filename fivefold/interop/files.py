@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.interop.format import Document
-from fivefold.record import Mistake, describe_json, read_text
+from fivefold.record import UserError, describe_json, read_text
 
 NODES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
 
@@ -35,23 +35,23 @@ READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def document(path: Path) -> Document:
-    """Read the file at ``path``; raise ``Mistake`` if it is missing or invalid."""
+    """Read the file at ``path``; raise ``UserError`` if it is missing or invalid."""
     text = read_text(path, kind="UTF-8 text")
     if path.suffix == ".py":
         return Document(str(path), "python", text=text, folder=path.resolve().parent)
     if path.suffix not in READERS:
-        raise Mistake(
+        raise UserError(
             f"{path}: ends in {path.suffix or 'nothing'}; configs end in {', '.join([*READERS, '.py', '.sh'])}"
         )
     kind, reader = READERS[path.suffix]
     try:
         values = reader(text)
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{path}: not valid {kind.upper()}: {error}") from None
+        raise UserError(f"{path}: not valid {kind.upper()}: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise Mistake(f"{path}: holds {describe_json(values)}, not a table of keys by name")
+        raise UserError(f"{path}: holds {describe_json(values)}, not a table of keys by name")
     if _nodes(values, NODES) <= 0:
-        raise Mistake(f"{path}: holds more than {NODES} values; it is no config")
+        raise UserError(f"{path}: holds more than {NODES} values; it is no config")
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
 
 

@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading, Said
 
 
@@ -99,16 +99,16 @@ class Format(NamedTuple):
 
 
 def world(document: Document, asked: Asked) -> int | None:
-    """Return the number of ranks; raise ``Mistake`` if the user and a launcher give different numbers."""
+    """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
     if asked.ranks and document.ranks and asked.ranks != document.ranks:
-        raise Mistake(
+        raise UserError(
             f"{document.origin}: is started on {document.ranks} ranks, and --gpus says {asked.ranks}; let both be equal"
         )
     return asked.ranks or document.ranks
 
 
 def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | None:
-    """Return the data-parallel size, ``ranks`` / ``degree``; raise ``Mistake`` if it is not a whole number.
+    """Return the data-parallel size, ``ranks`` / ``degree``; raise ``UserError`` if it is not a whole number.
 
     ``of``: how an error names ``degree``, for example ``tp·cp·pp``.
     """
@@ -116,7 +116,7 @@ def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | N
         return None
     if ranks % degree:
         next_multiple = -(-ranks // degree) * degree
-        raise Mistake(f"{origin}: {ranks} ranks are not a multiple of {of}={degree}; try --gpus NAME:{next_multiple}")
+        raise UserError(f"{origin}: {ranks} ranks are not a multiple of {of}={degree}; try --gpus NAME:{next_multiple}")
     return ranks // degree
 
 

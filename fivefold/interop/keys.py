@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Said
 
 
@@ -77,7 +77,7 @@ def flat(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int
     """Flatten nested tables into one, with keys joined by dots."""
     flattened: dict[str, Any] = {}
     if depth > 16:
-        raise Mistake(f"{origin}: tables within tables, more than 16 deep at {within!r}")
+        raise UserError(f"{origin}: tables within tables, more than 16 deep at {within!r}")
     for key, value in values.items():
         name = f"{within}.{key}" if within else str(key)
         if isinstance(value, Mapping) and value:
@@ -116,26 +116,26 @@ class Values:
         self.approximations[key] = why
 
     def whole(self, key: str, *, least: int | None = 1) -> int:
-        """Return the value as an integer; raise ``Mistake`` if it is not one or is below ``least``."""
+        """Return the value as an integer; raise ``UserError`` if it is not one or is below ``least``."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
             bound = "" if least is None else f" of {least} or more"
-            raise Mistake(f"{self.origin}: {key} must be a whole number{bound}, not {value!r}")
+            raise UserError(f"{self.origin}: {key} must be a whole number{bound}, not {value!r}")
         return value
 
     def optional(self, key: str) -> int | None:
-        """Return the value as an integer of 1 or more, or None if it is unset; raise ``Mistake`` otherwise."""
+        """Return the value as an integer of 1 or more, or None if it is unset; raise ``UserError`` otherwise."""
         value = self[key]
         if isinstance(value, float) and value.is_integer() and value >= 1:
             return int(value)  # a shell script may write 220e6
         return self.whole(key) if value else None
 
     def number(self, key: str) -> float | None:
-        """Return the value as a number, or None if it is unset; raise ``Mistake`` for anything else."""
+        """Return the value as a number, or None if it is unset; raise ``UserError`` for anything else."""
         value = self[key]
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
-        raise Mistake(f"{self.origin}: {key} must be a number, not {shown(value)!r}")
+        raise UserError(f"{self.origin}: {key} must be a number, not {shown(value)!r}")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of our records that single keys set, by path."""
@@ -174,12 +174,12 @@ class Values:
             return value
 
     def _check(self, name: str, value: Any) -> None:
-        """Raise ``Mistake`` for a value that is not a number if the default is one."""
+        """Raise ``UserError`` for a value that is not a number if the default is one."""
         key = self.find_key(name)
         default = key.default if key else None
         is_numeric = isinstance(default, int | float) and not isinstance(default, bool)
         if is_numeric and value is not None and not isinstance(value, int | float):
-            raise Mistake(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
+            raise UserError(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
 
     def understood(self) -> tuple[Said, ...]:
         """Return the keys of the config that our records represent."""

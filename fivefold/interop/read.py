@@ -18,7 +18,7 @@ from fivefold.layout.legal import reasons
 from fivefold.model import catalog
 from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, read_text
+from fivefold.record import UserError, read_text
 from fivefold.results.reading import Reading
 
 
@@ -29,7 +29,7 @@ def read(
     """Read a config file or a launch line as model, layout and job.
 
     ``words``: a file, with ``NAME=VALUE`` for variables that it leaves open, or the words of a launch line.
-    ``FILE.py:FUNCTION`` names one of several configs in a Python file. Raises ``Mistake`` if they are of no known
+    ``FILE.py:FUNCTION`` names one of several configs in a Python file. Raises ``UserError`` if they are of no known
     software, or contradict each other.
     """
     documents = _documents(words)
@@ -37,7 +37,7 @@ def read(
     form, document = next(pairs, (None, documents[0]))
     if form is None:
         formats = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
-        raise Mistake(f"{document.origin}: is no config that is known; of {formats}, it has none's keys")
+        raise UserError(f"{document.origin}: is no config that is known; of {formats}, it has none's keys")
     result = form.read(document, asked)
     if result.model is not None and asked.model is None:
         result = result.replace(model=_known(result.model))
@@ -64,7 +64,7 @@ def _documents(words: Sequence[str]) -> list[Document]:
     They are the file itself, or the commands of a script, the last first.
     """
     if not words:
-        raise Mistake("nothing to read; name a file, or give a launch line after --")
+        raise UserError("nothing to read; name a file, or give a launch line after --")
     path, _, function = words[0].partition(".py:")
     variables = dict(word.split("=", 1) for word in words[1:] if SETS.fullmatch(word))
     only_variables = len(variables) == len(words) - 1
@@ -74,7 +74,7 @@ def _documents(words: Sequence[str]) -> list[Document]:
     if only_variables and Path(words[0]).is_dir():
         config_file = next((file for name in FIRST if (file := Path(words[0]) / name).is_file()), None)
         if config_file is None:
-            raise Mistake(f"{words[0]}: is a folder without {' or '.join(FIRST)}; name a file in it")
+            raise UserError(f"{words[0]}: is a folder without {' or '.join(FIRST)}; name a file in it")
         return _documents([str(config_file), *words[1:]])
     if only_variables and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
         return _commands(Path(words[0]), variables)
@@ -115,5 +115,5 @@ def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
         documents.append(command_document._replace(remarks=parsed.remarks, values=parsed.variables))
     if not documents:
         skipped = "".join(f", and {each.key}, {each.value!r}, {each.means}" for each in parsed.remarks[:1])
-        raise Mistake(f"{path}: holds no command{skipped}; name a config, a script, or a launch line")
+        raise UserError(f"{path}: holds no command{skipped}; name a config, a script, or a launch line")
     return documents

@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 from fivefold import interop
 from fivefold.interop.format import Format
-from fivefold.record import Mistake, nearest
+from fivefold.record import UserError, nearest
 
 
 def _list_formats() -> Iterator[Format]:
@@ -39,5 +39,5 @@ def find_stack_format(stack: str) -> str:
     name = next((form.name for form in FORMATS if form.stack == stack and form.emit), None)
     if name is None:
         known = ", ".join(dict.fromkeys(form.stack for form in FORMATS))
-        raise Mistake(f"no config is written for stack {stack}; there is one for {known}")
+        raise UserError(f"no config is written for stack {stack}; there is one for {known}")
     return name

@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, difference
+from fivefold.record import UserError, difference
 from fivefold.results.reading import Reading
 from fivefold.stack.catalog import named as stack_named
 
@@ -26,7 +26,7 @@ FREE = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imba
 
 
 def write(plan: Plan, *, to: str) -> Written:
-    """Write the plan as a config of ``to``; raise ``Mistake`` for what ``to`` cannot run or cannot express."""
+    """Write the plan as a config of ``to``; raise ``UserError`` for what ``to`` cannot run or cannot express."""
     form = find_format(to)
     assert form.emit is not None
     if form.stack and plan.job.stack.name != form.stack:
@@ -37,7 +37,7 @@ def write(plan: Plan, *, to: str) -> Written:
         plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
     if form.stack and plan.layout.ac != plan.layout.recomputation:
-        raise Mistake(
+        raise UserError(
             f"--to {form.name}: ac={plan.layout.ac}: it recomputes on all pipeline ranks alike; "
             f"take ac={plan.layout.recomputation}"
         )
@@ -65,19 +65,19 @@ def _read_back(found: Written, plan: Plan) -> Reading:
 
 
 def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
-    """Return remarks on differences at no cost; raise ``Mistake`` for a difference that changes the cost.
+    """Return remarks on differences at no cost; raise ``UserError`` for a difference that changes the cost.
 
     ``back``: the config as read back.
     """
     option = f"--to {form.name}"
     if back.model is None or back.layout is None or back.job is None:
-        raise Mistake(f"{option}: the config would not say {'; '.join(back.missing)}")
+        raise UserError(f"{option}: the config would not say {'; '.join(back.missing)}")
     if why := differs(back.model, fitted(plan.model, back.model)):
-        raise Mistake(f"{option}: of model {plan.model.name!r} it can only say {why}")
+        raise UserError(f"{option}: of model {plan.model.name!r} it can only say {why}")
     if back.layout != plan.layout:
-        raise Mistake(f"{option}: of layout {str(plan.layout)!r} it can only say {str(back.layout)!r}; take that")
+        raise UserError(f"{option}: of layout {str(plan.layout)!r} it can only say {str(back.layout)!r}; take that")
     if why := difference(back.job, plan.job, skip=FREE):
-        raise Mistake(f"{option}: of the job it can only say {why}")
+        raise UserError(f"{option}: of the job it can only say {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")

@@ -19,16 +19,16 @@ from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.optimizers.cost import find_cost
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.spec import Runs, Stack
 from fivefold.units import ceil_div
 
 
 def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
-    """Raise a one-line ``Mistake`` if the layout does not fit this model, job or machine."""
+    """Raise a one-line ``UserError`` if the layout does not fit this model, job or machine."""
     reason = next(reasons(layout, model=model, job=job, machine=machine), None)
     if reason is not None:
-        raise Mistake(f"layout {str(layout)!r}: {reason}")
+        raise UserError(f"layout {str(layout)!r}: {reason}")
 
 
 def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
@@ -84,9 +84,9 @@ def told(layout: Layout, *, model: Model, job: Job) -> bool:
 
 
 def validate_job(model: Model, job: Job) -> None:
-    """Raise a one-line ``Mistake`` if model and job do not fit each other under any layout."""
+    """Raise a one-line ``UserError`` if model and job do not fit each other under any layout."""
     if (reason := next(unfit(model, job), None)) is not None:
-        raise Mistake(reason)
+        raise UserError(reason)
 
 
 def unfit(model: Model, job: Job) -> Iterator[str]:

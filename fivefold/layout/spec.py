@@ -3,7 +3,7 @@
     dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective
 
 Tokens are read in any order, also as ``dp=16,tp=8``, and printed in a fixed order. An invalid layout raises a one-line
-``Mistake`` (rule, numbers, fix).
+``UserError`` (rule, numbers, fix).
 World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 """
 
@@ -31,7 +31,7 @@ from fivefold.layout.schedule.pipeline_schedule import (
     names_of_one_way_pairing,
     usual_schedule,
 )
-from fivefold.record import Mistake, Record, nearest
+from fivefold.record import Record, UserError, nearest
 
 # Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
@@ -167,14 +167,14 @@ class Layout(Record):
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Parse text such as ``dp2 zero1 mbs4``; a ``Mistake`` names the invalid token."""
+        """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token."""
         if not text.strip():
-            raise Mistake(f"layout {text!r} is empty; write such as 'dp8 zero1', or dp1 for a single GPU")
+            raise UserError(f"layout {text!r} is empty; write such as 'dp8 zero1', or dp1 for a single GPU")
         fields: dict[str, object] = {}
         for token in split_tokens(text):
             for key, value in read_token(token).items():
                 if key in fields:
-                    raise Mistake(f"layout {text!r}: {token!r} sets {key} a second time; keep one")
+                    raise UserError(f"layout {text!r}: {token!r} sets {key} a second time; keep one")
                 fields[key] = value
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
@@ -292,7 +292,7 @@ def spell_token(token: str) -> str:
         return f"{match[1]}{match[2]}"
     if match := _DATA_PARALLEL.fullmatch(token):
         if token == "hsdp":
-            raise Mistake(
+            raise UserError(
                 "layout token 'hsdp' lacks the number of ranks that share one copy of the states; "
                 "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
             )
@@ -301,7 +301,7 @@ def spell_token(token: str) -> str:
 
 
 def read_token(token: str) -> Mapping[str, object]:
-    """Return the fields of ``Layout`` that a token sets; ``Mistake`` for an unknown token."""
+    """Return the fields of ``Layout`` that a token sets; ``UserError`` for an unknown token."""
     printed = spell_token(token)
     if match := _DEGREE.fullmatch(printed):
         return {match[1]: _degree(token, match[2])}
@@ -310,7 +310,7 @@ def read_token(token: str) -> Mapping[str, object]:
         return {"tp": outer * inner, "tp_inner": inner}
     if match := _ZERO.fullmatch(printed):
         if match[1] not in ("0", "1", "2", "3"):
-            raise Mistake(f"layout token {token!r}: ZeRO has stages 0 to 3")
+            raise UserError(f"layout token {token!r}: ZeRO has stages 0 to 3")
         return {"zero": int(match[1])} | ({"shard_group": _degree(token, match[2])} if match[2] else {})
     if token in SCHEDULES:
         return {"schedule": token}
@@ -341,7 +341,7 @@ def _offloaded(token: str) -> tuple[str, ...]:
 
 def _degree(token: str, digits: str) -> int:
     if len(digits) > len(str(RANKS)) or int(digits) < 1:
-        raise Mistake(f"layout token {token!r}: a degree is 1 to {RANKS}")
+        raise UserError(f"layout token {token!r}: a degree is 1 to {RANKS}")
     return int(digits)
 
 
@@ -352,7 +352,7 @@ def _sizes(token: str, part: str) -> list[int]:
         return [0]
     count = _degree(token, count_text) if count_text else 1
     if count > STAGES:
-        raise Mistake(f"layout token {token!r}: no model has {count} stages; a layer is the least of one")
+        raise UserError(f"layout token {token!r}: no model has {count} stages; a layer is the least of one")
     return [_degree(token, size)] * count
 
 

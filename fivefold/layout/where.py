@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 from fivefold.layout.names import DEFAULT_ORDER, CpKind
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake, nearest
+from fivefold.record import UserError, nearest
 
 _TERM = re.compile(r"([a-z]+)(<=|>=|!=|<|>|=)(.+)")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt, "=": eq, "!=": ne}
@@ -54,12 +54,12 @@ class Where(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Where:
-        """Parse ``tp<=8 ac=none,selective``; a ``Mistake`` names an invalid term, or two that contradict each other."""
+        """Parse ``tp<=8 ac=none,selective``; ``UserError`` names an invalid term, or two that contradict each other."""
         where = cls(tuple(_term(word, text) for word in text.split()))
         for field in dict.fromkeys(term.field for term in where.terms):
             terms = [term for term in where.terms if term.field == field]
             if not any(where.admits(field, value) for value in _values(field, terms)):
-                raise Mistake(f"where {text!r}: no {field} is {' and '.join(map(str, terms))}; drop one")
+                raise UserError(f"where {text!r}: no {field} is {' and '.join(map(str, terms))}; drop one")
         return where
 
     def admits(self, field: str, value: object) -> bool:
@@ -103,17 +103,17 @@ def _values(field: str, terms: list[Term]) -> list[object]:
 def _term(word: str, text: str) -> Term:
     matched = _TERM.fullmatch(word)
     if matched is None:
-        raise Mistake(f"where {text!r}: {word!r} is no constraint; write tp<=8, cp=1 or ac=none,selective")
+        raise UserError(f"where {text!r}: {word!r} is no constraint; write tp<=8, cp=1 or ac=none,selective")
     field, sign, values = matched[1], matched[2], tuple(matched[3].split(","))
     if field not in NUMBERS and field not in WORDS:
         raise nearest(field, [*NUMBERS, *WORDS], kind="constraint")
     if field in NUMBERS:
         if invalid := [value for value in values if not value.isdecimal()]:
-            raise Mistake(
+            raise UserError(
                 f"where {text!r}: {word!r} compares with {invalid[0]!r}, which is no number; write {field}{sign}4"
             )
     elif sign not in ("=", "!="):
-        raise Mistake(f"where {text!r}: {field} has no order; write {field}={values[0]} or {field}!={values[0]}")
+        raise UserError(f"where {text!r}: {field} has no order; write {field}={values[0]} or {field}!={values[0]}")
     elif known := WORDS[field]:
         for value in values:
             if value not in known:
@@ -121,7 +121,7 @@ def _term(word: str, text: str) -> Term:
     elif field == "ac":
         for value in values:
             if "@" in value:
-                raise Mistake(f"where {text!r}: the search finds on which ranks; write ac={value.partition('@')[0]}")
+                raise UserError(f"where {text!r}: the search finds on which ranks; write ac={value.partition('@')[0]}")
             Layout.parse(f"dp1 ac={value}")
     return Term(field, sign, values)
 

@@ -18,7 +18,7 @@ from fivefold.machine.kernel_efficiency import KernelEfficiency, chip_fields
 from fivefold.machine.overrides import varied
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi
-from fivefold.record import Mistake, locate, nearest, read_file
+from fivefold.record import UserError, locate, nearest, read_file
 from fivefold.units import MIB, Dtype
 
 # The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.
@@ -408,7 +408,7 @@ def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[
 
     Further words override fields (``overrides.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that
     ``fivefold calibrate`` wrote for this computer. ``ranks`` replaces the number in the text; ``find`` maps a path in
-    the text to the file. Raises a one-line ``Mistake`` for an unknown name.
+    the text to the file. Raises a one-line ``UserError`` for an unknown name.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
     machine = _named(name, local=local, ranks=ranks, find=find)
@@ -425,7 +425,7 @@ def _named(text: str, *, local: Path, ranks: int | None, find: Callable[[str], P
     name, count = _split(text)
     count = ranks or count
     if name == "local" and not local.exists():
-        raise Mistake(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
+        raise UserError(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
     if name == "local" or Path(name).suffix in (".toml", ".json"):
         machine = _read(local if name == "local" else find(name))
         return machine if count is None else with_ranks(machine, count)
@@ -442,7 +442,7 @@ def _read(path: Path) -> Machine:
     base = values.pop("base")
     chip = re.split("[: ]", base.lower())[0] if isinstance(base, str) else None
     if chip not in ROWS:
-        raise Mistake(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
+        raise UserError(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
     base_fields = resolve(str(base), local=path).model_dump() | {"name": path.stem}
     return Machine.read(_merged(base_fields, values), origin=str(path))
 
@@ -481,11 +481,11 @@ def _split(text: str) -> tuple[str, int | None]:
     if not (count.isascii() and count.isdigit() and count.strip("0")):
         first, dash, last = count.partition("-")
         hint = f"; search takes several by --ranks {count}" if dash and first.isdecimal() and last.isdecimal() else ""
-        raise Mistake(
+        raise UserError(
             f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8{hint}"
         )
     if len(count) > len(str(RANKS)):
-        raise Mistake(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; take fewer")
+        raise UserError(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; take fewer")
     return name, int(count)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from fivefold.record import Mistake, Record, nearest
+from fivefold.record import Record, UserError, nearest
 
 # gCO2e per kWh of electricity, life cycle, 2023: Ember, by ourworldindata.org/grapher/carbon-intensity-electricity;
 # the world: Ember, by Statista 943137.
@@ -82,11 +82,11 @@ def assumed(words: Sequence[str]) -> Site:
         if key not in READ:
             raise nearest(key, list(READ), kind="assumption")
         if not equals or not text:
-            raise Mistake(f"--assume {word!r} is not NAME=VALUE; write such as failures=2 or grid=france")
+            raise UserError(f"--assume {word!r} is not NAME=VALUE; write such as failures=2 or grid=france")
         try:
             values |= READ[key](text)
         except ValueError as error:
-            raise Mistake(f"--assume {word}: {error}") from None
+            raise UserError(f"--assume {word}: {error}") from None
     return Site.read(values, origin="--assume")
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from fivefold.machine.spec import Link, Machine
-from fivefold.record import Mistake, nearest
+from fivefold.record import UserError, nearest
 from fivefold.units import GIB, KIB, MIB
 
 SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
@@ -20,20 +20,20 @@ OWNER = "as named by its owner"
 
 
 def varied(machine: Machine, words: list[str], *, text: str) -> Machine:
-    """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's whole text, for a ``Mistake``."""
+    """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's whole text, for a ``UserError``."""
     value_by_key: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
         if key not in WORDS:
             raise nearest(key, list(WORDS), kind="word of a machine")
         if key in value_by_key:
-            raise Mistake(f"machine {text!r}: {word!r} sets {key} a second time; keep one")
+            raise UserError(f"machine {text!r}: {word!r} sets {key} a second time; keep one")
         value_by_key[key] = value
     for key in (key for key in WORDS if key in value_by_key):  # node comes first, as 100Gbit/node depends on it
         try:
             changed = WORDS[key](machine, value_by_key[key])
         except ValueError as error:
-            raise Mistake(f"machine {text!r}: {key}={value_by_key[key]}: {error}") from None
+            raise UserError(f"machine {text!r}: {key}={value_by_key[key]}: {error}") from None
         machine = Machine.read(changed.model_dump(), origin=f"machine {text!r}: {key}={value_by_key[key]}")
     return machine.replace(name=" ".join([machine.name, *words]))
 

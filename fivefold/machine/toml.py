@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.machine.spec import Machine
-from fivefold.record import Fault, read_file
+from fivefold.record import RunFailure, read_file
 
 
 def write(machine: Machine, path: Path) -> None:
@@ -23,7 +23,7 @@ def write(machine: Machine, path: Path) -> None:
         temporary.write_text(emit(machine.model_dump(exclude_none=True)), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        raise Fault(
+        raise RunFailure(
             f"{path}: cannot write the machine: {error.strerror}; free some space or name another path"
         ) from None
     finally:
@@ -31,7 +31,7 @@ def write(machine: Machine, path: Path) -> None:
 
 
 def read(path: Path) -> Machine:
-    """Read the machine in ``path`` (``.toml`` or ``.json``); a ``Mistake`` names the file and the wrong field."""
+    """Read the machine in ``path`` (``.toml`` or ``.json``); a ``UserError`` names the file and the wrong field."""
     return Machine.read(read_file(path), origin=str(path))
 
 

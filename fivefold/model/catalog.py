@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Remark, locate, nearest, read_file
+from fivefold.record import UsageWarning, UserError, locate, nearest, read_file
 
 
 class Entry(NamedTuple):
@@ -29,7 +29,7 @@ def names() -> list[str]:
 
 
 def named(name: str) -> Model:
-    """Build the catalog model ``name``; a ``Mistake`` suggests the nearest names."""
+    """Build the catalog model ``name``; a ``UserError`` suggests the nearest names."""
     if name not in CATALOG:
         raise nearest(name, names(), kind="model")
     entry = CATALOG[name]
@@ -41,8 +41,8 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     """Build the model that ``text`` names: a catalog name or a file. ``find`` maps a path in ``text`` to the file.
 
     A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any
-    other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns (``Remark``) about keys that
-    may change the model but that its family does not read.
+    other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``UserError``; warns (``UsageWarning``) about
+    keys that may change the model but that its family does not read.
     """
     if text in CATALOG:
         return named(text)
@@ -55,7 +55,7 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
         path /= "config.json"
     if path.suffix not in (".json", ".toml"):
         if is_file:
-            raise Mistake(f"{text}: a model file ends in .json or .toml")
+            raise UserError(f"{text}: a model file ends in .json or .toml")
         raise nearest(text, names(), kind="model")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return from_values(read_file(path), name=name, source=text)
@@ -71,7 +71,7 @@ def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
     if "architectures" in values or "model_type" in values:
         model = from_config(values, name=name, source=source)
         if warning := remark(values, name=name):
-            warnings.warn(warning, Remark, stacklevel=3)
+            warnings.warn(warning, UsageWarning, stacklevel=3)
         return model
     return Model.read({"name": name, "source": source, **values}, origin=source)
 

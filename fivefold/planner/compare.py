@@ -12,7 +12,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import driver_bytes
 from fivefold.planner.predict import predict
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.comparison import Comparison, Quantity, Unit, Variant
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import FACTS
@@ -40,15 +40,15 @@ class Case(NamedTuple):
 
 
 def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
-    """Predict every case. A case that cannot run is kept with its reason; a ``Mistake`` if none can, or one is left."""
+    """Predict every case. A case that cannot run is kept with its reason; ``UserError`` if none can, or one is left."""
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MOST:
-        raise Mistake(f"{len(distinct)} different variants; compare lays 2 to {MOST} side by side")
+        raise UserError(f"{len(distinct)} different variants; compare lays 2 to {MOST} side by side")
     facts = _facts(distinct)
     variants = [_variant(*each) for each in zip(ascii_uppercase, distinct, facts, strict=False)]
     told = [(case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None]
     if not told:
-        raise Mistake(variants[0].refused)
+        raise UserError(variants[0].refused)
     common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
     own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
     rows = tuple(row for row in _rows(told) if any(value not in (None, 0.0) for value in row.values))
@@ -74,7 +74,7 @@ def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
     step, refused = None, ""
     try:
         step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
-    except Mistake as mistake:
+    except UserError as mistake:
         refused = str(mistake)
     price = case.machine.dollars_per_rank_hour
     return Variant(name=name, facts=tuple(facts), step=step, refused=refused, dollars_per_rank_hour=price)

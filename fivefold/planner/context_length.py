@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions import longest_sequence
 from fivefold.planner.search.layout_changes import change, changed_words
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.search_result import Answer, LengthCurve, LengthPoint, Lengths, NearMiss, SearchResult
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
@@ -95,7 +95,7 @@ def _points(
 def _longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
     try:
         return int(longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value)
-    except Mistake:
+    except UserError:
         return 0
 
 
@@ -121,7 +121,7 @@ def _changes(
     batch = max(1, job.tokens_per_step // target)
     try:
         found = search(job.replace(sequence=target, global_batch=batch))
-    except Mistake as mistake:
+    except UserError as mistake:
         yield f"more: {mistake}"
         return
     if found.proposal is None:

@@ -18,7 +18,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.batch import advised, laws, near
 from fivefold.planner.predict import Planner
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.playbook import Stage, Tried
 from fivefold.results.search_result import Proposal, Walk
 from fivefold.step import FITS_RISK
@@ -47,7 +47,7 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
 
 
 def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
-    """The first layout of the ladder that fits; a ``Mistake`` names the nearest if none does."""
+    """The first layout of the ladder that fits; a ``UserError`` names the nearest if none does."""
     room, tried, chosen, after = planner.machine.chip.memory_bytes, [], None, 0
     least: tuple[int, Layout] | None = None
     for words, layout in ladder(planner, world):
@@ -67,8 +67,8 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         what = f"{planner.model.name} on {world} ranks of {planner.machine.name}"
         if least is None:
             why = f": {tried[0].layout!r}: {tried[0].why}" if tried else ""
-            raise Mistake(f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}")
-        raise Mistake(
+            raise UserError(f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}")
+        raise UserError(
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
             f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"
         )

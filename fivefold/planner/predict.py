@@ -84,7 +84,7 @@ class Planner:
         self.risk, self.memory_risk = risk, MemoryRisk(model=model, machine=machine, job=job)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
-        """Memory of every pipeline rank; a ``Mistake`` if the layout is not legal for model and job."""
+        """Memory of every pipeline rank; a ``UserError`` if the layout is not legal for model and job."""
         refuse(layout, model=self.model, job=self.job)
         return memory(self.counts, layout)
 
@@ -115,7 +115,7 @@ class Planner:
         return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
-        """Memory and step time; a ``Mistake`` if the layout is not legal. ``ranks``: what ``memory`` returned of it."""
+        """Memory and step time; ``UserError`` if the layout is not legal. ``ranks``: what ``memory`` returned of it."""
         if ranks is None:
             refuse(layout, model=self.model, job=self.job, machine=self.machine)
             ranks = memory(self.counts, layout)
@@ -190,7 +190,7 @@ class Planner:
 
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: Planner | None = None) -> Step:
-    """Predict the step that ``train`` would measure. A ``Mistake`` if the layout is not legal.
+    """Predict the step that ``train`` would measure. A ``UserError`` if the layout is not legal.
 
     ``using``: a planner of this model, machine and job.
     """

@@ -22,7 +22,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search import fits_any, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.whole_run import checked
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.search_result import Answer, Batch, Change
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk
@@ -31,7 +31,7 @@ SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V
 
 
 def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
-    """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``Mistake`` if none fits."""
+    """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``UserError`` if none fits."""
     planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
     sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
     legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
@@ -40,7 +40,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
             return _answer(question, f"{tried.mbs} sequences at a time", tried.mbs, planner, tried)
     if not legal:
         refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
-    raise Mistake(_too_large(planner, legal[-1]))
+    raise UserError(_too_large(planner, legal[-1]))
 
 
 def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
@@ -55,7 +55,7 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
 
     most = _most(lambda steps: _fits(planner(steps), layout), limit=longest // step)
     if most == 0:
-        raise Mistake(_too_large(planner(1), layout))
+        raise UserError(_too_large(planner(1), layout))
     beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
     return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
 
@@ -80,7 +80,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
     if enough is None:
-        raise Mistake(
+        raise UserError(
             f"{model.name} fits on no number of {machine.name} up to {most:,} with seq {job.sequence} and "
             f"{job.global_batch} sequences per step; raise --gbs, so that more ranks can share the step, or take "
             "--set offload=optimizer"
@@ -119,7 +119,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
     most = _most(fits, limit=256)
     if most == 0:
-        raise Mistake(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
+        raise UserError(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
     largest, using = planners[most].model, planners[most]
     step = search(model=largest, machine=machine, job=job, top=1, risk=risk, tight=False, using=using).best[0].step
     line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
@@ -167,7 +167,7 @@ def sound_batches(
 ) -> list[Batch]:
     """Global batches that the layout can split, in powers of two: of 4 to 60 million tokens for a run of ``tokens``, or
     from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less. Of a
-    ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``Mistake`` if none is.
+    ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``UserError`` if none is.
     """
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
     said = [*(each.tokens for each in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
@@ -191,14 +191,14 @@ def sound_batches(
 
 
 def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout) -> list[int]:
-    """Return the numbers of micro-batches with which the layout is legal; a ``Mistake`` if it is with none of them."""
+    """Return the numbers of micro-batches with which the layout is legal; ``UserError`` if it is with none of them."""
 
-    chunk, found, mistake = layout.dp * layout.mbs, list[int](), Mistake()
+    chunk, found, mistake = layout.dp * layout.mbs, list[int](), UserError()
     for size in sizes:
         try:
             fields = job.model_dump() | {"global_batch": size * chunk, "ramp": None}
             refuse(layout, model=model, job=Job.read(fields, origin="job"), machine=machine)
-        except Mistake as error:
+        except UserError as error:
             mistake = error
         else:
             found.append(size)

@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.optimizers.cost import find_cost
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.whole_run import Goodput, WholeRun
 from fivefold.step import Step
 from fivefold.update import quantised
@@ -30,9 +30,9 @@ NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as 
 
 
 def checked(tokens: float) -> float:
-    """``tokens``, if a run can have so many; else a ``Mistake``."""
+    """``tokens``, if a run can have so many; else a ``UserError``."""
     if not 1 <= tokens <= RUN_TOKENS:
-        raise Mistake(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
+        raise UserError(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
     return tokens
 
 
@@ -62,7 +62,7 @@ def best_interval(*, blocked: float, written: float, restart: float, between: fl
 
 
 def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
-    """The run of ``tokens`` whose step is ``step``, at ``site``. A ``Mistake`` if it would never end."""
+    """The run of ``tokens`` whose step is ``step``, at ``site``. A ``UserError`` if it would never end."""
     steps = ceil(checked(tokens) / job.tokens_per_step)
     size = checkpoint_bytes(model, job)
     written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
@@ -74,7 +74,7 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
     training = steps * step.time.step_seconds
     seconds = _seconds(training, site=site, interval=interval, **times)
     if seconds == inf:
-        raise Mistake(
+        raise UserError(
             f"a failure every {between:.0f} s and {restart:.0f} s to come back: saved every {interval:.0f} s the run "
             "never ends; lower --assume restart= or checkpoint="
         )

@@ -23,7 +23,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
 from fivefold.profiling.attribution import rank_times, split, summary
 from fivefold.profiling.findings import findings
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results import trace_file
 from fivefold.results.run_folder import PREDICTED
 from fivefold.results.spans import Message, RankTrace
@@ -54,11 +54,11 @@ class Proof:
 def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: Process, report: Report) -> Proof:
     """Train ``run`` on this rank; rank 0 writes the prediction as it begins and ``step.json`` at its end.
 
-    Rank 0 passes every log line to ``report``. Raises ``Mistake`` if the number of processes is not the layout's.
+    Rank 0 passes every log line to ``report``. Raises ``UserError`` if the number of processes is not the layout's.
     """
     predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
     if process.world != layout.world:
-        raise Mistake(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
+        raise UserError(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
     shards = run.shards(model)
     device = process.start()
     torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible
@@ -66,7 +66,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
         streams = device.type == "cuda" or process.several_hosts  # messages between hosts overlap with compute
         built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout), streams=streams)
         if process.rank == 0:
-            with suppress(Fault):  # a full disk is reported by the logs; this file is for display only
+            with suppress(RunFailure):  # a full disk is reported by the logs; this file is for display only
                 write_steps(run.folder / PREDICTED, predicted.replace(operations=()))
         with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
@@ -93,7 +93,7 @@ def write_trace(trace: RankTrace, folder: Path) -> None:
     """Write this rank's trace; if that fails, print why and go on, because the other ranks wait for this one."""
     try:
         trace_file.write(trace, folder)
-    except Fault as fault:
+    except RunFailure as fault:
         print(f"fivefold: {fault}", file=sys.stderr)
 
 
@@ -204,13 +204,13 @@ def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
 
 
 def write_steps(path: Path, *steps: Step) -> None:
-    """Write steps of one run to ``path``, each under its kind; raises ``Fault`` if the file cannot be written."""
+    """Write steps of one run to ``path``, each under its kind; raises ``RunFailure`` if the file cannot be written."""
     records = {step.kind: step.model_dump(mode="json") for step in steps}
     partial = path.with_suffix(".partial")
     try:
         partial.write_text(json.dumps(records, indent=2) + "\n")
         os.replace(partial, path)
     except OSError as error:
-        raise Fault(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None
+        raise RunFailure(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None
     finally:
         partial.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fivefold.machine.spec import Machine
 from fivefold.profiling.closed_loop import stage_memory, traffic_of, write_steps
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.step import Memory, Step, Time, Work, utilisation
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
 from fivefold.trainer.measure.loop_meter import LoopMeter
@@ -72,9 +72,9 @@ class Watched:
 
     @property
     def step(self) -> Step:
-        """Return the measured step; raises ``Mistake`` if the loop has not ended, or had no step."""
+        """Return the measured step; raises ``UserError`` if the loop has not ended, or had no step."""
         if self._step is None:
-            raise Mistake("nothing was measured: the loop has to call optimizer.step() within watch(), and to end")
+            raise UserError("nothing was measured: the loop has to call optimizer.step() within watch(), and to end")
         return self._step
 
     def save(self, folder: str | Path) -> None:
@@ -260,17 +260,17 @@ def watch(
     """
     optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
     if not optimizers or not all(isinstance(item, torch.optim.Optimizer) for item in optimizers):
-        raise Mistake(f"watch(model, optimizer): {type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise UserError(f"watch(model, optimizer): {type(optimizer).__name__} is no torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
-        raise Mistake(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
+        raise UserError(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
     if not isinstance(tokens, int) or tokens < 0:
-        raise Mistake(f"tokens={tokens} must be 0 or more")
+        raise UserError(f"tokens={tokens} must be 0 or more")
     if stage < 0:
-        raise Mistake(f"stage={stage} must be 0 or more")
+        raise UserError(f"stage={stage} must be 0 or more")
     world = dist.get_world_size() if dist.is_initialized() else 1
     if predicted is not None:
         if predicted.world != world:
-            raise Mistake(f"the prediction is of {predicted.world} ranks, and {world} watch; predict this layout")
+            raise UserError(f"the prediction is of {predicted.world} ranks, and {world} watch; predict this layout")
         described = {name: getattr(predicted, name) for name in ("model", "machine", "layout", "job", "stack")}
     else:
         name = type(model.module if isinstance(model, DistributedDataParallel) else model).__name__

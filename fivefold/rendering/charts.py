@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, colour, heading
 from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts
@@ -29,7 +29,7 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
     """Chart the peak by category: a bar per stage of a single step, or per step a bar for its fullest stage."""
     stages = _stages_by_name(steps)
     if not stages:
-        raise Mistake("no step has a memory by stage; there is nothing to draw")
+        raise UserError("no step has a memory by stage; there is nothing to draw")
     fullest = max(stages.values(), key=lambda stage: stage.peak_bytes)
     return stage_bars(stages, axis="memory at the peak", title=_memory_finding(fullest), subtitle=subtitle, height=36)
 
@@ -79,7 +79,7 @@ def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
     """Chart the relative error of every quantity; equal counts are labelled exact, wrong counts are red."""
     alt = _altair()
     if not rows:
-        raise Mistake("no quantity was compared; there is nothing to draw")
+        raise UserError("no quantity was compared; there is nothing to draw")
     kinds = {"exact": GREEN, "estimate": BLUE, "wrong count": RED}
     values = [_error_bar(row) for row in rows]
     reach = max(0.05, *(abs(value["error"]) for value in values)) * 1.25
@@ -111,14 +111,16 @@ def data(values: Sequence[Mapping[str, Any]]) -> Chart:
 def save(chart: Chart | PictureFile, path: Path) -> None:
     """Write a chart as ``.svg``, ``.png`` (two pixels per point), ``.pdf`` or ``.html`` that needs no network."""
     if path.suffix not in (".svg", ".png", ".pdf", ".html"):
-        raise Mistake(f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {path.suffix or 'without a suffix'}")
+        raise UserError(
+            f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {path.suffix or 'without a suffix'}"
+        )
     content = (
         _convert_file(chart, path.suffix) if isinstance(chart, PictureFile) else _convert_chart(chart, path.suffix)
     )
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise Fault(f"{path}: the chart cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path}: the chart cannot be written: {error.strerror}") from None
 
 
 def _convert_file(picture: PictureFile, suffix: str) -> bytes:
@@ -152,7 +154,7 @@ def _altair() -> Any:
         import altair
         import vl_convert  # noqa: F401 — a chart that cannot be saved is useless
     except ImportError:
-        raise Mistake("charts need the extra show: pip install 'fivefold[show]'") from None
+        raise UserError("charts need the extra show: pip install 'fivefold[show]'") from None
     return altair
 
 

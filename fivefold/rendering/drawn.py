@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.drawing.scatter import HEIGHT, Point, picture
@@ -58,7 +58,7 @@ def draw_front(points: Sequence[Point]) -> Raw:
 def draw_front_file(found: SearchResult, *, subtitle: str = "") -> PictureFile:
     """Return the front as a file; its title says what less memory costs."""
     if not found.front:
-        raise Mistake("no layout fits; there is no front to draw")
+        raise UserError("no layout fits; there is no front to draw")
     points = sorted(found.front, key=lambda point: point.memory_bytes)
     small, fast = points[0], points[-1]
     slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.lines import HEIGHT, Curve, picture
 
@@ -41,7 +41,7 @@ def draw_losses(log: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Pict
     lines = list(log)
     curves = list_loss_curves(lines)
     if not curves:
-        raise Mistake(f"none of {len(lines)} logged points has a step and a finite loss; log one or more")
+        raise UserError(f"none of {len(lines)} logged points has a step and a finite loss; log one or more")
     title = describe_losses(curves)
     chart = picture(curves, label=title, x_title="optimizer step", y_title="nats")
     return PictureFile(title, (subtitle,), chart, HEIGHT, [(curve.look, curve.name) for curve in curves])

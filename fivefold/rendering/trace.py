@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.results.spans import RankStep, RankTrace, Span
 
 
@@ -121,7 +121,7 @@ def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -
 
 
 def write(found: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
-    """Write events one by one, so that they are never all in memory; raise ``Fault`` if the file cannot be written."""
+    """Write events one by one, so that they are never all in memory; raise ``RunFailure`` if writing fails."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write('{"traceEvents":[')
@@ -129,4 +129,4 @@ def write(found: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str])
                 file.write((",\n" if index else "\n") + json.dumps(trace_event, separators=(",", ":")))
             file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(about)}}}\n')
     except OSError as error:
-        raise Fault(f"{path}: the trace cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path}: the trace cannot be written: {error.strerror}") from None

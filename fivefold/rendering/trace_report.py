@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering import charts
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
@@ -272,7 +272,7 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
     """Return the critical path of the last step, on the line of the rank that it runs over."""
     alt = charts._altair()
     if not path:
-        raise Mistake("no step has a critical path; there is nothing to draw")
+        raise UserError("no step has a critical path; there is nothing to draw")
     pieces = _coarse(path)
     values = [
         {"rank": f"rank {piece.rank}", "does": piece.does, "start": piece.start * 1e3, "end": piece.end * 1e3}
@@ -318,7 +318,7 @@ def _coarse(path: Sequence[Piece]) -> list[Piece]:
 def save_charts(report: TraceReport, path: Sequence[Piece], folder: Path) -> None:
     """Write breakdown and path as .svg and .html into ``folder``."""
     if folder.exists() and not folder.is_dir():
-        raise Mistake(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder}: is a file; name a folder")
     pictures = {"breakdown": breakdown_chart(report), "critical-path": path_chart(report, path)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import SearchRequest
 from fivefold.step import FITS_RISK
 
@@ -22,12 +22,12 @@ TOKENS = 1e12
 
 
 def refuse_of_one(request: SearchRequest) -> None:
-    """Raise ``Mistake`` naming the options that are for layouts of one machine, if a run on several is asked."""
+    """Raise ``UserError`` naming the options that are for layouts of one machine, if a run on several is asked."""
     words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
     words |= {name: getattr(request, name, None) for name in ("chart", "measure", "write")} | {"2d": request.two}
     if given_options := ["--" + name for name, value in words.items() if value]:
         pronoun = "it" if len(given_options) == 1 else "them"
-        raise Mistake(
+        raise UserError(
             f"{', '.join(given_options)}: of the layouts of one machine; drop {pronoun}, or ask one machine without "
             "--tokens, --deadline, --ranks, --assume and --by energy"
         )
@@ -55,7 +55,7 @@ def offers(
 
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
-        raise Mistake(f"--by {by} is of layouts of one machine; several are ranked by time, cost or energy")
+        raise UserError(f"--by {by} is of layouts of one machine; several are ranked by time, cost or energy")
     rank_range = None if ranks is None else _range(ranks)
     choices = []
     for machine in priced(machines, prices):
@@ -80,18 +80,18 @@ def offers(
 
 
 def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
-    """Return the machines with the prices of ``--price``; raises ``Mistake`` if a price names no given machine."""
+    """Return the machines with the prices of ``--price``; raises ``UserError`` if a price names no given machine."""
     priced_machines = list(machines)
     for word in prices:
         name, equals, price = word.rpartition("=")
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", price.removesuffix("/h")):
-            raise Mistake(f"--price {word!r} is no price; write h100=2.2/h, or 2.2 for all machines")
+            raise UserError(f"--price {word!r} is no price; write h100=2.2/h, or 2.2 for all machines")
         matching = [
             index for index, machine in enumerate(priced_machines) if not equals or machine.name.split()[0] == name
         ]
         if not matching:
             names = ", ".join(dict.fromkeys(machine.name.split()[0] for machine in priced_machines))
-            raise Mistake(f"--price {word!r}: no machine is called {name!r}; there is {names}")
+            raise UserError(f"--price {word!r}: no machine is called {name!r}; there is {names}")
         for index in matching:
             priced_machines[index] = priced_machines[index].replace(
                 dollars_per_rank_hour=float(price.removesuffix("/h"))
@@ -102,7 +102,7 @@ def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
 def _range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})-([0-9]{1,7})", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]):
-        raise Mistake(f"--ranks {text!r} is no range of ranks; write such as 64-512")
+        raise UserError(f"--ranks {text!r} is no range of ranks; write such as 64-512")
     return int(match[1]), int(match[2])
 
 
@@ -112,7 +112,7 @@ def _deadline(text: str) -> float:
     try:
         seconds = seconds_of(text)
     except ValueError as error:
-        raise Mistake(f"--deadline {text!r} {error}") from None
+        raise UserError(f"--deadline {text!r} {error}") from None
     if not seconds:
-        raise Mistake(f"--deadline {text!r} is no time; write such as 30d")
+        raise UserError(f"--deadline {text!r} is no time; write such as 30d")
     return seconds

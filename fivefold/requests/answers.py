@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import ALIKE, Question
 from fivefold.requests.words import tokens_of
 from fivefold.step import FITS_RISK
@@ -79,7 +79,7 @@ def answers(
         "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk),
     }
     if question not in answer_by_question:
-        raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *answer_by_question])}")
+        raise UserError(f"no question {question!r}; ask {', '.join(['gpus', 'model', *answer_by_question])}")
     remarks = describe_idle(chosen_layout, machine)
     return (
         [answer.replace(remarks=remarks) for answer in answer_by_question[question]()]
@@ -96,10 +96,10 @@ def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK
     result = run(model=model, machine=machine, job=job, top=1, risk=risk)
     if not result.best:
         if not result.misses:
-            raise Mistake(f"no layout of {model.name} fits, nor comes near")
+            raise UserError(f"no layout of {model.name} fits, nor comes near")
         miss = result.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-        raise Mistake(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
+        raise UserError(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
     return Layout.parse(result.best[0].step.layout)
 
 
@@ -116,9 +116,11 @@ def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float |
     if log.exists():
         scales = [line["noise_scale"] for line in read_lines(log) if line.get("noise_scale")]
         if not scales:
-            raise Mistake(f"--noise {text}: its log has no noise scale; train with noise_scale = true in the run file")
+            raise UserError(
+                f"--noise {text}: its log has no noise scale; train with noise_scale = true in the run file"
+            )
         return float(scales[-1])
     try:
         return tokens_of(text)
     except ValueError as error:
-        raise Mistake(f"--noise {text!r} is no run folder and {error}") from None
+        raise UserError(f"--noise {text!r} is no run folder and {error}") from None

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.answers import fastest
 from fivefold.step import FITS_RISK
 
@@ -48,12 +48,12 @@ def _cases(
     from fivefold.planner.compare import Case
 
     if not words:
-        raise Mistake("compare what? a model, machines and layouts; run files; or --from FILE --gpus h100:64")
+        raise UserError("compare what? a model, machines and layouts; run files; or --from FILE --gpus h100:64")
     names = [word for word in words[1:] if is_named(word)]
     texts = [word for word in words[1:] if not is_named(word)]
     if not names or not texts:
         missing = "machine" if not names else "layout"
-        raise Mistake(f"compare needs a {missing}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
+        raise UserError(f"compare needs a {missing}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
     jobs = jobs_of(job, stacks, precisions)
@@ -81,7 +81,7 @@ def _run_files(
     if not words or not all(Path(word).suffix in FILES for word in words):
         return []
     if job != Job() or others:
-        raise Mistake("a run file says its own job; drop the options, or compare a model, machines and layouts")
+        raise UserError("a run file says its own job; drop the options, or compare a model, machines and layouts")
     run_cases = []
     for run in (Run.load(Path(word)) for word in words):
         model, ranks = resolve(run.model), machine(run.machine)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ class LoadedConfig(NamedTuple):
 
 
 def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = ()) -> LoadedConfig:
-    """Read a config; raises ``Mistake`` for missing values and for keys with an effect that are not ignored."""
+    """Read a config; raises ``UserError`` for missing values and for keys with an effect that are not ignored."""
     from fivefold.interop.read import read
 
     reading = read(words, asked)
     origin = str(words[0])
     if reading.model is None or reading.layout is None or reading.job is None:
-        raise Mistake(f"{origin}: does not say {'; '.join(reading.missing)}")
+        raise UserError(f"{origin}: does not say {'; '.join(reading.missing)}")
     return LoadedConfig(reading.model, reading.layout, reading.job, check_keys(reading, ignore=ignore, origin=origin))
 
 
@@ -68,7 +68,7 @@ def split_keys(words: Iterable[str] | None) -> frozenset[str]:
 
 
 def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = "") -> ConfigNotes:
-    """Return the notes on a config's keys; raises ``Mistake`` for keys with an effect that are not ignored."""
+    """Return the notes on a config's keys; raises ``UserError`` for keys with an effect that are not ignored."""
     from fivefold.interop.registry import FORMATS
     from fivefold.results.reading import ConfigNotes
 
@@ -76,7 +76,7 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     accepted = split_keys(ignore)
     open_keys = [key for key in reading.not_understood if not _is_named(key, accepted)]
     if open_keys:
-        raise Mistake(_describe_open(open_keys, reading, origin=origin or reading.origin))
+        raise UserError(_describe_open(open_keys, reading, origin=origin or reading.origin))
     return ConfigNotes(
         origin=origin or reading.origin,
         software=reading.software,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 EXTRAS = {
     **dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "pyarrow"), "train"),
@@ -24,7 +24,7 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 
 def told(verb: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that a missing package of an extra raises ``Mistake``."""
+    """Wrap a function so that a missing package of an extra raises ``UserError``."""
 
     @wraps(verb)
     def called(*args: P.args, **words: P.kwargs) -> T:
@@ -33,6 +33,6 @@ def told(verb: Callable[P, T]) -> Callable[P, T]:
         except ModuleNotFoundError as error:
             if (line := missing(error)) is None:
                 raise
-            raise Mistake(line) from None
+            raise UserError(line) from None
 
     return called

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import JobRequest
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ def load_job(
 ) -> Job:
     """Build the job from a file, options that override it, and ``--set``, which overrides both.
 
-    Raises ``Mistake`` if an option and ``--set``, or two of ``--set``, give the same field. ``options``: by name as on
-    the command line, None where the option was not given; ``base``: fields that all of these override.
+    Raises ``UserError`` if an option and ``--set``, or two of ``--set``, give the same field. ``options``: by name as
+    on the command line, None where the option was not given; ``base``: fields that all of these override.
     """
     from fivefold.job import Job
     from fivefold.record import read_file
@@ -35,7 +35,7 @@ def load_job(
     for setting in settings or []:
         key = _put(values, setting)
         if key in source_by_field:
-            raise Mistake(f"{source_by_field[key]} and --set {setting!r} both say {key}; keep one")
+            raise UserError(f"{source_by_field[key]} and --set {setting!r} both say {key}; keep one")
         source_by_field[key] = f"--set {setting!r}"
     return Job.read(values, origin=str(job) if job else "job")
 
@@ -52,13 +52,13 @@ def _put(values: dict[str, Any], setting: str) -> str:
     parents = key.split(".")
     last = parents.pop()
     if not equals or not all([*parents, last]):
-        raise Mistake(f"--set {setting!r} is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon")
+        raise UserError(f"--set {setting!r} is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon")
     for parent in parents:
         table = values.setdefault(parent, {})
         if parent in ("precision", "stack"):  # a named record or the default, with some of its fields changed
             table = values[parent] = _table(table, parent)
         if not isinstance(table, dict):
-            raise Mistake(f"--set {setting!r}: {parent} is one value and has no field {last!r}")
+            raise UserError(f"--set {setting!r}: {parent} is one value and has no field {last!r}")
         values = table
     values[last] = _value(key, text, setting=setting)
     return key
@@ -85,7 +85,7 @@ def _value(key: str, text: str, *, setting: str) -> Any:
         try:
             return tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError as error:
-            raise Mistake(f"--set {setting!r}: not a TOML value: {error}") from None
+            raise UserError(f"--set {setting!r}: not a TOML value: {error}") from None
     if not holds_list(Job, key.split(".")):
         return text
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import ALIKE, Batch
 from fivefold.requests.search import found_layouts
 from fivefold.step import FITS_RISK
@@ -95,7 +95,7 @@ def model_word(planned: Plan, file: Path) -> str:
 def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
     result = found_layouts(model, machine, job, also=(), by="time", top=1, within=ALIKE, where=where, risk=risk)
     if result.proposal is None:
-        raise Mistake(result.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
+        raise UserError(result.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
     return result.proposal
 
 
@@ -132,7 +132,7 @@ def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path)
         try:
             written = write(Plan(model, Layout.parse(layout), job, machine.ranks_per_node), to=form)
             lines = (f"fivefold write {file} --to {form} -o {form}", *(f"note: {remark}" for remark in written.remarks))
-        except Mistake as mistake:
+        except UserError as mistake:
             lines = (f"cannot run it so: {mistake}", f"for what it can: fivefold plan … --stack {software}")
         lines_by_software[software] = lines
     if not lines_by_software:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import ALIKE, SearchRequest
 from fivefold.requests.words import parse_bytes
 from fivefold.step import FITS_RISK
@@ -34,13 +34,13 @@ def alike_within(request: SearchRequest) -> float | None:
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:
-    """Return the machine with its chips limited to ``memory``; raises ``Mistake`` if they have less."""
+    """Return the machine with its chips limited to ``memory``; raises ``UserError`` if they have less."""
     if memory is None:
         return machine
     limit, capacity_bytes = parse_bytes(memory, option="--memory"), machine.chip.memory_bytes
     if not 0 < limit <= capacity_bytes:
         hint = "" if limit <= 0 else f"; for a larger card write {machine.name.split()[0]}:{machine.ranks} memory=…"
-        raise Mistake(f"--memory {memory}: a rank of {machine.name} has {show_bytes(capacity_bytes)}{hint}")
+        raise UserError(f"--memory {memory}: a rank of {machine.name} has {show_bytes(capacity_bytes)}{hint}")
     return machine.replace(chip=machine.chip.replace(memory_bytes=limit))
 
 
@@ -58,7 +58,7 @@ def walk(
     from fivefold.planner.search.neighbours import walk as run
 
     if by == "robust":
-        raise Mistake("--keep ranks changes by time or memory; drop --by robust, or --keep")
+        raise UserError("--keep ranks changes by time or memory; drop --by robust, or --keep")
     objective: By = "memory" if by == "memory" else "time"
     return run(planner(model, machine, job, risk), Layout.parse(start), by=objective, where=where)
 

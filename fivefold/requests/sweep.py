@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.sweeps.measure import Submit
@@ -23,6 +23,6 @@ def trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = No
     from fivefold.sweeps.trial import FEWEST_STEPS
 
     if steps < FEWEST_STEPS:
-        raise Mistake(f"--steps {steps} times none; take {FEWEST_STEPS} or more")
+        raise UserError(f"--steps {steps} times none; take {FEWEST_STEPS} or more")
     folder = path.with_name(f"{path.name}.trials").absolute()
     return Trials(folder, steps=steps, timeout_seconds=timeout, submit=submit)

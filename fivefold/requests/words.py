@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.units import GIB, KIB, MIB
 
 TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -23,9 +23,9 @@ def tokens_of(text: str | float) -> float:
 
 
 def split_list(text: str, *, option: str) -> tuple[str, ...]:
-    """Return the entries of ``a,b``; raises ``Mistake`` naming ``option`` if one is empty."""
+    """Return the entries of ``a,b``; raises ``UserError`` naming ``option`` if one is empty."""
     if text and not all(word.strip() for word in text.split(",")):
-        raise Mistake(f"{option} {text!r} is not a list; write such as a,b")
+        raise UserError(f"{option} {text!r} is not a list; write such as a,b")
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -33,5 +33,5 @@ def parse_bytes(text: str, *, option: str = "--budget") -> int:
     """Return ``24GiB`` in bytes."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())
     if match is None or float(match[1]) * UNITS[match[2]] < 1:
-        raise Mistake(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
+        raise UserError(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
     return int(float(match[1]) * UNITS[match[2]])

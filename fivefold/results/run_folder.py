@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fivefold.display import Rows, Shown
-from fivefold.record import Mistake, read_file, read_lines
+from fivefold.record import UserError, read_file, read_lines
 from fivefold.results import trace_file
 from fivefold.results.spans import Span
 from fivefold.results.step_comparison import Row, compare, read_pair
@@ -53,10 +53,10 @@ class RunFolder(Shown):
 
 
 def read(folder: Path) -> RunFolder:
-    """Read the run in ``folder``; raises ``Mistake`` if it holds no measured run."""
+    """Read the run in ``folder``; raises ``UserError`` if it holds no measured run."""
     path = folder / "step.json"
     if not path.exists():
-        raise Mistake(f"{folder}: holds no step.json; a run of 5 or more steps writes it at its end")
+        raise UserError(f"{folder}: holds no step.json; a run of 5 or more steps writes it at its end")
     predicted, measured = read_pair(path)
     rehearsed = read_file(path).get("rehearsed")
     rehearsed_step = Step.read(rehearsed, origin=f"{path}: rehearsed") if rehearsed else None

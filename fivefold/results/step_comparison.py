@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake, Record, read_file
+from fivefold.record import Record, UserError, read_file
 from fivefold.step import StageMemory, Step
 
 Unit = Literal["parameters", "bytes", "FLOPs", "messages", "seconds", "tokens/s"]
@@ -38,19 +38,19 @@ class Row(Record):
 
 
 def read_pair(path: Path) -> tuple[Step, Step]:
-    """Read the predicted and measured step that ``train`` wrote to ``path``; raises ``Mistake`` if one is missing."""
+    """Read the predicted and measured step that ``train`` wrote to ``path``; raises ``UserError`` if one is missing."""
     pair = read_file(path)
     try:
         predicted, measured = (Step.read(pair[kind], origin=f"{path}: {kind}") for kind in ("predicted", "measured"))
     except KeyError as error:
-        raise Mistake(f"{path}: holds no {error} step; was it written by fivefold train?") from None
+        raise UserError(f"{path}: holds no {error} step; was it written by fivefold train?") from None
     return predicted, measured
 
 
 def compare(predicted: Step, measured: Step) -> list[Row]:
-    """Return a row for every quantity; raises ``Mistake`` if the two layouts differ."""
+    """Return a row for every quantity; raises ``UserError`` if the two layouts differ."""
     if predicted.layout != measured.layout:
-        raise Mistake(f"{predicted.layout!r} and {measured.layout!r} are two layouts; compare steps of one")
+        raise UserError(f"{predicted.layout!r} and {measured.layout!r} are two layouts; compare steps of one")
     return [
         _row("parameters", "parameters", predicted.work.parameters, measured.work.parameters, exact=True),
         *_state_rows(predicted.memory.stages, measured.memory.stages),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.bounded_file import ROWS_BYTES, read_bytes
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.spans import Message, RankStep, RankTrace, Span
 
 FOLDER, PLANNED = "trace", "planned.json"  # in the run's folder
@@ -19,13 +19,13 @@ AGAIN = "train again with --trace"
 
 
 def write(trace: RankTrace, folder: Path) -> Path:
-    """Write one rank's trace into its run's ``folder``, over an earlier one; raises ``Fault`` on failure."""
+    """Write one rank's trace into its run's ``folder``, over an earlier one; raises ``RunFailure`` on failure."""
     path = folder / FOLDER / f"rank{trace.rank}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(trace._asdict() | {"steps": [step._asdict() for step in trace.steps]}))
     except OSError as error:
-        raise Fault(f"{path}: the trace cannot be written: {error.strerror}; the run itself is saved") from None
+        raise RunFailure(f"{path}: the trace cannot be written: {error.strerror}; the run itself is saved") from None
     return path
 
 
@@ -35,7 +35,7 @@ def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) ->
     try:
         path.write_text(json.dumps(rows))
     except OSError as error:
-        raise Fault(f"{path}: cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
@@ -45,30 +45,30 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
         rows_by_kind = json.loads(_read_text(path)) if path.exists() else {}
         return {kind: [_spans(row) for row in rows] for kind, rows in rows_by_kind.items()}
     except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
-        raise Mistake(f"{path}: is damaged; {AGAIN}") from None
+        raise UserError(f"{path}: is damaged; {AGAIN}") from None
 
 
 def read(folder: Path) -> list[RankTrace]:
     """Read the traces of all ranks of the run in ``folder``.
 
-    Raises ``Mistake`` if one is missing, damaged or from another run.
+    Raises ``UserError`` if one is missing, damaged or from another run.
     """
     first = folder / FOLDER / "rank0.json"
     if not first.exists():
-        raise Mistake(f"{first.parent}: there is no trace; {AGAIN}")
+        raise UserError(f"{first.parent}: there is no trace; {AGAIN}")
     traces = [_read(first)]
     paths = [folder / FOLDER / f"rank{rank}.json" for rank in range(1, traces[0].world)]
     missing = [path.stem[4:] for path in paths if not path.exists()]
     if missing:
         names = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
-        raise Mistake(
+        raise UserError(
             f"{first.parent}: of {traces[0].world} ranks {len(missing)} have no file here ({names}); copy them from "
             f"their hosts, or {AGAIN}"
         )
     traces += map(_read, paths)
     for path, trace in zip(paths, traces[1:], strict=True):
         if [step.step for step in trace.steps] != [step.step for step in traces[0].steps]:
-            raise Mistake(f"{path}: has other steps than rank 0, so it is of another run; {AGAIN}")
+            raise UserError(f"{path}: has other steps than rank 0, so it is of another run; {AGAIN}")
     return traces
 
 
@@ -79,11 +79,11 @@ def _read(path: Path) -> RankTrace:
         evaluations = tuple(_spans(values.pop("evaluations")))
         return RankTrace(**values, steps=steps, evaluations=evaluations)
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise Mistake(f"{path}: is cut off or damaged at character {error.pos}; {AGAIN}") from None
+        raise UserError(f"{path}: is cut off or damaged at character {error.pos}; {AGAIN}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        raise Mistake(f"{path}: is no trace of a rank; {AGAIN}") from None
+        raise UserError(f"{path}: is no trace of a rank; {AGAIN}") from None
 
 
 def _read_text(path: Path) -> str:

@@ -16,7 +16,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.search import search
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.search_result import Finalist
 from fivefold.sweeps.trial import STEPS, trial
 
@@ -34,13 +34,13 @@ def measure_best(
 ) -> tuple[list[Finalist], Machine]:
     """Return the ``count`` best distinct layouts, fastest measured first, and ``machine`` with their units measured.
 
-    Layouts that could not run come last, with the reason. Raises ``Mistake`` unless ``machine`` is this computer,
+    Layouts that could not run come last, with the reason. Raises ``UserError`` unless ``machine`` is this computer,
     calibrated.
     """
     if machine.calibration is None:
-        raise Mistake(f"{machine.name} is not calibrated, so layouts cannot be measured here; take local")
+        raise UserError(f"{machine.name} is not calibrated, so layouts cannot be measured here; take local")
     if machine.backend == "gloo" and machine.ranks > machine.ranks_per_node:
-        raise Mistake(
+        raise UserError(
             f"{machine.ranks} ranks are more than the {machine.ranks_per_node} of this computer; measure on local"
         )
     result = search(model=model, machine=machine, job=job, top=CANDIDATES * count)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.bounded_file import drop_torn_line
-from fivefold.record import Fault, Mistake, read_lines
+from fivefold.record import RunFailure, UserError, read_lines
 
 
 class Journal:
@@ -34,7 +34,7 @@ class Journal:
         return self._values.get((kind, key))
 
     def put(self, kind: str, key: str, value: Any) -> None:
-        """Append a line; raises ``Fault`` if the disk is full, and the lines before it stay intact."""
+        """Append a line; raises ``RunFailure`` if the disk is full, and the lines before it stay intact."""
         line = json.dumps({"kind": kind, "key": key, "value": value}).encode() + b"\n"
         end = os.fstat(self._file).st_size
         try:
@@ -42,7 +42,7 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self._file, end)
-            raise Fault(
+            raise RunFailure(
                 f"{self.path}: cannot be written: {error.strerror}; the same command goes on from there"
             ) from None
         self._values[kind, key] = value
@@ -63,17 +63,19 @@ class Journal:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Journal]:
-    """Open the journal at ``path``, creating it if needed; raises ``Mistake`` if another process writes to it."""
+    """Open the journal at ``path``, creating it if needed; raises ``UserError`` if another process writes to it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise Mistake(f"{path}: cannot be written: {error.strerror}; name another file with --out") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}; name another file with --out") from None
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Mistake(f"{path}: another sweep writes to it; wait for it, or name another file with --out") from None
+            raise UserError(
+                f"{path}: another sweep writes to it; wait for it, or name another file with --out"
+            ) from None
         drop_torn_line(file)
         yield Journal(path, file)
     finally:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fivefold.bounded_file import read_end
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.spec import Setting
 from fivefold.sweeps.trial import Trial, outcome, prepare, trial
@@ -55,7 +55,7 @@ def here(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Tri
 
 
 def check_here(settings: list[Setting]) -> None:
-    """Raise ``Mistake`` if a machine's kind is not this computer's: CPU measurements do not stand for a GPU."""
+    """Raise ``UserError`` if a machine's kind is not this computer's: CPU measurements do not stand for a GPU."""
     import torch
 
     backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -64,7 +64,7 @@ def check_here(settings: list[Setting]) -> None:
             expected_device, this_computer = (
                 ("GPUs", "has none") if setting.machine.backend == "nccl" else ("a CPU", "would run on its GPU")
             )
-            raise Mistake(
+            raise UserError(
                 f"--measure: {setting.machine_name} has {expected_device}, but this computer {this_computer}; "
                 "measure on machine 'local', submit with --slurm, or leave --measure out"
             )
@@ -80,7 +80,7 @@ def submitted(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
     sbatch_output = submit(Run.load(file), file, layout, setting.machine)
     number = re.search(r"\d+", sbatch_output)
     if number is None:
-        raise Fault(f"sbatch gave no number of a job, but said {sbatch_output!r}")
+        raise RunFailure(f"sbatch gave no number of a job, but said {sbatch_output!r}")
     return number[0]
 
 

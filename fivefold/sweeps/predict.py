@@ -10,7 +10,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.sweep_row import Row, Status, of_layout, of_step
 from fivefold.step import FITS_RISK, Step
 from fivefold.sweeps.spec import Setting, best_of
@@ -47,7 +47,7 @@ class Predictor:
             result = search(
                 model=setting.model, machine=machine, job=job, top=search_request[0], risk=self.risk, **options
             )
-        except Mistake as mistake:
+        except UserError as mistake:
             return [_refused(setting, request, str(mistake))]
         if not result.best:
             nearest = result.misses[0] if result.misses else None
@@ -112,7 +112,7 @@ def _refused(setting: Setting, request: str, why: str, *, status: Status = "refu
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
         columns = of_layout(Layout.parse(request))
-    except Mistake:
+    except UserError:
         words = [word for word in request.split() if word.startswith("ac=")]
         columns = {"layout": request, "recomputation": words[0][3:] if words else "none"}
     return Row(**_named(setting) | columns, status=status, why=why)

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fivefold.bounded_file import ROWS_BYTES
-from fivefold.record import Fault, Mistake, read_lines, read_text
+from fivefold.record import RunFailure, UserError, read_lines, read_text
 from fivefold.results.sweep_row import Row
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 
 
 def check(path: Path) -> None:
-    """Raise ``Mistake`` if rows cannot be written to ``path``: an unknown suffix, or Parquet without pyarrow."""
+    """Raise ``UserError`` if rows cannot be written to ``path``: an unknown suffix, or Parquet without pyarrow."""
     if path.suffix not in SUFFIXES:
-        raise Mistake(
+        raise UserError(
             f"--out {path}: rows are written as {', '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
         )
     if path.suffix == ".parquet":
@@ -29,7 +29,7 @@ def check(path: Path) -> None:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Write ``rows`` with one column per field; raises ``Fault`` if the disk is full."""
+    """Write ``rows`` with one column per field; raises ``RunFailure`` if the disk is full."""
     values = [row.model_dump() for row in rows]
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -37,7 +37,9 @@ def write(rows: Sequence[Row], path: Path) -> None:
         {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](values, partial)
         os.replace(partial, path)
     except OSError as error:
-        raise Fault(f"{path}: cannot be written: {error.strerror or error}; name another file with --out") from None
+        raise RunFailure(
+            f"{path}: cannot be written: {error.strerror or error}; name another file with --out"
+        ) from None
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -75,16 +77,16 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise Mistake("Parquet needs pyarrow: pip install 'fivefold[train]', or write .csv or .jsonl") from None
+        raise UserError("Parquet needs pyarrow: pip install 'fivefold[train]', or write .csv or .jsonl") from None
     return pyarrow, parquet
 
 
 def read(path: Path) -> list[Row]:
-    """Read the rows that ``write`` wrote; raises ``Mistake`` if the file holds no rows."""
+    """Read the rows that ``write`` wrote; raises ``UserError`` if the file holds no rows."""
     values: list[Any]
     if path.suffix == ".jsonl":
         if not path.exists():
-            raise Mistake(f"{path}: no such file")
+            raise UserError(f"{path}: no such file")
         values = read_lines(path)
     elif path.suffix == ".csv":
         lines = csv.DictReader(StringIO(read_text(path, kind="rows", most_bytes=ROWS_BYTES)))
@@ -92,15 +94,15 @@ def read(path: Path) -> list[Row]:
     else:
         values = _parquet_rows(path)
     if not all(isinstance(value, dict) for value in values):
-        raise Mistake(f"{path}: its lines are no rows of a sweep")
+        raise UserError(f"{path}: its lines are no rows of a sweep")
     return [Row.read(value, origin=f"{path}: row {place}") for place, value in enumerate(values, 1)]
 
 
 def _parquet_rows(path: Path) -> list[Any]:
     _, parquet = _pyarrow()
     if path.exists() and not path.is_file():
-        raise Mistake(f"{path}: is no regular file, which Parquet needs")
+        raise UserError(f"{path}: is no regular file, which Parquet needs")
     try:
         return list(parquet.read_table(path).to_pylist())
     except (OSError, ValueError) as error:
-        raise Mistake(f"{path}: cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: cannot be read as Parquet: {str(error).splitlines()[0]}") from None

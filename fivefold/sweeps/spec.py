@@ -24,7 +24,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import locate_model
 from fivefold.model.catalog import resolve as resolve_model
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record, read_file
+from fivefold.record import Record, UserError, read_file
 from fivefold.stack.catalog import named as named_stack
 
 Item = TypeVar("Item")
@@ -62,7 +62,7 @@ class Sweep(Record):
 
     @classmethod
     def load(cls, path: Path) -> Sweep:
-        """Read a sweep file; raises ``Mistake`` for any unknown name, layout keyword or job field in it.
+        """Read a sweep file; raises ``UserError`` for any unknown name, layout keyword or job field in it.
 
         Files that it names are looked up next to it, then in the current folder.
         """
@@ -90,7 +90,7 @@ class Sweep(Record):
         for line in self.layouts:
             expanded = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)
             if self.recomputations and any("ac=" in text for text in expanded):
-                raise Mistake(f"layouts: {line!r} and recomputations both say ac=; keep one")
+                raise UserError(f"layouts: {line!r} and recomputations both say ac=; keep one")
             texts += expanded
         if self.recomputations:
             texts = [f"{text} ac={ac}" for text in texts for ac in self.recomputations]
@@ -155,5 +155,5 @@ def _jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None,
         values = {"sequence": sequence, "global_batch": batch, "precision": precision, "stack": stack}
         try:
             yield names, Job.read(sweep.job | {key: v for key, v in values.items() if v}, origin="job"), ""
-        except Mistake as mistake:
+        except UserError as mistake:
             yield names, None, str(mistake)

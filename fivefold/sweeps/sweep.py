@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
 from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal
@@ -35,13 +35,13 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, sweep: Sweep, *, local: Path) -> Plan:
-        """Expand a sweep; raises ``Mistake`` if a layout matches none of the sweep's numbers of ranks."""
+        """Expand a sweep; raises ``UserError`` if a layout matches none of the sweep's numbers of ranks."""
         requests, setting_list = sweep.requests(), list(settings(sweep, local=local))
         ranks = sorted({setting.ranks for setting in setting_list})
         filled_by_ranks = {count: {text: filled_for(text, ranks=count) for text in requests} for count in ranks}
         if unused := [text for text in requests if all(filled_by_ranks[count][text] is None for count in ranks)]:
             numbers = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-            raise Mistake(
+            raise UserError(
                 f"layouts: {unused[0]!r} makes none of the numbers of ranks ({numbers}); write dp*, or add to ranks"
             )
         texts = {count: list(dict.fromkeys(filter(None, filled_by_ranks[count].values()))) for count in ranks}

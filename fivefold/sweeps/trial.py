@@ -24,7 +24,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.machine.toml import write
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 from fivefold.results.step_comparison import read_pair
 from fivefold.step import Step
 from fivefold.trainer.faults.signals import exit_with
@@ -69,7 +69,7 @@ def trial(
     temporary files. The child processes end with this process, however it ends.
     """
     if steps < FEWEST_STEPS:
-        raise Mistake(f"a trial of {steps} steps times none; take {FEWEST_STEPS} or more")
+        raise UserError(f"a trial of {steps} steps times none; take {FEWEST_STEPS} or more")
     with TemporaryDirectory(prefix="fivefold-trial-", dir=within, ignore_cleanup_errors=True) as name:
         file = prepare(Path(name), model=model, machine=machine, layout=layout, job=job, steps=steps)
         command = [

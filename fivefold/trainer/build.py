@@ -91,7 +91,7 @@ def build(
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
     ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run
-    concurrently with compute; ``None``: if ``device`` has streams for them. Raises ``Mistake`` for a job that the
+    concurrently with compute; ``None``: if ``device`` has streams for them. Raises ``UserError`` for a job that the
     engine cannot run.
     """
     refuse(layout, model=model, job=job)

@@ -14,7 +14,7 @@ from fivefold.bounded_file import read_bytes
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts, torchrun_command
 from fivefold.machine.spec import Machine
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.units import show_bytes
 
 SMALLER = 0.9  # share of the planned chip's memory; what drivers report for one chip differs by less
@@ -50,7 +50,7 @@ class Host:
 
 
 def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file: Path, started: int = 0) -> str:
-    """Raise a ``Mistake`` if ``host`` cannot run its part of ``layout``; return a warning, or an empty text.
+    """Raise a ``UserError`` if ``host`` cannot run its part of ``layout``; return a warning, or an empty text.
 
     ``named``: the machine as the run file names it. ``started``: ranks that torchrun or Slurm has started on this
     host; 0: all would be started here.
@@ -61,9 +61,11 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
         if host.gpus < ranks:
             needs = f"of which {ranks} were started here" if started else "each on a GPU of its own"
             needs = needs if layout.world > 1 else "on a GPU"
-            raise Mistake(f"{request}, {needs}, but this host has {host}; {_advice(host, host_division, layout, file)}")
+            raise UserError(
+                f"{request}, {needs}, but this host has {host}; {_advice(host, host_division, layout, file)}"
+            )
         if host.gpu_memory_bytes < SMALLER * machine.chip.memory_bytes and machine.backend == "nccl":
-            raise Mistake(
+            raise UserError(
                 f"machine {named!r}: {machine.chip.name} has {show_bytes(machine.chip.memory_bytes)}, but this host "
                 f"has {host}; plan for that chip, or --machine local:{ranks} after `fivefold calibrate`"
             )
@@ -71,7 +73,7 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
         if machine.calibration is None and family not in host.gpu.lower():
             return f"this host has {host}, not {machine.chip.name}: what is predicted is of the latter"
     elif not started and host_division[0] > 1 and _name(named) != "local":
-        raise Mistake(
+        raise UserError(
             f"{request} on {host_division[0]} hosts, and this would start all of them here; "
             f"{_advice(host, host_division, layout, file)}"
         )
@@ -79,9 +81,9 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
 
 
 def check_memory(host: Host, *, peak_bytes: int, ranks: int, named: str) -> None:
-    """Raise a ``Mistake`` if ``ranks`` processes on the cores of ``host`` need more than its memory."""
+    """Raise a ``UserError`` if ``ranks`` processes on the cores of ``host`` need more than its memory."""
     if not host.gpus and ranks * peak_bytes > host.memory_bytes:
-        raise Mistake(
+        raise UserError(
             f"machine {named!r}: {_count(ranks, 'rank')} of up to {show_bytes(peak_bytes)} need "
             f"{show_bytes(ranks * peak_bytes)}, but this host has {show_bytes(host.memory_bytes)}; shard more, take a "
             "smaller model, or --force"

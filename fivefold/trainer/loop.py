@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.spans import RankTrace
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import
@@ -191,12 +191,13 @@ class Loop:
     def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.Progress, str]:
         """Load the newest checkpoint, or the one before it if the last rollback loaded that one already.
 
-        Raises ``Fault`` if the fault rules say stop or there is no checkpoint. Returns its progress and a log text.
+        Raises ``RunFailure`` if the fault rules say stop or there is no checkpoint. Returns its progress and a log
+        text.
         """
         newest = self.saver.wait()
         if bad_loss.action == "stop" or newest is None:
             rest = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint before it"
-            raise Fault(
+            raise RunFailure(
                 f'step {step}: {bad_loss.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
             )
         self.guard.count(bad_loss, step=step)
@@ -287,7 +288,7 @@ class Loop:
         while newest := checkpoint.latest(self.run.folder / "checkpoints"):
             try:
                 progress = self._load(newest)
-            except Mistake:
+            except UserError:
                 event = set_aside(newest, ranks=self.built.ranks)
                 if event is None:
                     raise

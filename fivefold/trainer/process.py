@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from fivefold.record import Fault, Mistake, StopSignal
+from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.trainer.checkpoint.checkpoint_folder import latest
 from fivefold.trainer.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, resume_hint
 from fivefold.trainer.logs.run_log import note
@@ -87,7 +87,7 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
 
     torchrun restarts processes on the same store, which still holds addresses of dead ones, and a replaced host counts
     restarts from 0. So each rank writes a random token, rank 0 publishes the list of them, and a list is valid once all
-    its ranks have acknowledged it, which dead ones never do. Raises ``Fault`` after ``TIMEOUT``.
+    its ranks have acknowledged it, which dead ones never do. Raises ``RunFailure`` after ``TIMEOUT``.
     """
     token, acknowledged, deadline = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
     store.set(f"here/{rank}", token)
@@ -102,14 +102,15 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
             if n_answers == world:
                 return name
         time.sleep(ROLL_SECONDS * ceil_div(world, 64))
-    raise Fault(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
+    raise RunFailure(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
 
 
 def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:
     """Run ``python -m fivefold ARGUMENTS``, which train in ``folder``, as ``ranks`` local processes, and wait.
 
     If one is killed, hangs or fails unexpectedly, all are restarted, at most ``restarts`` times in a row without a new
-    checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``Mistake``, ``Fault``, ``StopSignal`` or ``SystemExit``.
+    checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``UserError``, ``RunFailure``, ``StopSignal`` or
+    ``SystemExit``.
     """
     restarts_left, last_checkpoint = restarts, latest(folder / "checkpoints")
     while True:
@@ -119,12 +120,12 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
             newest = latest(folder / "checkpoints")
             restarts_left, last_checkpoint = restarts if newest != last_checkpoint else restarts_left, newest
             if not restarts_left:
-                raise Fault(str(again)) if str(again) else SystemExit(1) from None
+                raise RunFailure(str(again)) if str(again) else SystemExit(1) from None
             restarts_left -= 1
             if str(again):
                 print(f"fivefold: {again}", file=sys.stderr)
             print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
-            with suppress(Fault):  # Fault: a full disk; the run itself may have enough space
+            with suppress(RunFailure):  # RunFailure: a full disk; the run itself may have enough space
                 note(folder, text=f"{again}; started again" if str(again) else f"started again from {newest}")
 
 
@@ -202,7 +203,7 @@ def _raise_first_cause(failures: list[Any], *, asked: str, folder: Path) -> None
         raise RetryableExit(first.message if first in reported else "")
     if first.exitcode >= 0:
         if first in reported:
-            raise (Mistake if first.exitcode == 2 else Fault)(first.message)
+            raise (UserError if first.exitcode == 2 else RunFailure)(first.message)
         raise SystemExit(first.exitcode)  # it stopped in the loop and has printed the reason
     if asked:
         raise StopSignal(asked)

@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import locate_machine
 from fivefold.model.catalog import locate_model
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record, locate, read_file
+from fivefold.record import Record, UserError, locate, read_file
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.faults.spikes import Faults
@@ -99,40 +99,40 @@ class Run(Record):
         )
 
     def check(self, layout: Layout) -> None:
-        """Raise a ``Mistake`` if the custom schedule does not fit ``layout``, or the noise scale cannot be measured."""
+        """Raise ``UserError`` if the custom schedule does not fit ``layout``, or the noise scale cannot be measured."""
         self.check_noise(layout)
         self.table(layout)
 
     def check_noise(self, layout: Layout) -> None:
-        """Raise ``Mistake`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
+        """Raise ``UserError`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
         if not self.noise_scale:
             return
         if layout.cp > 1:
-            raise Mistake(f"noise_scale: under cp{layout.cp} no rank has the gradient of whole sequences; take cp1")
+            raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of whole sequences; take cp1")
         if layout.dp == 1:
-            raise Mistake("noise_scale: with dp1 no gradient is of less than the whole batch; take dp2 or more")
+            raise UserError("noise_scale: with dp1 no gradient is of less than the whole batch; take dp2 or more")
 
     def table(self, layout: Layout) -> Table | None:
-        """Read the custom schedule, if any; raises ``Mistake`` unless it fits ``layout`` and the micro-batches."""
+        """Read the custom schedule, if any; raises ``UserError`` unless it fits ``layout`` and the micro-batches."""
         if self.schedule is None:
             return None
         if self.job.ramp is not None:
-            raise Mistake(f"{self.schedule}: is of one number of micro-batches, but a ramp has many; drop either")
+            raise UserError(f"{self.schedule}: is of one number of micro-batches, but a ramp has many; drop either")
         table = read_table(self.schedule)
         sizes = (table.pp, table.stages, table.micro_batches)
         if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):
             has, needs = ("{} ranks, {} stages and {} micro-batches".format(*counts) for counts in (sizes, wanted))
-            raise Mistake(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
+            raise UserError(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
         return table
 
     def shards(self, model: Model) -> Shards:
-        """Open the prepared corpus; raises ``Mistake`` if a split or the vocabulary of ``model`` is too small."""
+        """Open the prepared corpus; raises ``UserError`` if a split or the vocabulary of ``model`` is too small."""
         shards, job = Shards.open(self.folder / "data"), self.job
         train = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
         train.check(global_batch=job.global_batch)
         Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # raises if it holds no sequence
         if (needed := shards.tokenizer.vocab) > model.vocab:
-            raise Mistake(
+            raise UserError(
                 f"tokenizer {self.data.tokenizer!r} has {needed} tokens, but {model.name} only vocab={model.vocab}; "
                 "take a smaller tokenizer or a model of a larger vocabulary"
             )

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fivefold.record import Fault, Mistake, Record
+from fivefold.record import Record, RunFailure, UserError
 
 NAME = "lock.json"
 BEAT_SECONDS = 5.0
@@ -96,7 +96,7 @@ class RunLock:
 
 @contextmanager
 def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> Iterator[None]:
-    """Hold the lock of ``folder``, which is created if missing; raises ``Mistake`` if another process holds it.
+    """Hold the lock of ``folder``, which is created if missing; raises ``UserError`` if another process holds it.
 
     ``report``: called once if it takes a while to see whether the former holder still runs.
     """
@@ -106,7 +106,7 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
         _take(path, holder, report=report)
     except OSError as error:
         line = f"{folder}: cannot be written: {error.strerror or error}; make room or give the run another folder"
-        raise (Fault if error.errno in (errno.ENOSPC, errno.EDQUOT) else Mistake)(line) from None
+        raise (RunFailure if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError)(line) from None
     lock = RunLock(path, holder)
     lock.start()
     try:
@@ -116,14 +116,14 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
 
 
 def check_held(folder: Path) -> None:
-    """Raise a ``Fault`` if a process that is neither this one nor its parent holds the lock of ``folder``.
+    """Raise a ``RunFailure`` if a process that is neither this one nor its parent holds the lock of ``folder``.
 
     A run that was stopped until another took it over must not remove files that the other writes.
     """
     with suppress(FileNotFoundError), _open_locked(folder / NAME, make=False) as file:
         current = _read(file)
         if current is not None and not any(current.is_same(Holder.of(pid)) for pid in (os.getpid(), os.getppid())):
-            raise Fault(f"{current} has taken this run over, while this one stood still; it goes on there")
+            raise RunFailure(f"{current} has taken this run over, while this one stood still; it goes on there")
 
 
 def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> None:
@@ -143,9 +143,9 @@ def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> Non
         time.sleep(LOOK_SECONDS)
 
 
-def _refusal(folder: Path, there: Holder) -> Mistake:
+def _refusal(folder: Path, there: Holder) -> UserError:
     since = time.strftime("%H:%M:%S", time.localtime(there.since))
-    return Mistake(
+    return UserError(
         f"{folder}: {there} has been using this folder since {since}; wait for it, stop it, or give this run another "
         "folder"
     )

@@ -7,7 +7,7 @@ from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.optimizers.cost import find_cost
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
 
@@ -34,84 +34,90 @@ FREE = frozenset({
 
 
 def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` of one line for an axis, a kernel or an operation that the engine does not support."""
+    """Raise a ``UserError`` of one line for an axis, a kernel or an operation that the engine does not support."""
     if layout.tp_inner > 1:
         flat = layout.replace(tp_inner=1)
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: the engine cuts tensors over one axis, as a second saves 10 to 13 % of tp's "
             f"messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
     if job.stack.name != "fivefold":
-        raise Mistake(
+        raise UserError(
             f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
             "(--stack fivefold); `predict` plans it as it is"
         )
     for field, ours in OURS.items():
         if getattr(job.stack, field) != ours:
-            raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both")
+            raise UserError(
+                f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both"
+            )
     if job.stack.kernels not in KERNELS:
-        raise Mistake(
+        raise UserError(
             f"job: the engine has kernels={', '.join(KERNELS)}, not {job.stack.kernels}; `predict` plans all of them"
         )
     if offloaded := layout.offloads(job):
-        raise Mistake(
+        raise UserError(
             f"offload={'+'.join(sorted(offloaded, reverse=True))}: the engine keeps everything on the device; drop it, "
             "or train with DeepSpeed or Megatron; `predict` plans both"
         )
     if job.stack.loss not in LOSSES:
-        raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
+        raise UserError(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
     _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.pipeline.pairs_passes:
-        raise Mistake(f"layout {str(layout)!r}: pairs needs a schedule of pairs; take {names_of_pairing()}, or drop it")
+        raise UserError(
+            f"layout {str(layout)!r}: pairs needs a schedule of pairs; take {names_of_pairing()}, or drop it"
+        )
     check_trainable(job.precision)
     _check_moments(job)
     _check_model(model)
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` for an attention kernel that the engine lacks, or does not have for this model or layout."""
+    """Raise ``UserError`` for an attention kernel that the engine lacks, or does not have for this model or layout."""
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
-        raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
+        raise UserError(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
     _check_chunks(layout, job, model=model)
     if kind != "unfused":
         return
     if ring:
-        raise Mistake(f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses")
+        raise UserError(
+            f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses"
+        )
     for field in ("attention_softcap", "attention_sinks"):
         if getattr(model, field):
-            raise Mistake(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
+            raise UserError(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
 
 
 def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``Mistake`` if attention in chunks, shorter than the sequences, cannot be computed."""
+    """Raise a ``UserError`` if attention in chunks, shorter than the sequences, cannot be computed."""
     chunk = model.window or job.sequence
     slides = any(model.slides(layer) for layer in range(model.layers + model.predicted))
     if model.window_kind != "chunks" or not slides or chunk >= job.sequence:
         return
     if job.sequence % chunk:
-        raise Mistake(
+        raise UserError(
             f"job: sequences of {job.sequence} tokens are no multiple of the chunks of {chunk} in which model "
             f"{model.name!r} attends; take --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
         )
     if layout.cp > 1 and layout.cp_kind == "ring":
-        raise Mistake(f"layout {str(layout)!r}: a ring does not know of chunks of {chunk} tokens; take cp=ulysses")
+        raise UserError(f"layout {str(layout)!r}: a ring does not know of chunks of {chunk} tokens; take cp=ulysses")
     if job.stack.attention == "unfused":
-        raise Mistake(f"model {model.name!r}: unfused attention has no chunks; take attention='flash'")
+        raise UserError(f"model {model.name!r}: unfused attention has no chunks; take attention='flash'")
 
 
 def _check_moments(job: Job) -> None:
-    """Raise a ``Mistake`` for an optimizer that keeps its states in fp32 under a recipe with moments of fewer bytes."""
+    """Raise ``UserError`` for an optimizer that keeps its states in fp32 under a recipe with moments of fewer bytes."""
     sizes = job.precision.moments_bytes
     if sizes != (4, 4) and find_cost(job.optimizer.kind).fp32_states:
-        raise Mistake(
+        raise UserError(
             f"precision {job.precision.name!r}: its moments of {sizes[0]} + {sizes[1]} bytes are AdamW's, and "
             f"{job.optimizer.kind} keeps fp32; take optimizer adamw, or another recipe"
         )
 
 
 def _check_model(model: Model) -> None:
-    """Raise a ``Mistake`` for a model with an operation that the trainer does not support."""
+    """Raise a ``UserError`` for a model with an operation that the trainer does not support."""
     moe = model.moe
     all_moe = all(map(model.is_moe, range(model.layers + model.predicted)))
     only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
@@ -120,13 +126,13 @@ def _check_model(model: Model) -> None:
         value = getattr(model, field)
         is_supported = declared.is_required() or field in free_fields or (field == "activation" and value in FUNCTIONS)
         if not is_supported and value != declared.default:
-            raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+            raise UserError(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
     if moe and (model.mlp != "gated" or model.activation not in WEIGHTED):
-        raise Mistake(
+        raise UserError(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
         )
     if moe and moe.weighs == "inputs" and model.activation not in INPUT_WEIGHTED:
-        raise Mistake(f"model {model.name!r}: the trainer cannot weigh the inputs of {model.activation} experts yet")
+        raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {model.activation} experts yet")
 
 
 def idle_window(model: Model, job: Job) -> str | None:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.planner.compare import compare as side_by_side
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 from fivefold.requests.commands import Question as Ask
 from fivefold.results import run_folder
 from fivefold.results.balance import Ratios
@@ -127,5 +127,5 @@ def _others(api: APIRouter, site: Site) -> None:
 async def _long(site: Site, verb: str, asked: About) -> Any:
     event = await site.long(verb, asked)
     if "mistake" in event:
-        raise Mistake(event["mistake"])
+        raise UserError(event["mistake"])
     return event["result"]

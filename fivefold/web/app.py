@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 import fivefold
-from fivefold.record import Fault, Mistake, reworded
+from fivefold.record import RunFailure, UserError, reworded
 from fivefold.rendering.drawing.style import css
 from fivefold.web import api
 from fivefold.web.guard import Guard
@@ -75,8 +75,8 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
             return JSONResponse({"detail": line}, status_code=code)
         return page("mistake.html", request, asked=About(), mistake=line, code=code)
 
-    @app.exception_handler(Mistake)
-    @app.exception_handler(Fault)
+    @app.exception_handler(UserError)
+    @app.exception_handler(RunFailure)
     async def mistaken(request: Request, error: Exception) -> Response:
         return told(request, 422, str(error))
 

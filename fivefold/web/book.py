@@ -16,7 +16,7 @@ from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 LEGEND = "notation"  # a page in addition to the chapters
 LIVE = {
@@ -45,9 +45,9 @@ def chapters() -> dict[str, str]:
 
 @cache
 def chapter(name: str) -> Chapter:
-    """Return a chapter by name; raises ``Mistake`` if there is none."""
+    """Return a chapter by name; raises ``UserError`` if there is none."""
     if name not in chapters():
-        raise Mistake(f"the book has no chapter {name[:60]!r}; it has {', '.join(chapters())}")
+        raise UserError(f"the book has no chapter {name[:60]!r}; it has {', '.join(chapters())}")
     text = re.sub(r"^( *)\$\$(.+?)\$\$$", r"\1`$\2$`", _text(name), flags=re.MULTILINE)
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = reader.parse(text)

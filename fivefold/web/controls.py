@@ -16,7 +16,7 @@ from fivefold.layout.legal import reasons
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, usual_schedule
 from fivefold.layout.spec import Layout, divisor_below, divisors
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.web.question import Noun
 
 MOST = 8  # largest number of choices in a row
@@ -69,7 +69,7 @@ def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
         text = _text(value)
         try:
             other = changed(noun, layout, **{field: value})
-        except Mistake as mistake:
+        except UserError as mistake:
             yield Option(text, "", False, str(mistake).removeprefix("layout: "))
             continue
         why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), "")
@@ -84,13 +84,13 @@ def _text(value: object) -> str:
 
 
 def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
-    """Return the layout with one keyword changed and dependent ones adapted; raises ``Mistake`` if it cannot be."""
+    """Return the layout with one keyword changed and dependent ones adapted; raises ``UserError`` if it cannot be."""
     values = {name: getattr(layout, name) for name in Layout.model_fields} | change
     ranks = layout.world if layout.world <= noun.machine.ranks else noun.machine.ranks
     other_ranks = values["tp"] * values["cp"] * values["pp"]
     if "dp" not in change:
         if ranks % other_ranks:
-            raise Mistake(f"tp·cp·pp={other_ranks} does not divide the {ranks} ranks")
+            raise UserError(f"tp·cp·pp={other_ranks} does not divide the {ranks} ranks")
         values["dp"] = ranks // other_ranks
     _follow(values, change)
     batch = noun.job.global_batch
@@ -188,5 +188,5 @@ def _grown(noun: Noun, layout: Layout, ranks: int) -> Layout:
         return layout
     try:
         return changed(noun, layout, dp=dp)
-    except Mistake:
+    except UserError:
         return layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 FILE_BYTES = 2**26  # largest file that a request may name
 
@@ -16,7 +16,7 @@ class Folder:
         self.root = root.resolve()
 
     def path(self, text: str) -> Path:
-        """Return the file or folder that ``text`` names, after all links; raises ``Mistake`` if it is not allowed.
+        """Return the file or folder that ``text`` names, after all links; raises ``UserError`` if it is not allowed.
 
         It must be below the root, a regular file or folder, and at most ``FILE_BYTES``.
         """
@@ -26,13 +26,13 @@ class Folder:
             size = path.stat().st_size if is_inside and path.is_file() else 0
             is_special_file = is_inside and path.exists() and not (path.is_file() or path.is_dir())
         except (OSError, ValueError, RuntimeError):
-            raise Mistake(f"{text!r} is not a path that can be read") from None
+            raise UserError(f"{text!r} is not a path that can be read") from None
         if not is_inside:
-            raise Mistake(f"{text!r} is outside of the folder that the page was started for; name a file below it")
+            raise UserError(f"{text!r} is outside of the folder that the page was started for; name a file below it")
         if is_special_file:
-            raise Mistake(f"{text!r} is neither a file nor a folder; a page does not wait for a pipe or a device")
+            raise UserError(f"{text!r} is neither a file nor a folder; a page does not wait for a pipe or a device")
         if size > FILE_BYTES:
-            raise Mistake(f"{text!r} has {size:,} bytes; the page reads files of up to {FILE_BYTES:,}")
+            raise UserError(f"{text!r} has {size:,} bytes; the page reads files of up to {FILE_BYTES:,}")
         return path
 
     def name(self, path: Path) -> str:

@@ -22,7 +22,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.planner.compare import Case, in_precision, run_by
-from fivefold.record import Mistake, Remark
+from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskRequest,
     CompareRequest,
@@ -77,9 +77,9 @@ class About(MachineRequest, defer_build=False):
         return {k: lists.get(k, v) for k, v in values.items() if v != ""}
 
     def resolve(self, *, folder: Folder, local: Path) -> Noun:
-        """Resolve the records that the question names; raises ``Mistake`` in one line."""
+        """Resolve the records that the question names; raises ``UserError`` in one line."""
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", Remark)
+            warnings.simplefilter("always", UsageWarning)
             model = self._model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
             job = load_job(**get_job_words(self))
@@ -195,7 +195,7 @@ def _table(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"the pasted config is not valid JSON: {error}") from None
+        raise UserError(f"the pasted config is not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise Mistake(f"the pasted config holds a {type(values).__name__}, not a table of keys")
+        raise UserError(f"the pasted config holds a {type(values).__name__}, not a table of keys")
     return values

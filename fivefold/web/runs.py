@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from fivefold.record import Mistake, Record, read_lines
+from fivefold.record import Record, UserError, read_lines
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.step_comparison import so_far
@@ -57,14 +57,14 @@ def _logs(root: Path, depth: int) -> Iterator[Path]:
 
 
 def log(folder: Folder, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's log; raises ``Mistake`` if ``name`` is no run."""
+    """Return the lines of a run's log; raises ``UserError`` if ``name`` is no run."""
     path = folder.path(f"{name}/{LOG}")
     if not path.is_file():
-        raise Mistake(f"{name}: holds no {LOG}; name the folder of a run")
+        raise UserError(f"{name}: holds no {LOG}; name the folder of a run")
     try:
         log_lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{name}/{LOG}: cannot be read: {error}") from None
+        raise UserError(f"{name}/{LOG}: cannot be read: {error}") from None
     return [line for line in log_lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
@@ -81,7 +81,7 @@ def promised(folder: Folder, name: str) -> Step | None:
     """Return the prediction made for a run, available from its first step on; None if there is none."""
     try:
         return run_folder.promised(folder.path(f"{name}/{run_folder.PREDICTED}").parent)
-    except Mistake:
+    except UserError:
         return None
 
 
@@ -90,7 +90,7 @@ def summary(folder: Folder, path: Path) -> RunSummary:
     name = folder.name(path)
     try:
         lines, finished = log(folder, name), steps(folder, name)
-    except Mistake:  # damaged or too large logs are listed too
+    except UserError:  # damaged or too large logs are listed too
         return RunSummary(folder=name, state="stopped", step=0)
     training = [line for line in lines if "loss" in line]
     last, heldout = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]

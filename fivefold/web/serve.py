@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.web.app import create
 
 HOST = "127.0.0.1"
@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[[str], None]) -> None:
     """Serve the page for the files below ``folder``; ``port`` 0: any free port."""
     if not folder.is_dir():
-        raise Mistake(f"{folder}: is no folder; name the one whose runs and files the page may read")
+        raise UserError(f"{folder}: is no folder; name the one whose runs and files the page may read")
     listener = _listen(port)
     port = listener.getsockname()[1]
     address = f"http://{HOST}:{port}/"
@@ -49,6 +49,6 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise Mistake(f"port {port} is taken; name another with --port, or --port 0 for any") from None
+            raise UserError(f"port {port} is taken; name another with --port, or --port 0 for any") from None
         raise
     return listener

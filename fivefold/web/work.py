@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 T = TypeVar("T")
 
@@ -101,7 +101,9 @@ class Work:
                             self.begun[name], event = process, {"begun": name}
                         yield event
             except TimeoutError:
-                raise Mistake(f"took longer than {self.long / 60:.0f} minutes and was stopped; ask for less") from None
+                raise UserError(
+                    f"took longer than {self.long / 60:.0f} minutes and was stopped; ask for less"
+                ) from None
         finally:
             self.free += 1
             self.begun.pop(name, None)

@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.record import Fault, Mistake, StopSignal
+from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.requests.across import priced
 from fivefold.requests.commands import Question
 from fivefold.results.search_result import SearchResult
@@ -46,7 +46,7 @@ def main() -> None:
         say(result=VERBS[verb](request, progress))
     except StopSignal:
         say(stopped="Stopped before any layout was found that fits.")
-    except (Mistake, Fault) as error:
+    except (UserError, RunFailure) as error:
         say(mistake=str(error))
     except MemoryError:
         say(mistake=f"needs more than the {MEMORY_BYTES >> 30} GiB that a question of the page may take; ask for less")

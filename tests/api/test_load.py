@@ -123,9 +123,9 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
 )
 def test_a_file_that_is_none_of_them_is_one_line(tmp_path: Path, name: str, text: str, line: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ff.Mistake, match=re.escape(line)):
+    with pytest.raises(ff.UserError, match=re.escape(line)):
         ff.load(tmp_path / name)
-    with pytest.raises(ff.Mistake, match=r"holds no step\.json"):
+    with pytest.raises(ff.UserError, match=r"holds no step\.json"):
         ff.load(tmp_path)
 
 
@@ -153,5 +153,5 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "import_module", without("pandas"))
     assert step.to_frame().num_rows == 1
     monkeypatch.setattr(display, "import_module", without("pandas", "pyarrow"))
-    with pytest.raises(ff.Mistake, match="to_frame needs pandas or pyarrow: pip install pandas"):
+    with pytest.raises(ff.UserError, match="to_frame needs pandas or pyarrow: pip install pandas"):
         Rows[Row]().to_frame()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.job import Job
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.requests.commands import JobOptions, Question
 from fivefold.trainer.run_lock import hold
 from tests.profiling.traces import kineto
@@ -140,7 +140,7 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.model_dump() for row in found] == said
     assert ff.sweep(tables) == found == ff.load("runs/sweeps/few.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.toml", "runs", "said.jsonl"]
-    with pytest.raises(Mistake, match=r"sweep: missing: .*; unknown key 'model'; did you mean 'models'"):
+    with pytest.raises(UserError, match=r"sweep: missing: .*; unknown key 'model'; did you mean 'models'"):
         ff.sweep({"model": ["nano"]})
 
 
@@ -151,19 +151,19 @@ def test_trace(tmp_path: Path) -> None:
     said = command("trace", str(tmp_path), "--against", *against, "--gbs", "8", "--seq", "128", "--top", "3")
     assert found.model_dump(mode="json") == said
     assert "Predicted beside traced" in found._repr_html_()
-    with pytest.raises(Mistake, match="of a prediction; add against="):
+    with pytest.raises(UserError, match="of a prediction; add against="):
         ff.trace(tmp_path, gbs=8)
 
 
 @pytest.mark.processes
 def test_a_run_that_cannot_be_is_the_commands_line(tmp_path: Path) -> None:
     run = {"model": "nanno", "machine": "h100:2", "layout": "dp2", "folder": str(tmp_path / "run")}
-    with pytest.raises(Mistake, match=r"^unknown model 'nanno'; did you mean nano\?$"):
+    with pytest.raises(UserError, match=r"^unknown model 'nanno'; did you mean nano\?$"):
         ff.train(run)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("code", "kind"), [(1, Fault), (2, Mistake)])
+@pytest.mark.parametrize(("code", "kind"), [(1, RunFailure), (2, UserError)])
 def test_a_run_that_fails_says_the_commands_line(
     code: int,
     kind: type[Exception],
@@ -192,7 +192,7 @@ def test_a_run_that_fails_says_the_commands_line(
 
 def test_the_file_of_a_run_that_trains_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with hold(tmp_path), pytest.raises(Mistake, match="has been using this folder since"):
+    with hold(tmp_path), pytest.raises(UserError, match="has been using this folder since"):
         ff.train({"folder": str(tmp_path)})
     assert (tmp_path / "run.json").read_text() == "{}"
 
@@ -248,7 +248,7 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(call: Any, line: str) -> None:
-    with pytest.raises(ff.Mistake) as told:
+    with pytest.raises(ff.UserError) as told:
         call()
     assert line in str(told.value)
     assert "\n" not in str(told.value)

@@ -14,7 +14,7 @@ from fivefold.calibration.worker import WorkerContext, best_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration, KernelPoint
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.rendering import table
 from fivefold.units import KIB, MIB
 
@@ -93,14 +93,14 @@ def test_progress_grows_to_its_total(measured):
 
 def test_a_worker_that_raises_is_one_line():
     broken = TINY.replace(attentions=[{"sequences": 1, "tokens": 2**45, "heads": 1, "head_dim": 2**10}], matmuls=[])
-    with pytest.raises(Fault, match=r"worker 0 of 1 ended with code 1: .*Error") as fault:
+    with pytest.raises(RunFailure, match=r"worker 0 of 1 ended with code 1: .*Error") as fault:
         calibrate(ranks=(1,), quick=True, points=broken)
     assert "\n" not in str(fault.value)
 
 
 @pytest.mark.parametrize("ranks", [(), (0, 1), (-1,)])
 def test_no_ranks_are_refused(ranks):
-    with pytest.raises(Mistake, match="1 to 1024"):
+    with pytest.raises(UserError, match="1 to 1024"):
         calibrate(ranks=ranks, quick=True)
 
 

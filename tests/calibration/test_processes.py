@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.calibration.processes import side_by_side
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 
 pytestmark = pytest.mark.processes
 
@@ -34,14 +34,14 @@ def test_a_death_is_one_line_and_ends_the_others(tmp_path):
     failing = (
         f"import os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)\nraise OSError('disk on fire')"
     )
-    with pytest.raises(Fault, match=r"^worker 1 of 2 ended with code 1: OSError: disk on fire$"):
+    with pytest.raises(RunFailure, match=r"^worker 1 of 2 ended with code 1: OSError: disk on fire$"):
         side_by_side(python(sleeper, failing), silence_seconds=20, on_line=print)
     assert ended(pid)
 
 
 def test_a_worker_killed_from_outside_is_named_with_its_signal():
     suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(Fault, match=r"^worker 1 of 2 was killed by SIGKILL$"):
+    with pytest.raises(RunFailure, match=r"^worker 1 of 2 was killed by SIGKILL$"):
         side_by_side(python(SLEEP, suicide), silence_seconds=20, on_line=print)
 
 
@@ -50,7 +50,7 @@ def test_the_one_that_began_it_is_blamed(tmp_path):
     first = f"import sys; print('the cause', file=sys.stderr, flush=True); open({str(said)!r}, 'w'); sys.exit(3)"
     wait = f"import os, time\nwhile not os.path.exists({str(said)!r}): time.sleep(0.05)\ntime.sleep(0.1)\n"
     lost = wait + "raise OSError('lost it')"
-    with pytest.raises(Fault, match=r"^worker 1 of 2 ended with code 3: the cause$"):
+    with pytest.raises(RunFailure, match=r"^worker 1 of 2 ended with code 3: the cause$"):
         side_by_side(python(lost, first), silence_seconds=20, on_line=print)
 
 
@@ -62,7 +62,7 @@ def test_last_words_are_heard_after_the_end():
 
 def test_silence_has_an_end():
     start = time.monotonic()
-    with pytest.raises(Fault, match=r"2 workers have said nothing for 0\.3 s"):
+    with pytest.raises(RunFailure, match=r"2 workers have said nothing for 0\.3 s"):
         side_by_side(python(SLEEP, SLEEP), silence_seconds=0.3, on_line=print)
     assert time.monotonic() - start < 10
 

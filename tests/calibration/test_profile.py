@@ -36,7 +36,7 @@ from fivefold.planner.counts.traffic import messages, step_messages
 from fivefold.planner.predict import Planner, planner
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.small_messages import small_messages
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from tests.forked_python import true_interpreters
@@ -357,7 +357,7 @@ def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
     apart = JOB.replace(documents="apart")
     store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
     assert measured(store, model=NANO, layout=layout, job=apart)
-    with pytest.raises(Mistake, match="two micro-batches alternate"):
+    with pytest.raises(UserError, match="two micro-batches alternate"):
         profile(model=NANO, layout=layout, job=Job(pairs=True), machine=machine(), cores=1)
 
 

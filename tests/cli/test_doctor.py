@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from fivefold.cli.commands.doctor import DOES_NOT_FIT, doctor
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.words import parse_bytes
 from fivefold.results.diagnosis import Diagnosis
 from fivefold.units import GIB
@@ -62,5 +62,5 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["24", "GiB", "-1GiB", "0GiB", "24 gigs"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(Mistake, match="write such as 24GiB or 500MiB"):
+    with pytest.raises(UserError, match="write such as 24GiB or 500MiB"):
         parse_bytes(text)

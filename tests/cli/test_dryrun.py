@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fivefold.cli import app
 from fivefold.cli.commands.dryrun import WOULD_FAIL
 from fivefold.dry_run.time import trace
-from fivefold.record import Mistake, StopSignal
+from fivefold.record import StopSignal, UserError
 from fivefold.step import Step
 from fivefold.trainer.model import mlp
 
@@ -112,7 +112,7 @@ def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, jso
     ],
 )
 def test_a_mistake_is_told_before_anything_is_built(words: list[str], said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         run(*TINY, *words)
 
 

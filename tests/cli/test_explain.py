@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
@@ -124,6 +124,6 @@ def test_mistakes_are_one_line(tmp_path: Path, content: bytes | None, words: Any
     path = tmp_path / "file"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(Mistake, match=line) as told:
+    with pytest.raises(UserError, match=line) as told:
         CliRunner().invoke(app, ["explain", str(path), *words], catch_exceptions=False)
     assert "\n" not in str(told.value)

@@ -100,7 +100,7 @@ def test_what_json_prints_of_a_config_is_loaded(
 
 
 def test_python_names_the_keys_too(lora: Path) -> None:
-    with pytest.raises(ff.Mistake, match=r"adapter=lora .* --ignore adapter,s2_attention"):
+    with pytest.raises(ff.UserError, match=r"adapter=lora .* --ignore adapter,s2_attention"):
         ff.read_config(lora, gpus="h100:2")
     config = ff.read_config(lora, gpus="h100:2", ignore=KEYS)
     assert [said.key for said in config.notes.ignored] == list(KEYS)

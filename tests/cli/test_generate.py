@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import write
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, read_lines
+from fivefold.record import UserError, read_lines
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.data.tokenizer import ByteTokenizer
@@ -65,12 +65,12 @@ def test_text_is_the_same_however_it_is_asked_for(run: Path) -> None:
 
 
 def test_what_cannot_be_is_one_line(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"top_p: must be 1 or less"):
+    with pytest.raises(UserError, match=r"top_p: must be 1 or less"):
         said(str(run), "--top-p", "2")
-    with pytest.raises(Mistake, match=r"holds no complete checkpoint"):
+    with pytest.raises(UserError, match=r"holds no complete checkpoint"):
         said(str(tmp_path / "nowhere"))
     (run / "data" / "tokenizer.json").unlink()
-    with pytest.raises(Mistake, match=r"name one with --tokenizer"):
+    with pytest.raises(UserError, match=r"name one with --tokenizer"):
         said(str(run))
     assert said(str(run), "--tokenizer", "bytes", "--tokens", "1").exit_code == 0
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fivefold.cli import app
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
-from fivefold.record import Mistake, read_file, read_lines
+from fivefold.record import UserError, read_file, read_lines
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.data.tokenizer import train_bpe
@@ -112,7 +112,7 @@ def test_the_page_of_an_import() -> None:
 
 
 def refusal(*words: str) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         run(*words)
     return str(caught.value)
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 PREDICT = ["predict", "llama3-8b", "h100:8", "tp2 pp4 v2 zbv", "--gbs", "16", "--seq", "2048"]
 FLAT = ["predict", "nano", "h100:8", "dp8 zero3", "--gbs", "8"]
@@ -51,5 +51,5 @@ def test_charts_are_written_into_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(Mistake, match="a: is a file; name a folder"):
+    with pytest.raises(UserError, match="a: is a file; name a folder"):
         run(*FLAT, "--charts", str(tmp_path / "a"))

@@ -22,7 +22,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve as model_of
 from fivefold.profiling.closed_loop import write_steps
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing import pipeline, plot
 from fivefold.rendering.drawing.style import css
 from fivefold.requests.job import load_job
@@ -176,7 +176,7 @@ def test_what_commands_have_written() -> None:
 def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
     Path("own").mkdir()
     Path("own/config.json").write_text("{}")
-    with pytest.raises(Mistake, match=re.escape(line)):
+    with pytest.raises(UserError, match=re.escape(line)):
         CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
 
 

@@ -17,7 +17,7 @@ from fivefold.cli.slurm import script, submit
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as find
 from fivefold.machine.spec import Machine
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer.run import Run
 
 RUN = Run.read({"folder": "runs/big", "faults": {"max_restarts": 2}}, origin="test")
@@ -50,7 +50,7 @@ def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
     traced = RUN.replace(trace_steps=3)
     layout = Layout.parse("dp2 mbs1")
     assert " --trace 3" in script(traced, path=Path("big.toml"), layout=layout, machine=resolve("h100:512"))
-    with pytest.raises(Mistake, match=r"has 12 ranks, and .* 8 on a node; take a multiple of 8"):
+    with pytest.raises(UserError, match=r"has 12 ranks, and .* 8 on a node; take a multiple of 8"):
         text("dp12 mbs1", "h100:512")
 
 
@@ -101,10 +101,10 @@ def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -
     assert calls() == ["sbatch runs/big/job.sh"]
     assert Path("runs/big/job.sh").read_text() == script(RUN, **asked)
     (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2\nexit 1\n")
-    with pytest.raises(Fault, match=r"^sbatch refused runs/big/job.sh: invalid account$"):
+    with pytest.raises(RunFailure, match=r"^sbatch refused runs/big/job.sh: invalid account$"):
         submit(RUN, **asked)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Mistake, match="there is no sbatch here"):
+    with pytest.raises(UserError, match="there is no sbatch here"):
         submit(RUN, **asked)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fivefold.cli import app
 from fivefold.machine.toml import write
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.sweeps.test_trial import MACHINE
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_mistakes(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = CliRunner().invoke(app, ["sweep", *words])
-    assert isinstance(found.exception, Mistake)
+    assert isinstance(found.exception, UserError)
     assert line in str(found.exception)
 
 

@@ -13,7 +13,7 @@ from fivefold import bounded_file
 from fivefold.cli import app
 from fivefold.profiling.traces import job_traces, json_stream, read
 from fivefold.profiling.traces.critical_path import EndOrder
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.progress import bar
 from tests.profiling.traces import kineto
 
@@ -120,10 +120,10 @@ def test_charts(folder: Path, tmp_path: Path) -> None:
     assert b"exposed communication" in files["breakdown.svg"]
     assert b"of the critical path of" in files["critical-path.svg"]
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(Mistake, match="is a file; name a folder"):
+    with pytest.raises(UserError, match="is a file; name a folder"):
         run(folder, "--charts", tmp_path / "file")
 
 
 def test_options_of_a_job_need_a_prediction(folder: Path) -> None:
-    with pytest.raises(Mistake, match="add --against MODEL MACHINE LAYOUT"):
+    with pytest.raises(UserError, match="add --against MODEL MACHINE LAYOUT"):
         run(folder, "--seq", 128)

@@ -19,7 +19,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.step_comparison import compare
 from fivefold.trainer.model import mlp
 
@@ -119,7 +119,7 @@ def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_cannot_be_faked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x[x > 0])
-    with pytest.raises(Fault, match=r"rank 0 cannot be rehearsed at .*test_dryrun.py:\d+ .*aten.nonzero"):
+    with pytest.raises(RunFailure, match=r"rank 0 cannot be rehearsed at .*test_dryrun.py:\d+ .*aten.nonzero"):
         rehearse("dp1")
 
 
@@ -167,5 +167,5 @@ def test_what_is_refused_is_not_built() -> None:
         ("tp3", {}, "not divisible by tp=3"),
         ("dp2", {"job": JOB.replace(loss="plain")}, "the engine has loss=fused"),
     ):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(UserError, match=words):
             rehearse(layout, **also)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
 
 OPTIONS = {"--seq": "sequence", "--gbs": "global_batch", "--precision": "precision.name", "--stack": "stack.name"}
@@ -77,5 +77,5 @@ def parsed(text: str) -> Layout | None:
     """Return the layout that ``text`` is, if it is one."""
     try:
         return Layout.parse(text)
-    except Mistake:
+    except UserError:
         return None

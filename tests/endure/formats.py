@@ -22,7 +22,7 @@ from fivefold.interop.format import Asked
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.progress import bar
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault
 from tests.interop.draws import Range, plans, returns
@@ -96,14 +96,14 @@ def unsaid(name: str, count: int, seed: int) -> Iterator[str]:
 
 
 def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
-    """What a broken file raises that is no ``Mistake`` of one line."""
+    """What a broken file raises that is no ``UserError`` of one line."""
     some = random.Random(seed)
     sources = list(plans(stack, count=40, seed=seed, among=AMONG.get(name, Range())))
     written = []
     for plan in sources:
         try:
             written.append(write(plan._replace(machine="h100:8"), to=name).files)
-        except Mistake:
+        except UserError:
             continue
     for number in range(count):
         files = dict(some.choice(written))
@@ -114,7 +114,7 @@ def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
                 (Path(folder) / file).write_text(text, encoding="utf-8")
             try:
                 read([str(Path(folder) / next(iter(files)))], Asked(ranks=some.choice((None, 8, 16))))
-            except Mistake as refusal:
+            except UserError as refusal:
                 if "\n" in str(refusal):
                     yield f"{name}, seed {seed}, broken {number}: several lines: {refusal}"
             except Exception as error:

@@ -15,7 +15,7 @@ from fivefold.machine import toml
 from fivefold.machine.catalog import names as chips
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import CATALOG, named, names
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, broken
 from tests.endure.settings import settings, sound_settings
@@ -349,7 +349,7 @@ class Nouns:
         """Ranks of a layout; 0 if it is none."""
         try:
             return Layout.parse(layout).world
-        except Mistake:
+        except UserError:
             return 0
 
 

@@ -3,7 +3,7 @@
     python -m tests.endure.rows [--rounds N] [--seed S]
 
 The long form of tests/benchmarks/published/test_rows.py: one to four cells of every row are changed, each case is
-predicted and scored. Ends with 1 where a row is lost or anything but a ``Mistake`` of one line is raised.
+predicted and scored. Ends with 1 where a row is lost or anything but a ``UserError`` of one line is raised.
 """
 
 from __future__ import annotations

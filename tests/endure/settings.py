@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fivefold.job import RECIPES, Job
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import FACTS, Stack
@@ -43,7 +43,7 @@ def sound_settings() -> tuple[str, ...]:
 def _is_sound(text: str) -> bool:
     try:
         load_job(settings=[text])
-    except Mistake:
+    except UserError:
         return False
     return True
 

@@ -10,7 +10,7 @@ import pytest
 
 from fivefold.cli.errors import settle
 from fivefold.job import Job, Recipe
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
 from tests.endure.commands import IDLE_TICKS, Idle, Waits, alone, answer, judged, run
 from tests.endure.facts import ignored
@@ -97,7 +97,7 @@ def test_what_is_a_bad_end(code: int, err: str, wrong: str) -> None:
 
 def test_a_word_of_thousands_of_letters_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
-        raise Mistake(f"layout 'dp{'1' * 5000}' is none")
+        raise UserError(f"layout 'dp{'1' * 5000}' is none")
 
     assert settle(fail) == 2
     assert len(capsys.readouterr().err) < 300

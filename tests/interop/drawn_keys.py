@@ -16,7 +16,7 @@ import yaml
 
 from fivefold.interop.format import Asked
 from fivefold.interop.read import read
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from fivefold.results.reading import Reading, Said
 
@@ -233,7 +233,7 @@ def find_fault(name: str, keys: Mapping[str, Any], folder: Path) -> str | None:
     """Return what is wrong with the reading of a drawn config; None if it is an error of one line, or all is said."""
     try:
         reading = read_with(name, keys, folder)
-    except Mistake as mistake:
+    except UserError as mistake:
         return f"several lines: {mistake}" if "\n" in str(mistake) else None
     if reading.missing:
         return None
@@ -247,7 +247,7 @@ def find_fault(name: str, keys: Mapping[str, Any], folder: Path) -> str | None:
         return None
     try:
         check_keys(reading)
-    except Mistake as mistake:
+    except UserError as mistake:
         named = all(said.key in str(mistake) for said in reading.not_understood)
         return None if named and "--ignore" in str(mistake) else f"the error does not name all keys: {mistake}"
     return "keys with an effect are no error"

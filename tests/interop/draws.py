@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named as model_named
 from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, difference
+from fivefold.record import UserError, difference
 from fivefold.stack.catalog import named as stack_named
 from fivefold.stack.spec import Stack
 from fivefold.update import LearningRate, Optimizer
@@ -111,7 +111,7 @@ def written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan
     for drawn in plans(stack, count=400, among=among):
         try:
             write(drawn, to=to)
-        except Mistake:
+        except UserError:
             continue
         found.append(drawn)
         if len(found) == count:
@@ -123,7 +123,7 @@ def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
     """Why the plan was refused; None if it was written and read back. Raises if it was read back otherwise."""
     try:
         written = write(plan, to=to)
-    except Mistake as refusal:
+    except UserError as refusal:
         return str(refusal)
     for name, text in written.files.items():
         (folder / name).write_text(text, encoding="utf-8")

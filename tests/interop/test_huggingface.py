@@ -15,7 +15,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, plans, returns
 
@@ -219,7 +219,7 @@ def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
     of(files, tmp_path)
     assert str(read([str(tmp_path)]).layout) == "dp8 zero3 mbs16 ac=full"
     (tmp_path / "run.sh").unlink()
-    with pytest.raises(Mistake, match=r"is a folder without run\.sh"):
+    with pytest.raises(UserError, match=r"is a folder without run\.sh"):
         read([str(tmp_path)])
 
 
@@ -245,7 +245,7 @@ def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         of({"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(DS_Z3 | changes)}, tmp_path)
 
 
@@ -258,7 +258,7 @@ def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tm
     ],
 )  # fmt: skip
 def test_broken_yaml_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=reason) as refused:
+    with pytest.raises(UserError, match=reason) as refused:
         of({"x.yaml": text}, tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -266,7 +266,7 @@ def test_broken_yaml_is_one_line(text: str, reason: str, tmp_path: Path) -> None
 def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
     lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    with pytest.raises(Mistake, match="holds more than 100000 values"):
+    with pytest.raises(UserError, match="holds more than 100000 values"):
         of({"x.yaml": "\n".join(lines)}, tmp_path)
 
 
@@ -276,7 +276,7 @@ def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
     )
     found = of({"train.yaml": lora}, tmp_path)
     assert [said.key for said in found.not_understood] == ["finetuning_type"]
-    with pytest.raises(Mistake, match=r"names examples/deepspeed/ds_z3_config.json, which is not there"):
+    with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which is not there"):
         of({"other.yaml": FACTORY}, tmp_path)
 
 
@@ -311,7 +311,7 @@ def test_what_is_written_is_read_back(to: str, stack: str, least: int, tmp_path:
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, precision: str, to: str, reason: str) -> None:
     plan = Plan(named("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         write(plan, to=to)
 
 

@@ -15,7 +15,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.run import Run
 from tests.interop.draws import Range, plans
 
@@ -50,7 +50,7 @@ def test_a_model_of_ones_own_lies_beside(tmp_path: Path) -> None:
 
 
 def test_a_machine_is_needed() -> None:
-    with pytest.raises(Mistake, match="on what machine"):
+    with pytest.raises(UserError, match="on what machine"):
         write(PLAN._replace(machine=""), to="kubernetes")
 
 
@@ -90,5 +90,5 @@ def test_every_stack_that_is_written_is_found() -> None:
         "megatron",
         "accelerate",
     )
-    with pytest.raises(Mistake, match="no config is written for stack internevo"):
+    with pytest.raises(UserError, match="no config is written for stack internevo"):
         find_stack_format("internevo")

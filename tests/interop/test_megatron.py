@@ -13,7 +13,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.trainer.optimizers.optimizer import learning_rate
 from tests.interop.draws import Range, plans, returns
@@ -182,7 +182,7 @@ def test_llama3_in_fp8(tmp_path: Path) -> None:
 
 def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
     path = put(tmp_path, "args.yaml", DEEPSEEK)
-    with pytest.raises(Mistake, match=r"--tensor-model-parallel-size is \$\{TP\}, which is not set; add TP=VALUE"):
+    with pytest.raises(UserError, match=r"--tensor-model-parallel-size is \$\{TP\}, which is not set; add TP=VALUE"):
         read([path], Asked(ranks=1024))
     found = read([path, "TP=2", "PP=16", "EP=64"], Asked(ranks=2048))
     assert found.model is not None
@@ -211,13 +211,13 @@ def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=reason) as refused:
+    with pytest.raises(UserError, match=reason) as refused:
         read([put(tmp_path, "train.sh", GPT3.replace(*change))])
     assert "\n" not in str(refused.value)
 
 
 def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="is started on 128 ranks, and --gpus says 64"):
+    with pytest.raises(UserError, match="is started on 128 ranks, and --gpus says 64"):
         read([put(tmp_path, "train.sh", GPT3)], Asked(ranks=64))
 
 
@@ -267,7 +267,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, precision: str, reason: str) -> None:
     plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         write(plan, to="megatron")
 
 

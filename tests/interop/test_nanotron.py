@@ -12,7 +12,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.interop.draws import Range, plans, returns
 
 # huggingface/nanotron@09fd0ec:examples/config_tiny_llama.yaml
@@ -117,7 +117,7 @@ def test_the_published_tiny_llama(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_one_line(change: tuple[str, str], ranks: int | None, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         read([put(tmp_path, TINY.replace(*change))], Asked(ranks=ranks))
 
 
@@ -149,7 +149,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, reason: str) -> None:
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         write(Plan(named(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
 
 

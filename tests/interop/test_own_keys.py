@@ -10,7 +10,7 @@ import pytest
 
 from fivefold.interop.keys import Table, Values
 from fivefold.interop.registry import FORMATS
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault, own_keys, read_with, translated_names
 
@@ -93,7 +93,7 @@ def test_a_key_with_an_effect_is_an_error_unless_it_is_ignored(name: str, tmp_pa
     for key, value in EFFECTS[name].items():
         reading = read_with(name, {key: value}, tmp_path)
         names = translated_names(key)
-        with pytest.raises(Mistake, match="--ignore") as error:
+        with pytest.raises(UserError, match="--ignore") as error:
             check_keys(reading)
         named = [said.key for said in reading.not_understood]
         assert names & set(named), f"{key}: {named}"

@@ -17,7 +17,7 @@ import pytest
 from fivefold.interop.format import Asked
 from fivefold.interop.read import read
 from fivefold.model.catalog import resolve
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.units import show_count
 from tests.docs.figures import list_code, list_figures
 
@@ -44,7 +44,7 @@ def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPa
     model = resolve(config["model"]) if "model" in config else None
     asked = Asked(ranks=config.get("gpus"), model=model, vocab=config.get("vocab"))
     if "mistake" in config:
-        with pytest.raises(Mistake) as refused:
+        with pytest.raises(UserError) as refused:
             read(config["words"].split(), asked)
         assert str(refused.value) == config["mistake"]
         return

@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.interop.format import Asked
 from fivefold.interop.read import read
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 NANOTRON = """
 parallelism: {dp: 3, tp: 2, pp: 2}
@@ -42,5 +42,5 @@ def test_few_keys_are_enough(tmp_path: Path, name: str, text: str, ranks: int, s
 def test_a_command_in_a_loop_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(LOOP)
-    with pytest.raises(Mistake, match=r"holds no command, and line 2, 'for tp in 1 2', is logic of the shell"):
+    with pytest.raises(UserError, match=r"holds no command, and line 2, 'for tp in 1 2', is logic of the shell"):
         read([str(path)], Asked())

@@ -13,7 +13,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, plans, returns
 
@@ -163,7 +163,7 @@ def test_without_a_number_of_gpus_the_layout_is_missing(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=reason) as refused:
+    with pytest.raises(UserError, match=reason) as refused:
         of(LLAMA3_405B.replace(*change), tmp_path, ranks=128)
     assert "\n" not in str(refused.value)
 
@@ -206,9 +206,9 @@ def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     assert (str(found.layout), found.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
     assert (found.job.stack.loss, found.job.stack.graphs, found.job.documents) == ("chunked", "none", "apart")
     assert [(said.key, said.value) for said in found.not_understood] == [("line 19", "if SOMETHING:")]
-    with pytest.raises(Mistake, match=r"holds 2 configs; name one, as .*mine.py:small"):
+    with pytest.raises(UserError, match=r"holds 2 configs; name one, as .*mine.py:small"):
         read([f"{tmp_path}/mine.py"], Asked(ranks=8))
-    with pytest.raises(Mistake, match="did you mean wide"):
+    with pytest.raises(UserError, match="did you mean wide"):
         read([f"{tmp_path}/mine.py:wyde"], Asked(ranks=8))
 
 
@@ -243,7 +243,7 @@ def test_what_it_cannot_run_is_refused_with_the_nearest(
     text: str, model: str, precision: str, to: str, reason: str
 ) -> None:
     plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         write(plan, to=to)
 
 
@@ -285,7 +285,7 @@ def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch
     found = read(line.split())
     assert found.job is not None
     assert (str(found.layout), found.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
-    with pytest.raises(Mistake, match=r"models/qwen3/config_registry\.py is not here"):
+    with pytest.raises(UserError, match=r"models/qwen3/config_registry\.py is not here"):
         read(line.replace("llama3", "qwen3").split())
 
 

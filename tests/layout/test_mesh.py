@@ -16,7 +16,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import first_rank, messages
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 DRAWN = 250
 MOST_RANKS = 128
@@ -144,7 +144,7 @@ def test_an_order_whose_groups_have_gaps_is_refused() -> None:
     layout = Layout.parse("dp2 tp2 cp2 zero1 order=dp-tp-cp-pp")
     model, job = fitting(layout, experts=True)
     with pytest.raises(
-        Mistake, match=r"tp, dp and cp must be neighbours, dp beside cp; try order=tp-dp-cp-pp or order=dp-cp-tp-pp"
+        UserError, match=r"tp, dp and cp must be neighbours, dp beside cp; try order=tp-dp-cp-pp or order=dp-cp-tp-pp"
     ):
         refuse(layout, model=model, job=job)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fivefold.layout.pattern import alternatives, on
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 WORDS = {"tp": [1, 2, 3, 4, 8], "pp": [1, 2, 4, 6], "cp": [1, 2, 4], "mbs": [1, 2, 4], "zero": [0, 1, 2, 3]}
 
@@ -67,5 +67,5 @@ def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
     ],
 )
 def test_what_is_no_pattern(pattern: str, line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         alternatives(pattern)

@@ -23,7 +23,7 @@ from fivefold.layout.schedule.p2p import links, p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
 from fivefold.layout.schedule.play import Played, play
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from tests.layout.live import peaks
 
 some = settings(derandomize=True, deadline=None, max_examples=50)
@@ -403,7 +403,7 @@ def test_check_says_what_is_wrong(rank: int, row: str, says: str | None) -> None
     if says is None:
         check(table)
         return
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check(table)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -415,7 +415,7 @@ def test_check_finds_what_is_left_out(table: Table, random: Any) -> None:
     rank = random.randrange(table.pp)
     gap = random.randrange(len(table.rows[rank]))
     rows = [row[:gap] + row[gap + 1 :] if r == rank else row for r, row in enumerate(table.rows)]
-    with pytest.raises(Mistake, match="never runs; add it to rank"):
+    with pytest.raises(UserError, match="never runs; add it to rank"):
         check(Table(table.name, tuple(rows), table.paths))
 
 
@@ -432,7 +432,7 @@ def test_check_finds_what_is_left_out(table: Table, random: Any) -> None:
     ],
 )
 def test_there_is_no_such_table(name: ScheduleName, pp: int, v: int, m: int, says: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         schedule(name, pp=pp, v=v, micro_batches=m)
     assert says in str(caught.value)
 
@@ -475,7 +475,7 @@ def test_empty_cells_are_only_spacing(tmp_path: Path) -> None:
 def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_table(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert says in str(caught.value)
@@ -483,12 +483,12 @@ def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_table(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(Mistake, match="cannot be read as UTF-8 text"):
+    with pytest.raises(UserError, match="cannot be read as UTF-8 text"):
         read_table(tmp_path / "bytes.csv")
-    with pytest.raises(Fault, match="cannot be written"):
+    with pytest.raises(RunFailure, match="cannot be written"):
         write_table(ONE, tmp_path / "no" / "such.csv")
 
 

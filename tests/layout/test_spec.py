@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 MODEL = Model(name="m", layers=8, width=64, heads=12, kv_heads=4, head_dim=16, ffn=96, vocab=256)
 EXPERTS = MODEL.replace(moe=MoE(experts=6, topk=2, ffn=40))
@@ -127,7 +127,7 @@ def test_sizes_that_follow() -> None:
     assert Layout.parse("dp4 cp2 zero0").shards == 1
 
 
-def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
+def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
     text = str(caught.value)
     assert "\n" not in text
     assert len(text) < 250
@@ -176,7 +176,7 @@ def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
     ],
 )
 def test_what_cannot_be_parsed_is_one_line(text: str, words: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         Layout.parse(text)
     shown = str(caught.value)
     assert "\n" not in shown
@@ -188,7 +188,7 @@ def test_what_cannot_be_parsed_is_one_line(text: str, words: str) -> None:
 def test_any_text_is_a_layout_or_one_line(text: str) -> None:
     try:
         layout = Layout.parse(text)
-    except Mistake as mistake:
+    except UserError as mistake:
         refusal = str(mistake)
     else:
         refusal = ""
@@ -244,7 +244,7 @@ def test_what_model_job_or_machine_cannot_take(text: str, changes: dict[str, Any
     if not words:
         refuse(Layout.parse(text), **nouns)
         return
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         refuse(Layout.parse(text), **nouns)
     assert words in one_line(caught)
 
@@ -290,7 +290,7 @@ def change(word: str) -> tuple[str, int | str | bool]:
 def reason(layout: Layout, model: Model, job: Job) -> str:
     try:
         refuse(layout, model=model, job=job)
-    except Mistake as mistake:
+    except UserError as mistake:
         return str(mistake)
     return ""
 

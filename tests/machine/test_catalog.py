@@ -10,7 +10,7 @@ from fivefold.cli.arguments import machine_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import is_named, names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.web.question import of_ranks
 
 NOWHERE = Path("no/such/local.toml")
@@ -97,7 +97,7 @@ def test_a_name_is_one_node_and_a_count_is_that_many_ranks():
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(text, says):
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         machine(text)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -8,7 +8,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.planner.predict import predict
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 NOWHERE = Path("no/such/local.toml")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "machines"
@@ -76,7 +76,7 @@ def test_a_chip_and_its_node() -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(text: str, says: str) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         machine(text)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -91,7 +91,7 @@ def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
     assert machine(f"{path}:16 nic=50Gbit").links[-1].bandwidth == 50e9 / 8
     for base in ('"ours.toml"', '"l40"', "3", '"l40s:0"'):
         path.write_text(f"base = {base}\n")
-        with pytest.raises(Mistake, match=r"base=.* does not begin with a chip|'0' is not a number of ranks"):
+        with pytest.raises(UserError, match=r"base=.* does not begin with a chip|'0' is not a number of ranks"):
             machine(str(path))
 
 

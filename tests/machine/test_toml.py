@@ -14,7 +14,7 @@ from fivefold.machine.spec import (
     Machine,
     MatmulPoint,
 )
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 
 
 def measured(path) -> Machine:
@@ -83,7 +83,7 @@ def test_any_table_reads_back(values):
 def test_a_failed_write_leaves_the_old_file_and_says_so_in_one_line(tmp_path):
     path = tmp_path / "local.toml"
     path.mkdir()  # a folder in the way
-    with pytest.raises(Fault, match=r"local\.toml: cannot write the machine: ") as fault:
+    with pytest.raises(RunFailure, match=r"local\.toml: cannot write the machine: ") as fault:
         toml.write(measured(tmp_path), path)
     assert "\n" not in str(fault.value)
     assert [file.name for file in tmp_path.iterdir()] == ["local.toml"]
@@ -93,5 +93,5 @@ def test_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "local.toml"
     toml.write(measured(tmp_path), path)
     path.write_text(path.read_text().replace("ranks_per_node", "ranks_per_nod"))
-    with pytest.raises(Mistake, match=r"local\.toml: .*ranks_per_node"):
+    with pytest.raises(UserError, match=r"local\.toml: .*ranks_per_node"):
         toml.read(path)

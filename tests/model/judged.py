@@ -2,7 +2,7 @@
 
 reference   builds and runs it on the CPU, weights drawn by their names: parameters, and logits of a short and a
             long text; or fails
-ours        the ``Model`` of the same config, neutral where nothing changes logits; or a ``Mistake``
+ours        the ``Model`` of the same config, neutral where nothing changes logits; or a ``UserError``
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.modeling_layers import MtpModel
 
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import differs
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.model.mutations import FAMILIES
 
 PLUS_ONE = ("gemma2", "gemma3", "gemma3_text", "nemotron")  # whose weights of norms are the factors minus one
@@ -137,7 +137,7 @@ def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[
     theirs = seen(kind, config)
     try:
         ours = from_config({"model_type": kind, **copy.deepcopy(config)}, name="x")
-    except Mistake as refusal:
+    except UserError as refusal:
         if "\n" in str(refusal):
             return "more than one line", str(refusal)
         reasons = {REFUSED_ALL_THE_SAME.get((family, key)) for family in ("", kind) for key in keys}

@@ -16,7 +16,7 @@ from fivefold.model.huggingface.mapping import NAMES
 from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.kernels import kinds
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER
@@ -63,5 +63,5 @@ def test_other_software_names_known_activations_alone() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("activation", "mish"), ("norm", "batchnorm")])
 def test_an_unknown_name_is_refused(field: str, value: str) -> None:
-    with pytest.raises(Mistake, match=f"{field}: must be '"):
+    with pytest.raises(UserError, match=f"{field}: must be '"):
         Model.read({**named("nano").model_dump(), field: value}, origin="x")

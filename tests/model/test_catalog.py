@@ -9,7 +9,7 @@ import pytest
 
 from fivefold.model.catalog import CATALOG, named, names, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
 # DeepSeek-V3's 671 026 419 200 there hold 58 balancing biases of 256, which are no trained weights.
@@ -151,7 +151,7 @@ def test_bad_files_are_one_line(tmp_path: Path, file: str, text: str | None, say
         path.mkdir()
     elif text is not None:
         path.write_text(text)
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         resolve(str(path))
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -168,7 +168,7 @@ def test_bad_files_are_one_line(tmp_path: Path, file: str, text: str | None, say
 )
 def test_unknown_names(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         resolve(text)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)

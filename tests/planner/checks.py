@@ -15,7 +15,7 @@ from fivefold.planner.search import search
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import spans
 from fivefold.planner.whole_run import whole_run
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
 from tests.planner.draws import Case
@@ -116,7 +116,7 @@ def answered(ask: Callable[[], Any]) -> None:
     """With numbers, or with one line."""
     try:
         found = ask()
-    except Mistake as mistake:
+    except UserError as mistake:
         found, line = [], str(mistake)
     else:
         line = "answered"

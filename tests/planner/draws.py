@@ -24,7 +24,7 @@ from fivefold.model import catalog as models
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.search.space import divisors
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Runs, Stack
 from fivefold.update import Group, LearningRate, Optimizer, Ramp
@@ -364,6 +364,6 @@ def case(seed: int) -> Case:
             if next(reasons(spread, model=chosen, job=found.job, machine=None), ""):  # the facts under every layout
                 found = found._replace(job=found.job.replace(stack=found.job.stack.replace(runs=Runs())))
             refuse(spread, model=chosen, job=found.job, machine=found.machine)
-        except (Mistake, ValidationError):
+        except (UserError, ValidationError):
             continue
         return found

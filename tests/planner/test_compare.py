@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.compare import Case, compare, run_by
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.comparison import finding
 from fivefold.stack.catalog import STACKS
 
@@ -63,9 +63,9 @@ def test_what_cannot_run_keeps_its_reason() -> None:
 
 
 def test_one_variant_is_no_comparison_and_none_that_runs_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="1 different variants; compare lays 2 to 12"):
+    with pytest.raises(UserError, match="1 different variants; compare lays 2 to 12"):
         compare([case("dp8"), case("dp8 mbs1")])
-    with pytest.raises(Mistake, match="needs 16 ranks"):
+    with pytest.raises(UserError, match="needs 16 ranks"):
         compare([case("dp16"), case("dp32")])
 
 

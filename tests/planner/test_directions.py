@@ -21,7 +21,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.traffic import per_step
 from fivefold.planner.predict import Estimate, Planner
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 SOME = settings(derandomize=True, deadline=None, max_examples=40)
 MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "qwen3-0.6b", "deepseek-v2-lite")
@@ -76,7 +76,7 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = ""
     try:
         found = Layout.read(fields | given_fields, origin="drawn")
         refuse(found, model=model, job=job)
-    except Mistake:
+    except UserError:
         assume(False)
     return Case(model, found, job, on(draw(st.sampled_from(["a100", "h100"])), found.world))
 

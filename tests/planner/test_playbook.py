@@ -23,7 +23,7 @@ from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, 
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.run_file import for_run, told
 from fivefold.planner.whole_run import whole_run
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.playbook import playbook
 from fivefold.requests.words import tokens_of
 from fivefold.trainer.build import build
@@ -80,7 +80,7 @@ def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
 
 def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
     planner = Planner(model=named("llama3-405b"), machine=NODE, job=JOB)
-    with pytest.raises(Mistake, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
+    with pytest.raises(UserError, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
         fit_stage(planner, world=8)
 
 

@@ -23,7 +23,7 @@ from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import walk
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.step import TIGHT_RISK
 from tests.selection import one_in
@@ -62,7 +62,7 @@ def test_the_longest_sequence_is_the_last_that_fits() -> None:
 
 
 def test_what_never_fits_is_said_in_one_line() -> None:
-    with pytest.raises(Mistake, match=r"needs .* of 79.19 GiB at its smallest, .* risk of > 99 %, above 5 %"):
+    with pytest.raises(UserError, match=r"needs .* of 79.19 GiB at its smallest, .* risk of > 99 %, above 5 %"):
         questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
 
 
@@ -85,7 +85,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
     """In the words of ``predict``, whatever is asked; the planner itself has no other way in."""
     job = Job(sequence=3 if model == "nemotron4-15b" else 512, global_batch=64)
     chips, spec, chosen = resolve(machine, local=Path("/nowhere")), named(model), Layout.parse(layout)
-    with pytest.raises(Mistake, match=re.escape(why)):
+    with pytest.raises(UserError, match=re.escape(why)):
         predict(model=spec, machine=chips, layout=chosen, job=job)
     planner = Planner(model=spec, machine=chips, job=job)
     about = {"model": spec, "machine": chips, "job": job, "layout": chosen}
@@ -104,7 +104,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
             "batch": lambda: questions.sound_batches(**about, tokens=1e12),
         }
     for name, ask in asks.items():
-        with pytest.raises(Mistake) as caught:
+        with pytest.raises(UserError) as caught:
             ask()
         assert why in str(caught.value), name
 
@@ -112,7 +112,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
 def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:
     """Of 4 tokens over tp8 it takes two sequences; of these the answer says by how much they do not fit."""
     job, layout = Job(sequence=4, global_batch=64), Layout.parse("dp1 tp8")
-    with pytest.raises(Mistake, match=r"'dp1 tp8 zero0 mbs2' needs .* at its smallest"):
+    with pytest.raises(UserError, match=r"'dp1 tp8 zero0 mbs2' needs .* at its smallest"):
         questions.largest_micro_batch(model=named("llama3-405b"), machine=NODE, job=job, layout=layout)
 
 
@@ -172,7 +172,7 @@ def test_one_change_more_is_measured_against_the_layout_itself() -> None:
 
 
 def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
-    with pytest.raises(Mistake, match="global batch 7 is not divisible by dp"):
+    with pytest.raises(UserError, match="global batch 7 is not divisible by dp"):
         questions.largest_micro_batch(model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3))
 
 
@@ -185,7 +185,7 @@ def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
 
 def test_no_sequence_makes_an_illegal_layout_legal() -> None:
     layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
-    with pytest.raises(Mistake, match="pp·v=4 stages are more than layers=2"):
+    with pytest.raises(UserError, match="pp·v=4 stages are more than layers=2"):
         questions.longest_sequence(model=named("nano"), machine=hardware, job=Job(global_batch=256), layout=layout)
 
 

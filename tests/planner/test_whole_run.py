@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.search.multi_machine import Choice, across, sizes_between
 from fivefold.planner.whole_run import best_interval, checkpoint_bytes, goodput, whole_run
-from fivefold.record import Mistake, StopSignal
+from fivefold.record import StopSignal, UserError
 from fivefold.results.whole_run import WholeRun
 from fivefold.update import Optimizer
 
@@ -147,7 +147,7 @@ def test_published_failures_bound_the_days() -> None:
 
 
 def test_a_run_that_never_ends_is_refused() -> None:
-    with pytest.raises(Mistake, match="the run never ends; lower --assume restart= or checkpoint="):
+    with pytest.raises(UserError, match="the run never ends; lower --assume restart= or checkpoint="):
         run(tokens=1e12, site=Site(failures=1e9, restart_seconds=1e5))
 
 
@@ -164,7 +164,7 @@ def test_assumptions_are_read_by_name() -> None:
         ("restart=10", "is not a number and a unit; write such as 90s"),
         ("failures=-1", "is not a number"),
     ):
-        with pytest.raises(Mistake, match=line):
+        with pytest.raises(UserError, match=line):
             assumed([word])
 
 
@@ -217,10 +217,10 @@ def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
 def test_a_machine_without_a_price_or_watts_is_named() -> None:
     choices = [Choice(NODE, (8,))]
     common = {"model": SMALL, "job": JOB, "tokens": 1e9, **FEW}
-    with pytest.raises(Mistake, match=r"--by cost: h100 has no price; give --price h100=2.2/h"):
+    with pytest.raises(UserError, match=r"--by cost: h100 has no price; give --price h100=2.2/h"):
         across(choices=choices, by="cost", **common)  # type: ignore[arg-type]
     dark = NODE.replace(chip=NODE.chip.replace(power_watts=None))
-    with pytest.raises(Mistake, match="--by energy: the watts of h100 are not known"):
+    with pytest.raises(UserError, match="--by energy: the watts of h100 are not known"):
         across(choices=[Choice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.diagnosis.doctor import examine
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.two_ranks import two_ranks
 
 WIDTH, ROWS, BLOCKS = 64, 48, 3
@@ -104,11 +104,11 @@ def test_an_error_within_leaves_the_loop_and_no_meter() -> None:
     with pytest.raises(ZeroDivisionError), watched:
         _fails(module, optimizer)
     assert torch.UntypedStorage.resize_ is resize
-    with pytest.raises(Mistake, match="nothing was measured"):
+    with pytest.raises(UserError, match="nothing was measured"):
         _ = watched.step
     with ff.watch(module, optimizer) as empty:
         pass
-    with pytest.raises(Mistake, match="has to call optimizer"):
+    with pytest.raises(UserError, match="has to call optimizer"):
         _ = empty.step
 
 
@@ -151,7 +151,7 @@ def test_show_takes_it(tmp_path: Path) -> None:
 def test_mistakes(words: dict[str, Any], line: str) -> None:
     module = model()
     words = {"model": module, "optimizer": adamw(module)} | words
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         ff.watch(words.pop("model"), words.pop("optimizer"), **words)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.rendering import charts
 from fivefold.results.step_comparison import compare
 from fivefold.step import Memory, Step
@@ -50,11 +50,11 @@ def test_compare_bars_count_the_exact(small: Step, measured: Step) -> None:
 
 
 def test_nothing_to_draw_is_one_line(small: Step) -> None:
-    with pytest.raises(Mistake, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         charts.compare_bars([])
-    with pytest.raises(Mistake, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         charts.memory_bars([])
-    with pytest.raises(Mistake, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         charts.memory_bars(small.replace(memory=Memory(peak_bytes=0, stages=())))
 
 
@@ -70,16 +70,16 @@ def test_saved_by_suffix_and_whole(small: Step, tmp_path: Path, suffix: str, sta
 
 def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
     chart = charts.memory_bars(small)
-    with pytest.raises(Mistake, match=r"a chart is saved as \.svg, \.png, \.pdf or \.html, not \.gif"):
+    with pytest.raises(UserError, match=r"a chart is saved as \.svg, \.png, \.pdf or \.html, not \.gif"):
         charts.save(chart, tmp_path / "a.gif")
-    with pytest.raises(Fault, match="cannot be written: No such file or directory"):
+    with pytest.raises(RunFailure, match="cannot be written: No such file or directory"):
         charts.save(chart, tmp_path / "none" / "a.svg")
 
 
 @pytest.mark.parametrize("missing", ["altair", "vl_convert"])
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str, small: Step) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(Mistake, match=r"charts need the extra show: pip install 'fivefold\[show\]'"):
+    with pytest.raises(UserError, match=r"charts need the extra show: pip install 'fivefold\[show\]'"):
         charts.memory_bars(small)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.compare import table
 from fivefold.results.step_comparison import Row, assumed, compare, so_far
 from fivefold.step import Step, Traffic
@@ -99,7 +99,7 @@ def test_stages_are_compared_one_by_one(large: Step) -> None:
 
 
 def test_two_layouts_are_not_one_step(small: Step, large: Step) -> None:
-    with pytest.raises(Mistake, match=r"'dp2 zero1 mbs4' and 'dp16 .*' are two layouts"):
+    with pytest.raises(UserError, match=r"'dp2 zero1 mbs4' and 'dp16 .*' are two layouts"):
         compare(small, large)
 
 

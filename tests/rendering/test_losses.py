@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing.lines import MOST
 from fivefold.rendering.losses import draw_losses, list_points
 
@@ -25,7 +25,7 @@ def test_the_title_is_the_finding() -> None:
 
 def test_points_without_a_finite_loss_are_left_out() -> None:
     points = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": None}, {"tokens": 5}]
-    with pytest.raises(Mistake, match="none of 3 logged points has a step and a finite loss"):
+    with pytest.raises(UserError, match="none of 3 logged points has a step and a finite loss"):
         draw_losses(points)
     assert list_points([*points, {"step": 3, "loss": 1.0}], "loss") == [(3, 1.0)]
 

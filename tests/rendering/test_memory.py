@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering import memory
 from fivefold.rendering.drawing import memory as drawing
 from fivefold.results.spans import Level
@@ -70,5 +70,5 @@ def test_the_file_has_the_capacity_where_it_is_in_reach(large: Step) -> None:
 
 
 def test_nothing_to_draw(large: Step) -> None:
-    with pytest.raises(Mistake, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         drawing.draw_file([], step=large, rank=0, capacity_bytes=GIB)

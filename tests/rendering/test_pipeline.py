@@ -13,7 +13,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.planner.predict import planner
 from fivefold.planner.time.spans import spans
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering import pipeline
 from fivefold.rendering.drawing import pipeline as drawing
 from fivefold.rendering.pipeline import finding
@@ -114,7 +114,7 @@ def test_lanes_lie_one_above_the_other(large: Step) -> None:
 
 
 def test_nothing_to_draw(large: Step) -> None:
-    with pytest.raises(Mistake, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         drawing.draw_file([], step=large)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.job import Job
-from fivefold.record import Remark
+from fivefold.record import UsageWarning
 from fivefold.rendering.question import describe_job, describe_step
 from fivefold.requests.job import load_job
 from fivefold.stack.catalog import STACKS
@@ -145,7 +145,7 @@ def test_ranks_that_stay_idle_are_warned_of_in_python() -> None:
             warnings.simplefilter("always")
             call()
         assert [(str(each.message), each.category, Path(each.filename).name) for each in caught] == [
-            (IDLE, Remark, Path(__file__).name)
+            (IDLE, UsageWarning, Path(__file__).name)
         ]
     assert ff.predict("tiny", "h100:4", "dp4").remarks == ()
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering import search
 from fivefold.rendering.drawn import draw_front_file
 from fivefold.results.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
@@ -91,7 +91,7 @@ def test_the_picture_draws_the_front_and_says_its_price(found: SearchResult) -> 
     assert file.title == "50% less memory costs 50% more time"
     assert file.chart.count("<circle") == 2
     assert all(f">{point.layout}</text>" in file.to_svg() for point in found.front)
-    with pytest.raises(Mistake, match="no front to draw"):
+    with pytest.raises(UserError, match="no front to draw"):
         draw_front_file(nothing(found))
 
 

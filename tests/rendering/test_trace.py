@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.rendering import trace
 from fivefold.results.spans import Message, RankStep, RankTrace, Span
 
@@ -37,7 +37,7 @@ def test_a_trace_in_microseconds_with_a_process_per_rank(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="the trace cannot be written: No such file or directory"):
+    with pytest.raises(RunFailure, match="the trace cannot be written: No such file or directory"):
         trace.save(ROWS, tmp_path / "none" / "t.json", about={})
 
 

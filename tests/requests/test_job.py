@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from fivefold import cli
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.job import load_job
 
@@ -46,7 +46,7 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
     ],
 )
 def test_mistakes_are_one_line(settings: list[str], options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Mistake, match=reason) as mistake:
+    with pytest.raises(UserError, match=reason) as mistake:
         load_job(None, settings, **options)
     assert "\n" not in str(mistake.value)
 

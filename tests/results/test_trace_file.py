@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results import trace_file
 from fivefold.results.spans import Message, RankStep, RankTrace, Span
 
@@ -30,21 +30,21 @@ def test_it_reads_what_it_writes(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="there is no trace; train again with --trace"):
+    with pytest.raises(UserError, match="there is no trace; train again with --trace"):
         trace_file.read(tmp_path)
     first = trace_file.write(trace(0), tmp_path)
-    with pytest.raises(Mistake, match=r"of 2 ranks 1 have no file here \(1\); copy them from their hosts"):
+    with pytest.raises(UserError, match=r"of 2 ranks 1 have no file here \(1\); copy them from their hosts"):
         trace_file.read(tmp_path)
     trace_file.write(trace(1, step=6), tmp_path)
-    with pytest.raises(Mistake, match=r"rank1\.json: has other steps than rank 0"):
+    with pytest.raises(UserError, match=r"rank1\.json: has other steps than rank 0"):
         trace_file.read(tmp_path)
     text = first.read_text()
     first.write_text(text[: len(text) // 2])
-    with pytest.raises(Mistake, match=r"rank0.json: is cut off or damaged at character \d+"):
+    with pytest.raises(UserError, match=r"rank0.json: is cut off or damaged at character \d+"):
         trace_file.read(tmp_path)
     for wrong in ("", "[]", "{}", text.replace("own", "mine").replace('"world"', '"word"')):
         first.write_text(wrong)
-        with pytest.raises(Mistake, match=r"rank0.json: is (no trace|cut off)"):
+        with pytest.raises(UserError, match=r"rank0.json: is (no trace|cut off)"):
             trace_file.read(tmp_path)
 
 
@@ -54,11 +54,11 @@ def test_planned_rows_lie_beside_the_traces(tmp_path: Path) -> None:
     trace_file.write_planned({"predicted": (SPANS[1:],), "rehearsed": []}, tmp_path)
     assert trace_file.read_planned(tmp_path) == {"predicted": [list(SPANS[1:])], "rehearsed": []}
     (tmp_path / "trace" / "planned.json").write_text("{")
-    with pytest.raises(Mistake, match=r"planned\.json: is damaged; train again"):
+    with pytest.raises(UserError, match=r"planned\.json: is damaged; train again"):
         trace_file.read_planned(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("a file")
-    with pytest.raises(Fault, match="the trace cannot be written: File exists; the run itself is saved"):
+    with pytest.raises(RunFailure, match="the trace cannot be written: File exists; the run itself is saved"):
         trace_file.write(trace(0), tmp_path)

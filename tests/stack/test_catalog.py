@@ -11,7 +11,7 @@ from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named as model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, named
 from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Runs, Stack
@@ -48,7 +48,7 @@ def test_names_are_unique_and_ours_is_the_default() -> None:
 
 
 def test_an_unknown_name_is_one_line() -> None:
-    with pytest.raises(Mistake, match="unknown stack 'megatron-cor'; did you mean megatron-core"):
+    with pytest.raises(UserError, match="unknown stack 'megatron-cor'; did you mean megatron-core"):
         named("megatron-cor")
 
 
@@ -82,7 +82,7 @@ def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
     ],
 )
 def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:
-    with pytest.raises(Mistake, match=reason):
+    with pytest.raises(UserError, match=reason):
         refuse(Layout.parse(layout), model=model("llama3-8b"), job=Job(global_batch=64, stack=named(name)))
 
 

@@ -11,7 +11,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.spec import Runs, Stack
 
 MODEL = Model(
@@ -70,7 +70,7 @@ def test_what_shards_over_cp_has_no_zero0_beside_it() -> None:
 def test_orders_beside_the_usual_one() -> None:
     job = Job(sequence=64, global_batch=16, stack=Stack(name="mine", runs=Runs(orders=("tp-cp-pp-dp",))))
     refuse(Layout.parse("dp2 pp2 order=tp-cp-pp-dp"), model=DENSE, job=job)
-    with pytest.raises(Mistake, match="take it without order= or order=tp-cp-pp-dp or another stack"):
+    with pytest.raises(UserError, match="take it without order= or order=tp-cp-pp-dp or another stack"):
         refuse(Layout.parse("dp2 pp2 order=pp-tp-cp-dp"), model=DENSE, job=job)
 
 
@@ -91,7 +91,7 @@ def test_what_a_stack_lacks_is_refused(field: str, value: Any, text: str, reason
     model, layout = DENSE if "nosp" in text else MODEL, Layout.parse(text)
     job = Job(sequence=64, global_batch=16, stack=Stack(name="mine"))
     refuse(layout, model=model, job=job)
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         refuse(layout, model=model, job=job.replace(stack=Stack(name="mine", runs=Runs(**{field: value}))))
     assert str(refused.value).startswith(f"layout {str(layout)!r}: {reason}")
 

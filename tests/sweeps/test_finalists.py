@@ -12,7 +12,7 @@ from fivefold.machine import toml
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve
 from fivefold.planner.predict import predict
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.sweeps import finalists
 from fivefold.sweeps.finalists import different, measure_best
 from fivefold.sweeps.trial import Trial
@@ -47,7 +47,7 @@ def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
 
 
 def test_only_this_computer_can_measure():
-    with pytest.raises(Mistake, match="h100 is not calibrated"):
+    with pytest.raises(UserError, match="h100 is not calibrated"):
         measure_best(model=NANO, machine=machine_of("h100:8", local=None), job=JOB, count=2)
 
 

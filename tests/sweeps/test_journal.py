@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.journal import Journal, opened
 from fivefold.sweeps.spec import Sweep
@@ -57,12 +57,12 @@ def test_a_long_torn_line_is_dropped(tmp_path: Path) -> None:
 def test_one_at_a_time(tmp_path: Path) -> None:
     with (
         opened(tmp_path / "journal"),
-        pytest.raises(Mistake, match="another sweep writes to it"),
+        pytest.raises(UserError, match="another sweep writes to it"),
         opened(tmp_path / "journal"),
     ):
         pytest.fail("two at once")
     with (
-        pytest.raises(Mistake, match=r"cannot be written: (File exists|Not a directory)"),
+        pytest.raises(UserError, match=r"cannot be written: (File exists|Not a directory)"),
         opened(tmp_path / "journal" / "within"),
     ):
         pytest.fail("a file as a folder")
@@ -73,7 +73,7 @@ def test_a_full_disk_is_a_line_and_leaves_what_was_there(tmp_path: Path, monkeyp
     write = os.write
     with opened(tmp_path / "journal") as journal:
         monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
-        with pytest.raises(Fault, match="cannot be written: No space left on device; the same command goes on"):
+        with pytest.raises(RunFailure, match="cannot be written: No space left on device; the same command goes on"):
             journal.put("predicted", "key", "value")
     monkeypatch.undo()
     assert (tmp_path / "journal").read_bytes() == whole

@@ -11,7 +11,7 @@ import pytest
 from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
 from fivefold.planner.predict import predict
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps import sweep as module
 from fivefold.sweeps.journal import opened
@@ -149,10 +149,10 @@ def test_a_gpu_is_not_measured_on_a_cpu(local: Path, monkeypatch: pytest.MonkeyP
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Mistake, match="h100 has GPUs, but this computer has none; measure on machine 'local'"):
+    with pytest.raises(UserError, match="h100 has GPUs, but this computer has none; measure on machine 'local'"):
         swept(local, machines=["local", "h100"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(Mistake, match="local has a CPU, but this computer would run on its GPU"):
+    with pytest.raises(UserError, match="local has a CPU, but this computer would run on its GPU"):
         swept(local)
 
 
@@ -196,5 +196,5 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
         ("failed", f"the Slurm job 73 is gone and left neither a result nor {runs[2] / 'slurm-73.txt'}"),
     ]
     commands(folder, sbatch="echo hello")
-    with pytest.raises(Fault, match="sbatch gave no number of a job, but said 'hello'"):
+    with pytest.raises(RunFailure, match="sbatch gave no number of a job, but said 'hello'"):
         swept(local, submit=_submit, sequences=[64])

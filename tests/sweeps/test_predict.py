@@ -13,7 +13,7 @@ from fivefold.job import Job
 from fivefold.machine.catalog import resolve as find_machine
 from fivefold.model.catalog import named
 from fivefold.planner.search import search
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.sweeps.journal import opened
@@ -56,7 +56,7 @@ def test_rows_are_what_predict_says() -> None:
         (row,) = predictor.rows(setting, text)
         counted[row.status] += 1
         if row.status == "refused":
-            with pytest.raises(Mistake) as refused:
+            with pytest.raises(UserError) as refused:
                 by_names(row.replace(layout=text))
             assert row.why == str(refused.value)
             assert row.step_seconds is None

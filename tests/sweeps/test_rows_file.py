@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import check, write
 
@@ -60,16 +60,16 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Mistake, match=r"rows are written as .parquet, .csv, .jsonl, not .xlsx"):
+    with pytest.raises(UserError, match=r"rows are written as .parquet, .csv, .jsonl, not .xlsx"):
         check(Path("rows.xlsx"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check(Path("rows.csv"))
     with pytest.raises(
-        Mistake, match=r"Parquet needs pyarrow: pip install 'fivefold\[train\]', or write .csv or .jsonl"
+        UserError, match=r"Parquet needs pyarrow: pip install 'fivefold\[train\]', or write .csv or .jsonl"
     ):
         check(Path("rows.parquet"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(Fault, match="cannot be written: File exists"):
+    with pytest.raises(RunFailure, match="cannot be written: File exists"):
         write(ROWS, tmp_path / "file" / "rows.csv")
 
 
@@ -81,7 +81,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(csv.DictWriter, "writerows", full)
-    with pytest.raises(Fault, match="No space left on device"):
+    with pytest.raises(RunFailure, match="No space left on device"):
         write(ROWS, tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_bytes() == before
     assert list(tmp_path.iterdir()) == [tmp_path / "rows.csv"]

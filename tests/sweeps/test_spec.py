@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.sweeps.spec import Sweep, best_of, filled_for, settings
 from fivefold.sweeps.sweep import Plan
 
@@ -54,7 +54,7 @@ def test_every_combination_is_a_row() -> None:
         made = sweep(**values)
         used = {tp for tp in (1, 2, 3, 4) if any(ranks % tp == 0 for ranks in values["ranks"])}
         if any(f"tp{tp} " in " ".join(made.requests()) and tp not in used for tp in (2, 3, 4)):
-            with pytest.raises(Mistake, match="makes none of the numbers of ranks"):
+            with pytest.raises(UserError, match="makes none of the numbers of ranks"):
                 Plan.of(made, local=NOWHERE)
             continue
         plan = Plan.of(made, local=NOWHERE)
@@ -118,7 +118,7 @@ def test_best_of() -> None:
 def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str) -> None:
     file = tmp_path / "test.json"
     file.write_text(json.dumps(LEAST | values))
-    with pytest.raises(Mistake) as found:
+    with pytest.raises(UserError) as found:
         Sweep.load(file)
     assert line.removeprefix("test: ") in str(found.value)
 
@@ -129,5 +129,5 @@ def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str
     ({"layouts": ["dp*", "dp3"], "ranks": [1, 2]}, r"'dp3' makes none of the numbers of ranks \(1, 2\); write dp\*"),
 ])  # fmt: skip
 def test_a_plan_that_cannot_be(values: dict[str, Any], line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         Plan.of(sweep(**values), local=NOWHERE)

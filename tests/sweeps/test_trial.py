@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
 from fivefold.planner.predict import predict
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.sweeps.trial import OUT_OF_MEMORY, Trial, outcome, prepare, trial
 from tests.forked_python import true_interpreters
 
@@ -55,7 +55,7 @@ def test_a_refusal_is_its_line() -> None:
     found = asked(machine=small)
     assert found.ended == "refused"
     assert "would need" in found.why
-    with pytest.raises(Mistake, match="a trial of 3 steps times none; take 4 or more"):
+    with pytest.raises(UserError, match="a trial of 3 steps times none; take 4 or more"):
         asked(steps=3)
 
 

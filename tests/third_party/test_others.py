@@ -13,7 +13,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.interop.draws import Range, plans
 
 AMONG = Range(
@@ -26,7 +26,7 @@ def test_nanotron_parses_its_yaml(tmp_path: Path, nanotron_config: Any) -> None:
     for plan in plans("nanotron", count=60, among=AMONG):
         try:
             written = write(plan, to="nanotron")
-        except Mistake:
+        except UserError:
             continue
         (tmp_path / "nanotron.yaml").write_text(written.files["nanotron.yaml"])
         config = nanotron_config.get_config_from_file(str(tmp_path / "nanotron.yaml"))

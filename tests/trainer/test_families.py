@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from fivefold.trainer.supported import check_supported
 from tests.model.judged import quiet, reference, texts
@@ -37,7 +37,7 @@ def compare(kind: str, config: dict[str, Any], folder: Path) -> str:
         opened = Folder.open(folder)
         check_supported(Layout(), Job(sequence=16, global_batch=1, precision=recipe("fp32")), model=opened.model)
         found = [_logits(opened, text) for text in texts(theirs.config.vocab_size)]
-    except Mistake as refusal:
+    except UserError as refusal:
         return f"refused: {refusal}"
     errors = [float((mine - other).abs().max()) for mine, other in zip(found, wanted, strict=True)]
     return "" if max(errors) <= 1e-5 else f"logits differ by {max(errors):.1e}"

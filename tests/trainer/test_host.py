@@ -11,7 +11,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.launch import divide_over_hosts, start_commands
 from fivefold.machine.spec import Machine
 from fivefold.machine.toml import write
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.playbook import _start_lines
 from fivefold.trainer.host import Host, check_host, check_memory
 from fivefold.units import GIB
@@ -75,7 +75,7 @@ TORCHRUN = (
     ],
 )  # fmt: skip
 def test_a_host_that_lacks_it(host: Host, named: str, layout: str, started: int, line: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake) as refused:
+    with pytest.raises(UserError) as refused:
         checked(host, named, layout, tmp_path, started=started)
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -85,7 +85,9 @@ def test_hosts_of_a_calibrated_machine(tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text("")
     hosts = MACHINE.replace(ranks=4)
     told = {"machine": hosts, "named": "hosts.toml", "file": RUN}
-    with pytest.raises(Mistake, match=r"has 4 ranks on 2 hosts, and this would start all of them here; start `torchr"):
+    with pytest.raises(
+        UserError, match=r"has 4 ranks on 2 hosts, and this would start all of them here; start `torchr"
+    ):
         check_host(LAPTOP, layout=Layout.parse("dp4"), **told)
     assert check_host(LAPTOP, layout=Layout.parse("dp4"), started=2, **told) == ""
     assert check_host(LAPTOP, layout=Layout.parse("dp2"), **told) == ""
@@ -99,7 +101,7 @@ def test_another_chip_of_memory_enough_is_said(tmp_path: Path) -> None:
 def test_memory_of_all_processes() -> None:
     check_memory(LAPTOP, peak_bytes=3 * GIB, ranks=8, named="local:8")
     line = r"machine 'local:9': 9 ranks of up to 3.00 GiB need 27.00 GiB, but this host has 24.00 GiB; shard more"
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         check_memory(LAPTOP, peak_bytes=3 * GIB, ranks=9, named="local:9")
     check_memory(EIGHT, peak_bytes=70 * GIB, ranks=2**10, named="h100:1024")  # GPUs have a memory of their own
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer import process
 from fivefold.trainer.process import roll_call
 
@@ -66,5 +66,5 @@ def test_who_waits_for_nobody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIMEOUT", timedelta(seconds=0.3))
     peers = Peers()
     peers.start()
-    with pytest.raises(Fault, match=r"rank 0: not all of 3 ranks have come in 0:00:00\.3"):
+    with pytest.raises(RunFailure, match=r"rank 0: not all of 3 ranks have come in 0:00:00\.3"):
         peers.come(0).result(timeout=20)

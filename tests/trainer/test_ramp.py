@@ -15,7 +15,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.engine import Engine
@@ -102,11 +102,13 @@ def test_a_run_goes_on_in_its_ramp_under_another_layout(forked: Fork, tmp_path: 
     ],
 )
 def test_a_batch_that_a_layout_cannot_take_is_refused(ramp: Ramp, text: str, line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         refuse(Layout.parse(text), model=MODEL, job=JOB.replace(ramp=ramp))
 
 
 def test_a_schedule_of_ones_own_is_of_one_batch(tmp_path: Path) -> None:
     run = Run(job=JOB, schedule=tmp_path / "mine.csv")
-    with pytest.raises(Mistake, match=r"mine.csv: is of one number of micro-batches, but a ramp has many; drop either"):
+    with pytest.raises(
+        UserError, match=r"mine.csv: is of one number of micro-batches, but a ramp has many; drop either"
+    ):
         run.table(Layout.parse("pp2 mbs1"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer import loop, run_lock
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.run_lock import NAME, Holder, check_held, hold
@@ -49,9 +49,9 @@ def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -
     folder = tmp_path / "run"
     with holder(folder) as pid:
         line = rf"process {pid} on host \S+ has been using this folder since \d\d:\d\d:\d\d; wait for it, stop it, or"
-        with pytest.raises(Mistake, match=rf"^{folder}: {line} give this run another folder$"), hold(folder):
+        with pytest.raises(UserError, match=rf"^{folder}: {line} give this run another folder$"), hold(folder):
             pytest.fail("two hold it")
-        with pytest.raises(Fault, match=rf"process {pid} on host .* has taken this run over"):
+        with pytest.raises(RunFailure, match=rf"process {pid} on host .* has taken this run over"):
             check_held(folder)
         os.kill(pid, signal.SIGKILL)  # and nobody has waited for it yet
         wait_for(lambda: Holder.of(pid).started == "", seconds=5)
@@ -74,7 +74,7 @@ def test_of_many_who_find_a_dead_ones_lock_one_takes_it(tmp_path: Path) -> None:
                 with hold(tmp_path):
                     time.sleep(1.5)
                 os._exit(0)
-            except Mistake:
+            except UserError:
                 os._exit(2)
             finally:
                 os._exit(1)
@@ -96,7 +96,7 @@ def test_another_host_is_watched_until_it_is_known_to_live_or_not(
     assert said == [f"{tmp_path}: waiting up to 0.5 s to see whether process 4711 on host node7 still trains here"]
     elsewhere(tmp_path)
     threading.Timer(0.2, elsewhere, (tmp_path, 1)).start()
-    with pytest.raises(Mistake, match="process 4711 on host node7 has been using"), hold(tmp_path):
+    with pytest.raises(UserError, match="process 4711 on host node7 has been using"), hold(tmp_path):
         pytest.fail("two hold it")
 
 
@@ -106,7 +106,7 @@ def test_a_holder_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         wait_for(lambda: Holder.model_validate_json((tmp_path / NAME).read_text()).beat >= 2, seconds=10)
         elsewhere(tmp_path)  # takes it over while this one stands still
         time.sleep(0.2)
-        with pytest.raises(Fault, match="process 4711 on host node7 has taken this run over"):
+        with pytest.raises(RunFailure, match="process 4711 on host node7 has taken this run over"):
             check_held(tmp_path)
     assert "node7" in (tmp_path / NAME).read_text(), "what is not ours was removed"
 
@@ -115,7 +115,7 @@ def test_a_damaged_lock_holds_nobody_up(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("{")
     with hold(tmp_path):
         pass
-    with pytest.raises(Mistake, match="cannot be written: Not a directory"), hold(Path("/dev/null/run")):
+    with pytest.raises(UserError, match="cannot be written: Not a directory"), hold(Path("/dev/null/run")):
         pytest.fail("held")
 
 
@@ -123,7 +123,7 @@ def test_checkpoints_of_who_has_taken_over_are_let_alone(tmp_path: Path) -> None
     elsewhere(tmp_path)
     theirs = tmp_path / "checkpoints" / "step-00000008.tmp-1234"
     theirs.mkdir(parents=True)
-    with pytest.raises(Fault, match="taken this run over"):
+    with pytest.raises(RunFailure, match="taken this run over"):
         checkpoint._begin(tmp_path / "checkpoints" / "step-00000004")
     assert theirs.is_dir()
 

@@ -10,7 +10,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.shape import MLA, MoE
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.trainer.supported import OURS, check_supported, idle_window
 
@@ -30,13 +30,13 @@ def test_the_default_is_ours() -> None:
 @pytest.mark.parametrize("field", OURS)
 def test_a_fact_of_another_software_is_refused(field: str) -> None:
     job = Job.read({field: OTHERS[field]}, origin="test")
-    with pytest.raises(Mistake, match=f"job: the engine has {field}="):
+    with pytest.raises(UserError, match=f"job: the engine has {field}="):
         check_supported(Layout(), job, model=named("nano"))
 
 
 @pytest.mark.parametrize("name", sorted(STACKS.keys() - {"fivefold"}))
 def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
-    with pytest.raises(Mistake, match=f"job: the engine is fivefold's own and does not run as {name}"):
+    with pytest.raises(UserError, match=f"job: the engine is fivefold's own and does not run as {name}"):
         check_supported(Layout(), Job(stack=STACKS[name]), model=named("nano"))
 
 
@@ -59,7 +59,7 @@ def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> 
     moe = MoE(experts=4, topk=1, ffn=16)
     model = named("nano").replace(activation="clamped_swiglu", moe=moe)
     check_supported(Layout(), Job(), model=model)
-    with pytest.raises(Mistake, match="cannot compute activation='clamped_swiglu'"):
+    with pytest.raises(UserError, match="cannot compute activation='clamped_swiglu'"):
         check_supported(Layout(), Job(), model=model.replace(moe=moe.replace(**dense)))
 
 
@@ -82,5 +82,5 @@ def test_a_window_that_does_nothing_is_said() -> None:
     ],
 )
 def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         check_supported(Layout.parse(layout), Job(attention=kind), model=named("nano").replace(**changed))

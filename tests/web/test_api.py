@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests import playbook
 from fivefold.units import show_bytes
 from fivefold.web import worker
@@ -117,7 +117,7 @@ def test_what_is_of_one_machine_is_refused_of_several(folder: Path, asked: dict[
     question = {"model": "nano", "machine": "h100:2", "gbs": 8, "machines": ["h100:4"]} | asked
     name = {"two": "2d"}.get(next(iter(asked)), next(iter(asked)))
     for run in (worker.search, worker.ranked):
-        with pytest.raises(Mistake, match=f"--{name}: of the layouts of one machine"):
+        with pytest.raises(UserError, match=f"--{name}: of the layouts of one machine"):
             run({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
 
 
@@ -138,11 +138,11 @@ def test_plan_is_what_the_command_prints(folder: Path) -> None:
 
 def test_plan_of_a_page_has_the_risk_that_it_was_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, risk: float, **__: Any) -> None:
-        raise Mistake(f"risk {risk}")
+        raise UserError(f"risk {risk}")
 
     monkeypatch.setattr(playbook, "playbook", stop)
     asked = {"question": {"model": "nano", "risk": "0.5"}, "root": str(folder), "local": str(folder / "none")}
-    with pytest.raises(Mistake, match=r"risk 0\.5"):
+    with pytest.raises(UserError, match=r"risk 0\.5"):
         worker.plan(asked, lambda *done: None)
 
 

@@ -7,7 +7,7 @@ import pytest
 from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.planner.predict import predict
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.web.controls import changed, controls, sizes
 from fivefold.web.folder import Folder
 from fivefold.web.question import Noun, Question
@@ -87,7 +87,7 @@ def test_what_must_follow_follows() -> None:
     assert changed(noun, now, v=1).schedule == "1f1b"
     assert changed(noun, now, zero=0).shard_group is None
     assert changed(noun, now, tp=2).dp == 1
-    with pytest.raises(Mistake, match="does not divide the 8 ranks"):
+    with pytest.raises(UserError, match="does not divide the 8 ranks"):
         changed(noun, now, tp=3)
     now = now.replace(ac="full@1")
     assert changed(noun, now, zero=3).ac == "full@1"

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.web import serve
 from fivefold.web.app import COLLECTED, create
 
@@ -23,12 +23,12 @@ def test_who_comes_early_waits() -> None:
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     with serve._listen(0) as listening:
         words = ["web", str(tmp_path), "--port", str(listening.getsockname()[1]), "--no-browser"]
-        with pytest.raises(Mistake, match=r"port \d+ is taken; name another with --port"):
+        with pytest.raises(UserError, match=r"port \d+ is taken; name another with --port"):
             CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
 def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="nothing: is no folder"):
+    with pytest.raises(UserError, match="nothing: is no folder"):
         CliRunner().invoke(cli, ["web", str(tmp_path / "nothing")], catch_exceptions=False)
 
 

@@ -17,7 +17,7 @@ from benchmarks.published.cells import Row, needed, printed, sharding, where
 from benchmarks.published.convert import case_of, layout_of_row, read
 from fivefold.job import recipe
 from fivefold.model.catalog import resolve
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 
 SOURCE = "deepseek_v3"
@@ -27,7 +27,7 @@ def _seconds(row: Row) -> float:
     """Of a step at the final batch."""
     said = re.fullmatch(r"(\S+) H800 h / (\S+) tokens", row["value"])
     if not said:
-        raise Mistake(f"value {row['value']!r} is not read")
+        raise UserError(f"value {row['value']!r} is not read")
     hours, tokens = float(said[1]), float(said[2])
     return needed(row, "gbs") * needed(row, "seq") * hours * 3600 / tokens / needed(row, "gpus")
 

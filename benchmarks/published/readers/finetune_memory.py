@@ -15,7 +15,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, named_model, number, number_format, printed, where
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
 from fivefold.job import recipe
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
@@ -63,7 +63,7 @@ def _rule(row: Row) -> str:
 def _case(row: Row) -> Case:
     model, rung = printed(named_model(row["model"]), row), LADDER[row["technique"]]
     if number_format(row["precision"]) != "bf16":
-        raise Mistake(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
+        raise UserError(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
     layout = layout_of_row(row, zero=0, ac=rung.ac)
     stack = named("torchtune").replace(
         early_stop=False,  # PyTorch's checkpoints stop early since 2.1; whether torchtune's do was not read

@@ -7,7 +7,7 @@ from functools import lru_cache
 from benchmarks.published.cells import Row, needed
 from fivefold.job import recipe
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 # Megatron-LM's fp16 with gradients summed in fp32 (Korthikanti et al. 2022 count 18 bytes of states per parameter).
 FP16_FP32_GRADIENTS = recipe("bf16").replace(name="fp16, fp32 gradients", compute="fp16", loss_scaling=True)
@@ -17,7 +17,7 @@ FP16_FP32_GRADIENTS = recipe("bf16").replace(name="fp16, fp32 gradients", comput
 def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> Model:
     """A GPT of Megatron-LM's shape."""
     if width % heads:
-        raise Mistake(f"hidden {width} is not divisible by heads {heads}")
+        raise UserError(f"hidden {width} is not divisible by heads {heads}")
     return Model(
         name=f"gpt-{layers}x{width}",
         layers=layers,

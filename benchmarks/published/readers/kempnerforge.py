@@ -27,7 +27,7 @@ from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
@@ -92,7 +92,7 @@ def _unscored_peak(row: Row, layout: Layout) -> str:
 def _case(row: Row) -> Case:
     model, machines = _model(row), _machine(row)
     if number_format(row["precision"]) != "bf16":
-        raise Mistake(f"precision {row['precision']!r}, of which the source's recipe was not read")
+        raise UserError(f"precision {row['precision']!r}, of which the source's recipe was not read")
     zero = sharding(row, silent=3)
     layout = layout_of_row(row, zero=0, ac=recomputed(row))
     layout = layout.replace(zero=zero if layout.dp > 1 else 0)

@@ -13,7 +13,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, integer, needed, number, number_format, recomputed, where
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt_of
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
@@ -58,9 +58,9 @@ def _figure_1(row: Row) -> Iterator[Case]:
 
 def _case(row: Row, name: str, *, sp: bool, seconds: float | None = None) -> Case:
     if not row["schedule"].startswith("1f1b"):
-        raise Mistake(f"schedule {row['schedule']!r} is none of the paper's")
+        raise UserError(f"schedule {row['schedule']!r} is none of the paper's")
     if number_format(row["precision"]) != "fp16":
-        raise Mistake(f"precision {row['precision']!r} is not the paper's")
+        raise UserError(f"precision {row['precision']!r} is not the paper's")
     model = gpt_of(row, vocab=needed(row, "vocab"))
     interleaved = "interleaved" if integer(row, "vp") > 1 else "1f1b"  # the cell speaks of all models
     layout = layout_of_row(row | {"schedule": interleaved}, zero=0, ac=recomputed(row), sp=sp)

@@ -15,7 +15,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, integer, number, where
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import Stack
 
@@ -40,7 +40,7 @@ def _steps(row: Row) -> int:
     """How many of MegaScale's techniques a row runs with."""
     if row["technique"]:
         if row["technique"] not in STEPS:
-            raise Mistake(f"technique {row['technique']!r} is none of table 3")
+            raise UserError(f"technique {row['technique']!r} is none of table 3")
         return STEPS.index(row["technique"])
     return 0 if row["framework"] == "Megatron-LM" else len(STEPS) - 1
 
@@ -55,7 +55,7 @@ def _stack(steps: int) -> Stack:
 
 def _case(row: Row) -> Case:
     if row["model"] not in VIRTUAL:
-        raise Mistake(f"model {row['model']!r} is none of the paper's")
+        raise UserError(f"model {row['model']!r} is none of the paper's")
     known = row | {"hardware": "A100-80GB", "mbs": "1", "vp": str(VIRTUAL[row["model"]]), "precision": "bf16"}
     if not row["gbs"] and row["model"] == "530B":
         known |= {"gbs": row["gpus"]}

@@ -12,7 +12,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, integer, needed, number, recomputed, sharding, where
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 
 SOURCE = "megatron2021"
@@ -42,7 +42,7 @@ def _case(row: Row) -> Case:
     tp = integer(row, "tp") or (1 if zero == 3 else 8)
     size = needed(row, "model_parallel_size")
     if size % tp:
-        raise Mistake(f"model-parallel size {size} is not divisible by tp{tp}")
+        raise UserError(f"model-parallel size {size} is not divisible by tp{tp}")
     degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
     layout = layout_of_row(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
     model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)

@@ -38,7 +38,7 @@ from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import Stack
 
@@ -63,7 +63,7 @@ def model_of(name: str) -> Model:
     """The catalog's model; token dropping is a capacity of one even share per expert, padded."""
     base, _, suffix = name.partition(" (")
     if suffix not in ("", "w/o MTP)", "w/ MTP)", "tokendrop)"):
-        raise Mistake(f"model {name!r}: what is in parentheses was not read")
+        raise UserError(f"model {name!r}: what is in parentheses was not read")
     model = named_model(base)
     if model.name == "deepseek-v3" and suffix != "w/o MTP)":
         model = resolve("deepseek-v3-mtp")
@@ -106,7 +106,7 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
     """
     assert model.moe is not None
     if chip not in CHIPS or not (model.name in MIXTURES or model.name.startswith("moonlight")):
-        raise Mistake(f"how the recipe of {model.name} on {chip} launches and reaches experts was not read")
+        raise UserError(f"how the recipe of {model.name} on {chip} launches and reaches experts was not read")
     racks, mx = chip.startswith("gb"), precision == "mxfp8"
     if model.name == "gpt-oss-120b":
         if mx:  # of B300 the line with the whole graph is commented out

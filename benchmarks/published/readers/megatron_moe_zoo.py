@@ -25,7 +25,7 @@ from benchmarks.published.convert import case_of, cluster, layout_of_row, read, 
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import Stack
 
@@ -43,7 +43,7 @@ def stages_of(model: Model, layout: Layout) -> tuple[int, ...]:
     if layout.pp == 1:
         return ()
     if rest:
-        raise Mistake(f"{model.layers} layers, embedding and loss are not divisible by {layout.pp * layout.v} stages")
+        raise UserError(f"{model.layers} layers, embedding and loss are not divisible by {layout.pp * layout.v} stages")
     return (each - 1, *(each,) * (layout.pp * layout.v - 2), each - 1)
 
 

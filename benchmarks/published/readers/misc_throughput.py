@@ -25,7 +25,7 @@ from benchmarks.published.convert import batch, case_of, layout_of_row, read, se
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 
 SOURCE = "misc_throughput"
@@ -62,14 +62,14 @@ def _cluster(row: Row) -> Machine:
     """Nodes of eight with the network that the row prints: ``4x100 Gb/s RoCE per node``."""
     match = re.fullmatch(r"(?:(\d+)x)?(\d+) Gb/s .*per node", row["network"])
     if row["network"] and not match:
-        raise Mistake(f"network {row['network']!r} is not read")
+        raise UserError(f"network {row['network']!r} is not read")
     gigabits = int(match[1] or 1) * int(match[2]) / 8 if match else None
     return where(row, nic_gigabits=gigabits, source=row["network"])
 
 
 def _internevo(row: Row) -> Case:
     if row["model"] != "InternLM 7B":
-        raise Mistake(f"model {row['model']!r}, whose fields the source does not state")
+        raise UserError(f"model {row['model']!r}, whose fields the source does not state")
     group = re.search(r"\((\d+) GPUs\)", row["zero"])
     layout = layout_of_row(row, zero=sharding(row, silent=1), ac=recomputed(row))
     shards = min(int(group[1]), layout.dp) if group else layout.dp

@@ -13,7 +13,7 @@ from benchmarks.published.case import Excluded, Message, held_out, rows
 from benchmarks.published.cells import Row, needed, number, where
 from benchmarks.published.convert import NOTHING, outcome
 from fivefold.machine.spec import Collective
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 FORCED = "NCCL's choice of algorithm, protocol or channels was overridden"
 COLLECTIVES = {name: name for name in get_args(Collective)}
@@ -22,12 +22,12 @@ COLLECTIVES = {name: name for name in get_args(Collective)}
 def _message(row: Row) -> Message:
     machine = where(row, nic_gigabits=number(row, "nic_gbps_per_gpu") or None, source=row["source"])
     if needed(row, "nodes") * machine.ranks_per_node != machine.ranks:
-        raise Mistake(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")
+        raise UserError(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")
     if row["collective"] not in COLLECTIVES:
-        raise Mistake(f"collective {row['collective']!r} is none of ours")
+        raise UserError(f"collective {row['collective']!r} is none of ours")
     size = number(row, "size_bytes")
     if size < 1 or size % 1:
-        raise Mistake(f"size_bytes is {row['size_bytes']!r}, which is no number of bytes")
+        raise UserError(f"size_bytes is {row['size_bytes']!r}, which is no number of bytes")
     return Message(
         source="nccl_logs",
         row=row["row_id"],

@@ -14,7 +14,7 @@ from benchmarks.published.cells import Row, head_dim, needed, number, recomputed
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.units import MIB
 
@@ -39,7 +39,7 @@ def model_of(row: Row) -> Model:
 def layout_of(row: Row) -> Layout:
     """A layout without sequence parallelism, as all of Paddle's rows say."""
     if row["sp"] != "n":
-        raise Mistake(f"sp is {row['sp']!r}, where these runs have none")
+        raise UserError(f"sp is {row['sp']!r}, where these runs have none")
     layout = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row))
     return layout.replace(sp=layout.tp == 1)
 

@@ -14,7 +14,7 @@ from typing import Literal
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read, seconds_of_tokens
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
@@ -35,7 +35,7 @@ def _rule(row: Row) -> str:
 def _case(row: Row) -> Case:
     attention, loss = ATTENTION.get(row["attention"]), LOSS.get(row["job"])
     if attention is None or loss is None:
-        raise Mistake(f"attention {row['attention']!r} of a {row['job']!r} job was not read")
+        raise UserError(f"attention {row['attention']!r} of a {row['job']!r} job was not read")
     name = row["model"].removesuffix("-2507").removesuffix("-Instruct")
     model, machines = printed(named_model(name), row), where(row)
     layout = layout_of_row(row, zero=3, ac=recomputed(row))

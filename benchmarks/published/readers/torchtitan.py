@@ -26,7 +26,7 @@ from benchmarks.published.cells import (
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Recipe, recipe
 from fivefold.machine.spec import Machine
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
@@ -64,7 +64,7 @@ def _rule(row: Row) -> str:
 
 def _case(row: Row) -> Case:
     if row["recompute"] == "selective":
-        raise Mistake("recompute is 'selective', which torchtitan does by operation or by layer")
+        raise UserError("recompute is 'selective', which torchtitan does by operation or by layer")
     model, machines = printed(named_model(row["model"]), row), _machine(row)
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"

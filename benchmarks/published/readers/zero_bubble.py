@@ -16,7 +16,7 @@ from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.job import recipe
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 
 SOURCE = "zero_bubble"
@@ -39,7 +39,7 @@ def _case(row: Row) -> Case:
     model, pp = gpt_of(row, vocab=32_000), needed(row, "pp")
     each, rest = divmod(model.layers + 2, pp)
     if rest:
-        raise Mistake(f"{model.layers} layers and two less are not the same on each of {pp} stages")
+        raise UserError(f"{model.layers} layers and two less are not the same on each of {pp} stages")
     layout = layout_of_row(
         row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1)
     )

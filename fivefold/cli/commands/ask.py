@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.across import priced
 from fivefold.requests.answers import answers, noise_of
 from fivefold.requests.commands import AskOptions
@@ -37,7 +37,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
     (priced_machine,) = priced([machine], request.price)
     if chart and question not in PICTURES:
-        raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
+        raise UserError(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
     replies = answers(
         question,
         model,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show, whole_numbers
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import CalibrateOptions
 from fivefold.requests.machines import local_file
 
@@ -37,7 +37,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     run_or_model, layout = request.run, request.layout
     counts = whole_numbers(request.ranks, option="--ranks", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:
-        raise Mistake(f"calibrate {layout!r}: a layout is measured for a model; add --for MODEL")
+        raise UserError(f"calibrate {layout!r}: a layout is measured for a model; add --for MODEL")
     machine_file = next(
         (candidate for candidate in (path, local_file()) if run_or_model is not None and candidate.exists()), None
     )
@@ -82,7 +82,7 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
     from fivefold.trainer.supported import check_supported
 
     if machine.calibration is None:
-        raise Mistake(f"{machine.name} has no calibration to add to; run `fivefold calibrate` first")
+        raise UserError(f"{machine.name} has no calibration to add to; run `fivefold calibrate` first")
     name = layout
     if layout is None:
         settings = Run.load(Path(of))

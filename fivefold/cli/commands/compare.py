@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fivefold.cli.arguments import shows_notes
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.cases import cases, jobs_of
 from fivefold.requests.commands import CompareOptions
 from fivefold.requests.configs import LoadedConfig, build_request, load_config
@@ -43,7 +43,7 @@ def compare(request: CompareOptions, job: Job) -> None:
         show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))
     if charts:
         if charts.exists() and not charts.is_dir():
-            raise Mistake(f"--charts {charts}: is a file; name a folder")
+            raise UserError(f"--charts {charts}: is a file; name a folder")
         charts.mkdir(parents=True, exist_ok=True)
         for name, chart in page.charts(comparison).items():
             pictures.save(chart, (charts / name).with_suffix(".svg"))
@@ -51,14 +51,14 @@ def compare(request: CompareOptions, job: Job) -> None:
 
 
 def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
-    """Load the configs of ``--from``; raises ``Mistake`` if options and configs do not go together."""
+    """Load the configs of ``--from``; raises ``UserError`` if options and configs do not go together."""
     files, gpus, ignore = request.from_files, request.gpus, request.ignore
     if files and gpus is None:
-        raise Mistake(f"--from {files[0]}: on what machine? say --gpus h100:64")
+        raise UserError(f"--from {files[0]}: on what machine? say --gpus h100:64")
     if not files and gpus:
-        raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+        raise UserError(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
     if not files and ignore:
-        raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
+        raise UserError(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
     return [load_config([str(file)], build_request(gpus), ignore=ignore) for file in files]
 
 
@@ -71,7 +71,9 @@ def _of_configs(configs: list[LoadedConfig], request: CompareOptions, job: Job) 
     from fivefold.planner.compare import Case
 
     if job != Job():
-        raise Mistake("--from takes the job of the configs; drop the options, or compare a model, machines and layouts")
+        raise UserError(
+            "--from takes the job of the configs; drop the options, or compare a model, machines and layouts"
+        )
     machine_names = [word for word in request.words if is_named(word)]
     layouts = [Layout.parse(word) for word in request.words if not is_named(word)]
     config_cases = []

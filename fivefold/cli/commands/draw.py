@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, whole_numbers
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import DrawOptions, Picture
 from fivefold.requests.machines import load_machine
 
@@ -28,7 +28,7 @@ def draw(request: DrawOptions, job: Job) -> None:
 
     picture, words = request.picture, request.words
     if picture not in OF_STEPS and job != Default():
-        raise Mistake(f"{picture} is of no job; drop its options")
+        raise UserError(f"{picture} is of no job; drop its options")
     path = request.out or Path(f"{picture}.svg")
     chart = _of_step(picture, words, job) if picture in OF_STEPS else _other(picture, words, request.collective)
     charts.save(chart, path)
@@ -44,7 +44,7 @@ def _of_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     from fivefold.rendering.figures import roofline
 
     if len(words) != 3:
-        raise Mistake(f"{picture} is of a step: fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'")
+        raise UserError(f"{picture} is of a step: fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'")
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
     plans = planner(model, machine, job)
     step = plans.step(layout)
@@ -63,7 +63,7 @@ def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:
         return formats.chart(words)
     if len(words) > 1 or (not words and picture in ("topology", "bandwidth")):
         usage = "MACHINE, such as h100:16" if picture in ("topology", "bandwidth") else "RANKS, such as 4"
-        raise Mistake(f"draw {picture} takes one {usage}")
+        raise UserError(f"draw {picture} takes one {usage}")
     if picture in ("collectives", "masks"):
         ranks = whole_numbers(words[0], option=picture, of="ranks", such="4")[0] if words else 4
         return collectives.chart(ranks) if picture == "collectives" else masks.chart(ranks)
@@ -81,7 +81,7 @@ def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, floa
     from fivefold.step import sent_bytes
 
     if machine.ranks < 2:
-        raise Mistake(f"{machine.name} has one rank, which sends nothing; take more of them, as in h100:16")
+        raise UserError(f"{machine.name} has one rank, which sends nothing; take more of them, as in h100:16")
     network = Network(machine)
     return {
         ranks: [

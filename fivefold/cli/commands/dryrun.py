@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show, whole_numbers
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import DryrunOptions
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
     from fivefold.rendering.drawing import memory, pipeline
 
     if folder.exists() and not folder.is_dir():
-        raise Mistake(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder}: is a file; name a folder")
     assert found.step is not None
     rows, memory_levels, rank = _pictured(found)
     pictures = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import show
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import ExplainOptions
 from fivefold.requests.machines import load_machine
 
@@ -30,7 +30,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
 
     against = request.against
     if against is None and job != Job():
-        raise Mistake("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
+        raise UserError("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
     explanations = read(request.files, top=request.top)
     comparison = _beside(explanations, against, job) if against else None
     if request.as_json:
@@ -52,6 +52,8 @@ def _beside(found: Sequence[Explanation], words: tuple[str, str, str], job: Job)
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
     memories = [explanation.memory for explanation in found if explanation.memory is not None]
     if not memories:
-        raise Mistake("--against lays a prediction beside memory, and the files tell of none; give a snapshot or a log")
+        raise UserError(
+            "--against lays a prediction beside memory, and the files tell of none; give a snapshot or a log"
+        )
     memory = max(memories, key=lambda held: held.needed_bytes)
     return against(memory, model=model, machine=machine, layout=layout, job=job)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake, read_file
+from fivefold.record import UserError, read_file
 from fivefold.requests.commands import ImportOptions
 from fivefold.units import show_bytes, show_count
 
@@ -68,7 +68,7 @@ def _write_run(path: Path, opened: Folder) -> None:
 
     tokenizer = opened.path / "tokenizer.json"
     if not tokenizer.is_file():
-        raise Mistake(f"{opened.path}: has no tokenizer.json, without which its tokens mean nothing; put it there")
+        raise UserError(f"{opened.path}: has no tokenizer.json, without which its tokens mean nothing; put it there")
     values: dict[str, Any] = {
         "model": str(opened.path),
         "folder": f"runs/{opened.model.name}",
@@ -80,4 +80,4 @@ def _write_run(path: Path, opened: Folder) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(emit(values))
     except FileExistsError:
-        raise Mistake(f"{path}: is there already; remove it or give another file") from None
+        raise UserError(f"{path}: is there already; remove it or give another file") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fivefold.cli.corpus import prepare_corpus
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import NumericsOptions
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def numerics(request: NumericsOptions) -> None:
     if precision is not None:
         job = type(job).read(job.model_dump() | {"precision": precision}, origin="--precision")
     if sequences > job.global_batch or job.global_batch % sequences:
-        raise Mistake(f"--sequences {sequences} is no divisor of the run's global_batch={job.global_batch}; take 1")
+        raise UserError(f"--sequences {sequences} is no divisor of the run's global_batch={job.global_batch}; take 1")
     source = _source(settings, request.weights, model=model)
     prepare_corpus(settings, model)
     shards = settings.shards(model)
@@ -75,7 +75,7 @@ def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
         return None
     source = Source.find(path)
     if (parameters := source.model.parameters) != model.parameters:
-        raise Mistake(
+        raise UserError(
             f"{path}: has {parameters} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"
         )
     return source

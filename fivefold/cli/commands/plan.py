@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.across import priced
 from fivefold.requests.commands import PlanOptions
 from fivefold.requests.playbook import playbook
@@ -26,7 +26,7 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
 
     write = request.write
     if write and not write.parent.is_dir():
-        raise Mistake(f"--write {write}: there is no folder {write.parent}")
+        raise UserError(f"--write {write}: there is no folder {write.parent}")
     (priced_machine,) = priced([machine], request.price)
     plan_result = playbook(
         model,

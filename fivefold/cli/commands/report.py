@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import say
 from fivefold.cli.reproduce import command, job_said
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.machines import load_machine
@@ -41,23 +41,23 @@ def report(request: ReportOptions, job: Job) -> None:
 
     what, out, gpus, ignore = request.what, request.out, request.gpus, request.ignore
     if out is not None and out.suffix not in (".html", ".htm"):
-        raise Mistake(f"--out {out}: a report is .html; print it to PDF from a browser")
+        raise UserError(f"--out {out}: a report is .html; print it to PDF from a browser")
     if request.from_file is not None:
         if what or job != Default() or gpus is None:
-            raise Mistake(
+            raise UserError(
                 f"--from {request.from_file} says model, layout and job: give the machine alone, as --gpus h100:64"
             )
         title, parts, commands = _of_config(request.from_file, gpus, ignore)
         folder = Path()
     elif ignore:
-        raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
+        raise UserError(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
     elif not what:
-        raise Mistake(
+        raise UserError(
             "of what? fivefold report RUN, or FILE…, or MODEL MACHINE [LAYOUT], or --from FILE --gpus h100:64"
         )
     elif all(_is_written(Path(word)) for word in what):
         if job != Default():
-            raise Mistake("what was written says its own job; drop the options, or ask for MODEL MACHINE LAYOUT")
+            raise UserError("what was written says its own job; drop the options, or ask for MODEL MACHINE LAYOUT")
         title, parts, commands = _of_files([Path(word) for word in what])
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
@@ -98,7 +98,7 @@ def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> Non
         partial.write_text(document(title, parts, asked=_asked(commands)), encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
-        raise Fault(f"{path}: the report cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path}: the report cannot be written: {error.strerror}") from None
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -146,9 +146,9 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     from fivefold.rendering import report as page
 
     if len(what) == 1:
-        raise Mistake(f"report {what[0]}: on what machine? write such as: fivefold report {what[0]} h100:8")
+        raise UserError(f"report {what[0]}: on what machine? write such as: fivefold report {what[0]} h100:8")
     if len(what) > 3:
-        raise Mistake("a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE [LAYOUT]")
+        raise UserError("a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])
     if len(what) == 3:
         layout = Layout.parse(what[2])
@@ -244,7 +244,7 @@ def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
         model, machine, layout = resolve(names[0]), load_machine(names[1]), Layout.parse(names[2])
         step_planner = planner(model, machine, step_job)
         is_unchanged = step.kind != "predicted" or step_planner.step(layout).memory.peak_bytes == step.memory.peak_bytes
-    except Mistake:
+    except UserError:
         return title, None, commands
     return title, drawing(step_planner, layout, step) if is_unchanged else None, commands
 

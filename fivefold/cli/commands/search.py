@@ -67,7 +67,7 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
 
 
 def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
-    """Return how many layouts to rank; raises ``Mistake`` if the stack's config cannot express model or job."""
+    """Return how many layouts to rank; raises ``UserError`` if the stack's config cannot express model or job."""
     refuse_untold(model, machine, job)
     return max(top, WRITABLE)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import TraceOptions
 from fivefold.requests.machines import load_machine
 
@@ -63,7 +63,7 @@ def _predicted(
 
     if against is None:
         if job != Job():
-            raise Mistake("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
+            raise UserError("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
         return None, None, links
     model, machine, text = against
     chips, layout = load_machine(machine), Layout.parse(text)

@@ -12,7 +12,7 @@ from fivefold.cli.corpus import hold_folder, prepare_corpus
 from fivefold.cli.errors import launcher
 from fivefold.cli.options import say
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import TrainOptions
 from fivefold.requests.machines import load_machine
 from fivefold.trainer.faults.signals import one_line
@@ -88,7 +88,7 @@ def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
 
 
 def _on_this_chip(job: Job, *, model: Model) -> Job:
-    """Return ``job`` with kernels that run here; raises ``Mistake`` if its precision or kernels do not."""
+    """Return ``job`` with kernels that run here; raises ``UserError`` if its precision or kernels do not."""
     from fivefold.trainer.model.kernels.choice import check_kernels
     from fivefold.trainer.model.precision import check_chip
 
@@ -153,7 +153,9 @@ def _layout(run: Run, machine: Machine) -> str:
         finalists, _ = measured_best(resolve(run.model), machine, run.job, count=run.measure)
         best = finalists[0]
         if best.measured_seconds is None:
-            raise Mistake(f"none of the {len(finalists)} best layouts could run; the first, {best.layout}: {best.why}")
+            raise UserError(
+                f"none of the {len(finalists)} best layouts could run; the first, {best.layout}: {best.why}"
+            )
         slower = ", ".join(
             f"{finalist.layout} {show_seconds(finalist.measured_seconds or 0.0)}" for finalist in finalists[1:]
         )
@@ -209,7 +211,7 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here:
         say(f"fivefold: {judgement(memory)}; {ROOMIER}")
     if memory.verdict == "does not fit":
         fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r} would need {show_bytes(fullest.peak_bytes)} on stage {fullest.stage} "
             f"({fullest.peak_cause}), but {machine.name} has {show_bytes(machine.chip.memory_bytes)} a rank; "
             f"{ROOMIER}, or --force"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.cli.options import say
 from fivefold.cli.request_options import takes_request
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import WebOptions
 from fivefold.requests.machines import local_file
 
@@ -15,5 +15,5 @@ def web(request: WebOptions) -> None:
     try:
         from fivefold.web.serve import serve
     except ModuleNotFoundError as error:
-        raise Mistake(f"the page needs the extra web ({error.name}): pip install 'fivefold[web]'") from None
+        raise UserError(f"the page needs the extra web ({error.name}): pip install 'fivefold[web]'") from None
     serve(request.folder, port=request.port, browser=request.browser, local=local_file(), say=say)

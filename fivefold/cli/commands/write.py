@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fivefold.cli.options import say
 from fivefold.cli.request_options import takes_request
 from fivefold.cli.written_configs import put
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.commands import WriteOptions
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
 from fivefold.requests.machines import load_machine
@@ -44,7 +44,7 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
     nodes = load_machine(gpus).ranks_per_node if gpus else 8
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
-            raise Mistake(f"layout {what!r} is of what model? say --model NAME")
+            raise UserError(f"layout {what!r} is of what model? say --model NAME")
         return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):

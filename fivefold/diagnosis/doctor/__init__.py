@@ -21,7 +21,7 @@ from fivefold.diagnosis.doctor.advice import advise, candidates
 from fivefold.diagnosis.doctor.rehearse import ExaminedSteps, Step, UserCode, plain_step, recompute, rehearse
 from fivefold.diagnosis.doctor.sharded import Plan, check_ranks, costs
 from fivefold.diagnosis.doctor.user_errors import blaming
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.diagnosis import Advice, Diagnosis
 
 __all__ = ["Advice", "Diagnosis", "examine", "recompute"]
@@ -44,13 +44,13 @@ def examine(
 
     ``loss`` makes its own inputs; ``step`` replaces the full step. ``budget_bytes``: peak memory to reach by
     recomputation. ``fsdp``, ``tp``: number of ranks over which FSDP2, or tensor parallelism by ``plan(model)``, is
-    priced. ``file``: path of the user's code, whose lines are named in a ``Mistake``. ``report`` is called with a line
-    of progress.
+    priced. ``file``: path of the user's code, whose lines are named in a ``UserError``. ``report`` is called with a
+    line of progress.
     """
     if step is None and loss is None:
-        raise Mistake("there is neither loss(model) nor step(model, optimizer); write one of them")
+        raise UserError("there is neither loss(model) nor step(model, optimizer); write one of them")
     if budget_bytes is not None and budget_bytes <= 0:
-        raise Mistake(f"a budget of {budget_bytes} bytes holds nothing; write such as 24GiB")
+        raise UserError(f"a budget of {budget_bytes} bytes holds nothing; write such as 24GiB")
     check_ranks([("--fsdp", fsdp), ("--tp", tp)])
     user = UserCode(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
     on_progress = report or (lambda _: None)

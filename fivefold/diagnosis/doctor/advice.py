@@ -21,7 +21,7 @@ from fivefold.diagnosis.doctor.memory import StepLifetimes, fullest
 from fivefold.diagnosis.doctor.rehearse import ExaminedSteps
 from fivefold.diagnosis.doctor.watch import Call
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.diagnosis import Advice, Fullest, like
 from fivefold.units import show_bytes
 
@@ -88,7 +88,7 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
         modules, peak = ranked[first_fitting] if first_fitting is not None else min(ranked, key=lambda item: item[1])
         try:
             trial = Trial(modules, peak, again(modules))
-        except Mistake as error:
+        except UserError as error:
             reasons |= _not_recomputable(again, modules, error)
             drops = {path: module_drops for path, module_drops in drops.items() if like(path) not in reasons}
             ranked = _ranked(lifetimes, drops)
@@ -110,7 +110,7 @@ def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tupl
 
 
 def _not_recomputable(
-    again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: Mistake
+    again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: UserError
 ) -> dict[str, str]:
     """Return the kinds of modules that cannot be run twice, with the reason.
 
@@ -121,7 +121,7 @@ def _not_recomputable(
     for kind, path in first.items() if len(first) > 1 else ():
         try:
             again((path,))
-        except Mistake as alone:
+        except UserError as alone:
             reasons[kind] = str(alone)
     return reasons or dict.fromkeys(first, str(error))
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fivefold.diagnosis.doctor.user_errors import blaming
-from fivefold.record import Mistake, read_text
+from fivefold.record import UserError, read_text
 
 NAMES = ("model", "loss", "optimizer", "step", "plan")
 
@@ -32,7 +32,7 @@ class UserFile(NamedTuple):
 
 
 def load(path: Path) -> UserFile:
-    """Execute the file as an import would (not as ``__main__``); raises ``Mistake`` if it fails or lacks a function."""
+    """Execute the file as an import would, not as ``__main__``; raise ``UserError`` if it fails or lacks a function."""
     source = read_text(path, kind="Python")
     name = str(path)
     module = ModuleType(f"doctored_{path.stem}", path.stem)
@@ -43,9 +43,9 @@ def load(path: Path) -> UserFile:
         with blaming(name):
             exec(compile(source, name, "exec"), module.__dict__)
     except SyntaxError as error:
-        raise Mistake(f"{name}:{error.lineno}: {error.msg}") from None
+        raise UserError(f"{name}:{error.lineno}: {error.msg}") from None
     except SystemExit:
-        raise Mistake(f'{name}: ends the program when it is read; put that under if __name__ == "__main__"') from None
+        raise UserError(f'{name}: ends the program when it is read; put that under if __name__ == "__main__"') from None
     functions = {key: getattr(module, key, None) for key in NAMES}
     return _checked(name, {key: value if callable(value) else None for key, value in functions.items()}, vars(module))
 
@@ -58,5 +58,5 @@ def _checked(name: str, found: dict[str, Any], there: dict[str, Any]) -> UserFil
         what = (
             "def model(): … that returns a Module" if missing == "model" else "def loss(model): … that returns a Tensor"
         )
-        raise Mistake(f"{name}: has no function {missing!r}; write {what}{hint}")
+        raise UserError(f"{name}: has no function {missing!r}; write {what}{hint}")
     return UserFile(name, **found)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fivefold.diagnosis.doctor.memory import StepLifetimes, read
 from fivefold.diagnosis.doctor.watch import Call, ModuleRecorder
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 FAILURES = logging.getLogger("torch._subclasses.fake_tensor")  # logs pages about exceptions that are raised anyway
 NO_GPU = "Disabling autocast"  # in torch's warning for autocast("cuda") without a GPU
@@ -84,7 +84,7 @@ def rehearse(
                 tapes.append(watch.cut())
     first, steady = (read(tape, watch.roles) for tape in tapes)
     if steady.begin == len(steady.tape):
-        raise Mistake("step(model, optimizer) ran no operation; it has to train the model")
+        raise UserError("step(model, optimizer) ran no operation; it has to train the model")
     return ExaminedSteps(model, optimizer, first, steady, tuple(watch.calls), tuple(watch.remarks))
 
 
@@ -102,9 +102,9 @@ def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
         value = loss(model)
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise Mistake(f"loss(model) returned {what}; return one number, such as cross_entropy(…)")
+            raise UserError(f"loss(model) returned {what}; return one number, such as cross_entropy(…)")
         if not value.requires_grad:
-            raise Mistake("loss(model) returned a tensor without a graph; leave out no_grad and detach")
+            raise UserError("loss(model) returned a tensor without a graph; leave out no_grad and detach")
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -113,18 +113,18 @@ def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
 
 
 def _build(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build and check the user's model and optimizer, and record their storages and remarks; raises ``Mistake``."""
+    """Build and check the user's model and optimizer, and record their storages and remarks; raises ``UserError``."""
     model = user.make_model()
     if not isinstance(model, nn.Module):
-        raise Mistake(f"model() returned {type(model).__name__}; return a torch.nn.Module")
+        raise UserError(f"model() returned {type(model).__name__}; return a torch.nn.Module")
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu" or not isinstance(parameter, FakeTensor):
             where = (
                 f"is on {parameter.device}" if parameter.device.type != "cpu" else "was made before model() was called"
             )
-            raise Mistake(f"parameter {name} {where}; build the model inside of model(), on the default device")
+            raise UserError(f"parameter {name} {where}; build the model inside of model(), on the default device")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise Mistake(f"{type(model).__name__} has no parameter that requires a gradient; there is nothing to train")
+        raise UserError(f"{type(model).__name__} has no parameter that requires a gradient; there is nothing to train")
     watch.note(model.named_parameters(), "parameters")
     watch.note(model.named_buffers(), "buffers")
     if not model.training:
@@ -133,7 +133,7 @@ def _build(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.opti
         watch.remarks["torch.compile is passed over: all figures are of eager"] = None
     optimizer = user.make_optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise Mistake(f"optimizer(model) returned {type(optimizer).__name__}; return a torch.optim.Optimizer")
+        raise UserError(f"optimizer(model) returned {type(optimizer).__name__}; return a torch.optim.Optimizer")
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True

@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fivefold.diagnosis.doctor.rehearse import UserCode, deepcopy_by_storage, quiet, recompute
 from fivefold.diagnosis.doctor.user_errors import blaming
 from fivefold.profiling.watch_loop import METERED, Watched, watch
-from fivefold.record import Mistake, nearest
+from fivefold.record import UserError, nearest
 from fivefold.results.diagnosis import Cost
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -111,7 +111,7 @@ def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
 def _read(watched: Watched, *, what: str, ranks: int) -> Cost:
     measured = watched.measured
     if measured is None:
-        raise Mistake("step(model, optimizer) never calls optimizer.step(); nothing ends the step")
+        raise UserError("step(model, optimizer) never calls optimizer.step(); nothing ends the step")
     return Cost(
         what=what,
         ranks=ranks,
@@ -172,14 +172,14 @@ def _tensor_parallel(plan: Callable[[nn.Module], Plan] | None) -> Wrap:
             plan(model) if plan is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
         )
         if not isinstance(module_styles, Mapping) or not module_styles:
-            raise Mistake("--tp needs a plan: write plan(model), which returns {'blocks.*.mlp.up': 'colwise', …}")
+            raise UserError("--tp needs a plan: write plan(model), which returns {'blocks.*.mlp.up': 'colwise', …}")
         parallelize_module(model, mesh, {name: _style(name, style, model) for name, style in module_styles.items()})
 
     return wrap
 
 
 def _style(name: str, style: object, model: nn.Module) -> ParallelStyle:
-    """Return one entry of a plan in torch's form; raises ``Mistake`` for an unknown style or module."""
+    """Return one entry of a plan in torch's form; raises ``UserError`` for an unknown style or module."""
     paths = [path.split(".") for path, _ in model.named_modules()]
     words = name.split(".")
     if not any(
@@ -210,7 +210,7 @@ def _running(mode: FakeTensorMode) -> Iterator[None]:
 def _fake_world(ranks: int) -> Iterator[None]:
     """Make this process rank 0 of ``ranks`` ranks, whose messages return at once."""
     if dist.is_initialized():
-        raise Mistake("the doctor makes a world of its own, but this process is in one")
+        raise UserError("the doctor makes a world of its own, but this process is in one")
     hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
@@ -238,7 +238,7 @@ def _shapes_hidden() -> Iterator[None]:
 
 
 def check_ranks(ranks: Sequence[tuple[str, int | None]]) -> None:
-    """Validate numbers of ranks; raises ``Mistake`` for one outside of 2 to 65536."""
+    """Validate numbers of ranks; raises ``UserError`` for one outside of 2 to 65536."""
     for option, number in ranks:
         if number is not None and not 2 <= number <= 65536:
-            raise Mistake(f"{option} {number}: a number of ranks from 2 to 65536")
+            raise UserError(f"{option} {number}: a number of ranks from 2 to 65536")

@@ -1,4 +1,4 @@
-"""Turn an exception of the user's code into a one-line ``Mistake`` that names the user's file and line.
+"""Turn an exception of the user's code into a one-line ``UserError`` that names the user's file and line.
 
 step.py:12: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x4)
 """
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from fivefold.diagnosis.doctor.watch import CUDA, HERE, short
 from fivefold.dry_run.record.call_sites import OWN, TORCH
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 LONGEST = 300  # characters of a library's message
 NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in torch's errors without a GPU
@@ -21,18 +21,18 @@ NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices
 
 @contextmanager
 def blaming(file: str | None) -> Iterator[None]:
-    """Turn every exception of the user's code into a ``Mistake``.
+    """Turn every exception of the user's code into a ``UserError``.
 
     ``file``: path of the user's code, if it is one file.
     """
     try:
         yield
-    except Mistake:
+    except UserError:
         raise
     except Exception as error:
         if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((OWN, HERE)):
             raise  # raised by the doctor itself
-        raise Mistake(f"{line_of(error, file)}: {_reason(error)}") from error
+        raise UserError(f"{line_of(error, file)}: {_reason(error)}") from error
 
 
 def line_of(error: BaseException, file: str | None) -> str:

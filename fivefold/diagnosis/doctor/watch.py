@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fivefold.dry_run.record.recorder import SCALAR, Recorder
 from fivefold.dry_run.record.tape import KERNEL, Kernel, Scope, Site, Tape
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.measure.meter import tensors
 
 aten = torch.ops.aten
@@ -137,10 +137,10 @@ class ModuleRecorder(Recorder):
     # Operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record the operation in its scope; raises ``Mistake`` for a device other than the CPU."""
+        """Record the operation in its scope; raises ``UserError`` for a device other than the CPU."""
         device = (kwargs or {}).get("device")
         if device is not None and torch.device(device).type not in PLACES:
-            raise Mistake(f"{self._line()}: a tensor goes to {device}; {CUDA}")
+            raise UserError(f"{self._line()}: a tensor goes to {device}; {CUDA}")
         self._update_scope()
         if func is SCALAR:
             return self._scalar(func, args)
@@ -177,7 +177,7 @@ class ModuleRecorder(Recorder):
         except DataDependentOutputException:
             pass
         if dtype != torch.bool and not dtype.is_floating_point:
-            raise Mistake(
+            raise UserError(
                 f"{self._line()}: asks a tensor for a whole number (.item(), .tolist()), but no tensor holds one here; "
                 "take it from shapes, or leave it out"
             )

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 from fivefold.bounded_file import open_stream
 from fivefold.diagnosis.explain import flight_recorder, losses, out_of_memory, safe_pickle, snapshot, stacks, timeout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.explanation import Explanation
 
 TAIL = 64 << 20  # bytes at the end of a longer text that are read
 RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
 
 
-class _Strange(Mistake):
+class _Strange(UserError):
     """An error: a text that has none of the known forms."""
 
 
@@ -70,10 +70,10 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield the files, and whether each was named itself."""
     for path in paths:
         if not path.exists():
-            raise Mistake(f"{path}: no such file")
+            raise UserError(f"{path}: no such file")
         files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
         if not files:
-            raise Mistake(f"{path}: a folder without files")
+            raise UserError(f"{path}: a folder without files")
         yield from ((file, file is path) for file in files)
 
 
@@ -82,17 +82,17 @@ def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
         with open_stream(path) as file:
             return _read_open(path, file, ranks, top=top)
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
     begin = file.peek(4096)[:4096]
     if not begin.strip():
-        raise Mistake(f"{path}: an empty file")
+        raise UserError(f"{path}: an empty file")
     if begin.startswith(safe_pickle.MAGIC):
         return _of_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
-        raise Mistake(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
+        raise UserError(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
     if b"\0" in begin:  # binary, or zeros that a full disk left
         raise _Strange(f"{path}: {KNOWN}")
     text = _text(file)
@@ -118,14 +118,14 @@ def _text(file: BufferedReader) -> str:
 
 @contextmanager
 def _as_torch_writes(file: str) -> Iterator[None]:
-    """Turn the exceptions that a file of another form raises into a ``Mistake`` of one line."""
+    """Turn the exceptions that a file of another form raises into a ``UserError`` of one line."""
     try:
         yield
-    except Mistake:
+    except UserError:
         raise
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise Mistake(f"{file}: not in the form in which torch writes it: {type(error).__name__} {reason}") from error
+        raise UserError(f"{file}: not in the form in which torch writes it: {type(error).__name__} {reason}") from error
 
 
 def _json(text: str) -> Any:
@@ -142,12 +142,12 @@ def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanat
             return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
         key_list = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
-        raise Mistake(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {KNOWN}")
+        raise UserError(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {KNOWN}")
     rank = _rank_of(path, data.get("rank"))
     if rank is None:
         rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)
     if rank in ranks.dumps:
-        raise Mistake(f"{path}: rank {rank} has another dump, {ranks.dump_files[-1]}; give one of each rank")
+        raise UserError(f"{path}: rank {rank} has another dump, {ranks.dump_files[-1]}; give one of each rank")
     ranks.dumps[rank] = data
     ranks.dump_files.append(str(path))
     return []

@@ -18,7 +18,7 @@ from fivefold.planner.counts.memory.allocator import driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes
 from fivefold.planner.search import search
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.explanation import AgainstPrediction, Beside, HeldMemory
 from fivefold.results.search_result import Change
 from fivefold.step import Step
@@ -114,6 +114,6 @@ def _other_layout(model: Model, machine: Machine, job: Job, *, capacity: int) ->
     smaller = machine.replace(chip=machine.chip.replace(memory_bytes=capacity))
     try:
         result = search(model=model, machine=smaller, job=job, top=1)
-    except Mistake:
+    except UserError:
         return ""
     return result.best[0].step.layout if result.best else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fivefold.bounded_file import open_stream
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 MOST_BYTES = 2**32  # objects in memory take several times as much
 MAGIC = b"\x80"  # first byte of a pickle of protocol 2 and later
@@ -24,16 +24,18 @@ class _DataOnly(pickle.Unpickler):
     """An unpickler that resolves no names."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Raise ``Mistake`` for a name that would be called."""
-        raise Mistake(f"names {module}.{name}, which reading it would run; a snapshot holds data alone: not read")
+        """Raise ``UserError`` for a name that would be called."""
+        raise UserError(f"names {module}.{name}, which reading it would run; a snapshot holds data alone: not read")
 
     def persistent_load(self, _key: object) -> NoReturn:
-        """Raise ``Mistake`` for an object outside of the pickle."""
-        raise Mistake("points to objects outside of it (a file of torch.save?); a snapshot holds data alone: not read")
+        """Raise ``UserError`` for an object outside of the pickle."""
+        raise UserError(
+            "points to objects outside of it (a file of torch.save?); a snapshot holds data alone: not read"
+        )
 
 
 def load(path: Path) -> Any:
-    """Return what a pickle holds; raises ``Mistake`` if it names code, is cut short or is not a pickle."""
+    """Return what a pickle holds; raises ``UserError`` if it names code, is cut short or is not a pickle."""
     with open_stream(path) as file:
         return load_open(file, path=path)
 
@@ -41,15 +43,15 @@ def load(path: Path) -> Any:
 def load_open(file: BufferedReader, *, path: Path) -> Any:
     """Return what the pickle of an open file holds, as ``load`` does."""
     if os.fstat(file.fileno()).st_size > MOST_BYTES:
-        raise Mistake(f"{path}: holds more than {MOST_BYTES // 2**30} GiB, the most that is read of a snapshot")
+        raise UserError(f"{path}: holds more than {MOST_BYTES // 2**30} GiB, the most that is read of a snapshot")
     try:
         return _DataOnly(file).load()
-    except Mistake as mistake:
-        raise Mistake(f"{path}: {mistake}") from None
+    except UserError as mistake:
+        raise UserError(f"{path}: {mistake}") from None
     except OSError:
         raise
     except Exception as error:  # a damaged pickle raises any of a dozen kinds
         reason = " ".join(str(error).split())[:120]
         if isinstance(error, EOFError) or "truncated" in reason:
-            raise Mistake(f"{path}: the pickle is cut short; write it again, and copy it whole") from None
-        raise Mistake(f"{path}: not a readable pickle: {type(error).__name__} {reason}".rstrip()) from None
+            raise UserError(f"{path}: the pickle is cut short; write it again, and copy it whole") from None
+        raise UserError(f"{path}: not a readable pickle: {type(error).__name__} {reason}".rstrip()) from None

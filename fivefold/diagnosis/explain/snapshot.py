@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fivefold.diagnosis.explain.category import Life, categories
 from fivefold.diagnosis.explain.frames import Frame, as_size, frames, operation, user_line
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.explanation import Explanation, HeldLine, HeldMemory
 from fivefold.units import show_bytes
 
@@ -79,7 +79,9 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
     """Return the GPUs that have allocated anything."""
     segments, traces = (data.get("segments"), data.get("device_traces")) if isinstance(data, dict) else (data, [])
     if not isinstance(segments, list) or not isinstance(traces or [], list):
-        raise Mistake(f"{origin}: a snapshot whose segments are no list; write it by torch.cuda.memory._dump_snapshot")
+        raise UserError(
+            f"{origin}: a snapshot whose segments are no list; write it by torch.cuda.memory._dump_snapshot"
+        )
     by_device: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for segment in (item for item in segments if isinstance(item, dict)):
         number = segment.get("device", 0)
@@ -92,7 +94,7 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
         devices.append(Device(number, by_device[number], entries))
     used_devices = [device for device in devices if device.trace or any(_blocks(device))]
     if not used_devices:
-        raise Mistake(f"{origin}: a snapshot of a process that has allocated nothing on any GPU")
+        raise UserError(f"{origin}: a snapshot of a process that has allocated nothing on any GPU")
     return used_devices
 
 

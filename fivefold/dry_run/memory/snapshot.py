@@ -19,7 +19,7 @@ from fivefold.dry_run.memory.breakdown import birth_categories
 from fivefold.dry_run.memory.caching_allocator import Allocator, Block
 from fivefold.dry_run.memory.reserved import changes, initial_allocations
 from fivefold.dry_run.record.tape import Site, Tape
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 
 PROTOCOL = 4
 UNKNOWN = "unknown"  # the viewer's name for no category, used for temporary storages
@@ -27,7 +27,7 @@ Frames = list[dict[str, Any]]
 
 
 def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
-    """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raises ``Fault`` if it cannot be written."""
+    """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raise ``RunFailure`` if that fails."""
     contents = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -36,7 +36,7 @@ def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes:
             pickle.dump(contents, file, protocol=PROTOCOL)
         os.replace(unfinished, path)
     except OSError as error:
-        raise Fault(
+        raise RunFailure(
             f"{path}: cannot write the snapshot: {error.strerror}; free some space or name another path"
         ) from None
     finally:

@@ -20,7 +20,7 @@ from fivefold.dry_run.time.prices import Pricer
 from fivefold.dry_run.time.streams import Streams
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.step import Time
 
 Seconds = NDArray[np.float64]
@@ -139,10 +139,10 @@ def _is_update(tape: Tape, at: int) -> bool:
 
 
 def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
-    """Simulate one step of some ranks of ``world``, usually one per pipeline rank; raises ``Mistake`` on a deadlock."""
+    """Simulate a step of some ranks of ``world``, usually one per pipeline rank; raise ``UserError`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
     streams = Streams(tapes, streams=machine.overlaps, costs=[pricer.costs(tape) for tape in tapes])
     lines = deadlocks(streams)
     if lines:
-        raise Mistake(lines[0])
+        raise UserError(lines[0])
     return Played(streams)

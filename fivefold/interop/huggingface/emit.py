@@ -12,7 +12,7 @@ from fivefold.interop.keys import Table, written
 from fivefold.interop.render import yaml_file
 from fivefold.job import Job, recipe
 from fivefold.model.huggingface.write import to_config
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.spec import Stack
 
 TRAIN = '''"""Trains config.json with arguments.yaml, on random tokens: put your data set in their place."""
@@ -58,9 +58,9 @@ def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
     """Return the TrainingArguments of a plan."""
     layout, job = plan.layout, plan.job
     if layout.ac not in ("none", "full"):
-        raise Mistake(f"ac={layout.ac}: Trainer recomputes whole blocks, all of them; take ac=full or ac=none")
+        raise UserError(f"ac={layout.ac}: Trainer recomputes whole blocks, all of them; take ac=full or ac=none")
     if job.optimizer.kind not in OPTIMIZERS:
-        raise Mistake(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
+        raise UserError(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
     compute = job.precision.compute
     return written(ARGUMENTS, {"job": job, "layout": layout, "model": plan.model}) | {
         "model_name_or_path": ".",
@@ -115,15 +115,15 @@ def emit_accelerate(plan: Plan) -> Written:
     """Return accelerate's YAML for FSDP2, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.zero == 0:
-        raise Mistake(f"layout {str(layout)!r}: accelerate is written for FSDP2, which shards; take zero3")
+        raise UserError(f"layout {str(layout)!r}: accelerate is written for FSDP2, which shards; take zero3")
     if layout.zero == 2:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
             "reshard=backward for one gather of each"
         )
     half_recipe = recipe("bf16").reduced(in_fp32=False)
     if job.precision not in (half_recipe, recipe("fp32"), recipe("tf32"), recipe("fp16")):
-        raise Mistake(
+        raise UserError(
             f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {half_recipe.name} or fp32"
         )
     values = {
@@ -165,16 +165,18 @@ def emit_deepspeed(plan: Plan) -> Written:
     """Return DeepSpeed's JSON, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: written for transformers' models, DeepSpeed has dp, and cp=ulysses; take these"
         )
     recipes = (recipe("bf16"), recipe("bf16").reduced(in_fp32=False), recipe("fp16"), recipe("fp32"))
     if job.precision not in recipes:
-        raise Mistake(
+        raise UserError(
             f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; take one of them"
         )
     if job.offload not in ((), ("optimizer",)):
-        raise Mistake(f"offload={','.join(job.offload)}: DeepSpeed is written with the optimizer in host memory alone")
+        raise UserError(
+            f"offload={','.join(job.offload)}: DeepSpeed is written with the optimizer in host memory alone"
+        )
     zero: dict[str, Any] = {
         "stage": layout.zero,
         "overlap_comm": "dp" in job.stack.overlap,

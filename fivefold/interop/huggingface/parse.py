@@ -15,7 +15,7 @@ from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
 from fivefold.interop.huggingface.keys import OF_WIDTH, TABLE, VERSIONS
 from fivefold.interop.keys import Values, flat
 from fivefold.interop.shell.launch import keys
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})
 
@@ -178,7 +178,7 @@ def beside(name: str, document: Document) -> Path | None:
 
 def _load(name: str, document: Document) -> Document:
     if (path := beside(name, document)) is None:
-        raise Mistake(f"{document.origin}: names {name}, which is not there; put it beside")
+        raise UserError(f"{document.origin}: names {name}, which is not there; put it beside")
     return load(path)
 
 

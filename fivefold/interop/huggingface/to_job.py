@@ -15,7 +15,7 @@ from fivefold.interop.keys import Values, listed
 from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 ATTENTION = {
@@ -137,7 +137,7 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
     tp, cp = values[f"{PARALLEL}tp_size"], values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
     ulysses = values.whole(f"{PARALLEL}sp_size")
     if cp > 1 and ulysses > 1:
-        raise Mistake(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
+        raise UserError(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
     cp = max(cp, ulysses)
     if kind == "deepspeed":
         tp = max(tp, values["deepspeed.tensor_parallel.autotp_size"] or 1)
@@ -211,7 +211,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     replica_count = values[f"{PARALLEL}dp_replicate_size"]
     if replica_count > 1:
         if replicas % replica_count:
-            raise Mistake(f"{values.origin}: dp_replicate_size={replica_count} does not divide {replicas} ranks")
+            raise UserError(f"{values.origin}: dp_replicate_size={replica_count} does not divide {replicas} ranks")
         fields["layout.shard_group"] = replicas // replica_count
     elif strategy.startswith("HYBRID") and replicas > per_node and replicas % per_node == 0:
         fields["layout.shard_group"] = per_node
@@ -233,7 +233,7 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
 
 
 def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return micro-batch and global batch; raise ``Mistake`` if two files give different numbers."""
+    """Return micro-batch and global batch; raise ``UserError`` if two files give different numbers."""
     dp = fields["layout.dp"]
     mbs = _one(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
     deepspeed_key = "deepspeed.gradient_accumulation_steps"
@@ -248,7 +248,7 @@ def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
         if not values.says("gradient_accumulation_steps") and values["deepspeed.gradient_accumulation_steps"] is None:
             accumulated = max(1, global_batch // (mbs * dp))
         if global_batch != mbs * accumulated * dp:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: train_batch_size={global_batch} is not micro-batch·accumulation·dp="
                 f'{mbs}·{accumulated}·{dp}={mbs * accumulated * dp}; let DeepSpeed\'s be "auto"'
             )
@@ -258,11 +258,11 @@ def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _one(values: Values, ours: str, theirs: str) -> int:
-    """Return the number that the trainer's key and DeepSpeed's key set; raise ``Mistake`` if they differ."""
+    """Return the number that the trainer's key and DeepSpeed's key set; raise ``UserError`` if they differ."""
     if values[theirs] is None or not values.says(theirs):
         return values.whole(ours)
     if values.says(ours) and values[ours] != values[theirs]:
-        raise Mistake(
+        raise UserError(
             f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; let DeepSpeed\'s be "auto"'
         )
     return values.whole(theirs)
@@ -318,7 +318,7 @@ def _precision(values: Values, kind: str) -> Recipe:
         values.approximate("fp16", "bf16 is on without bf16: false, and goes before fp16; counted as bf16")
         fp16 = False
     if bf16 and fp16:
-        raise Mistake(f"{values.origin}: bf16 and fp16 are both on; keep one")
+        raise UserError(f"{values.origin}: bf16 and fp16 are both on; keep one")
     if mixed_precision == "fp8":
         values.doubt("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         bf16 = True
@@ -401,6 +401,6 @@ def sizes(values: Values) -> dict[str, Any]:
     for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
         value = values[PREFIX + name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
-            raise Mistake(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MOST}")
+            raise UserError(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MOST}")
         fields[f"job.stack.{ours}"] = int(value)
     return fields

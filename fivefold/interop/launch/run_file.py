@@ -12,7 +12,7 @@ from fivefold.machine.catalog import spell_machine
 from fivefold.machine.launch import torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 from fivefold.results.reading import Reading, Said
 
 FOLDER = "runs"
@@ -33,12 +33,12 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     """Return model, layout and job; all keys of a run file are understood."""
     document, values = config.document, config.document.values
     if values["layout"] == "auto":
-        raise Mistake(f"{document.origin}: its layout is auto, which `train` finds; write the layout that is wanted")
+        raise UserError(f"{document.origin}: its layout is auto, which `train` finds; write the layout that is wanted")
     model_path = document.folder / str(values["model"])
     model = config.model or catalog.resolve(str(model_path if model_path.is_file() else values["model"]))
     layout = Layout.parse(str(values["layout"]))
     if asked.ranks and asked.ranks != layout.world:
-        raise Mistake(f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}")
+        raise UserError(f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}")
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
     understood = tuple(Said(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
     return Reading(
@@ -92,9 +92,9 @@ def text(plan: Plan, *, model: str) -> str:
 
 
 def machine(plan: Plan) -> str:
-    """Return the machine with as many ranks as the layout has; raise ``Mistake`` if none was named."""
+    """Return the machine with as many ranks as the layout has; raise ``UserError`` if none was named."""
     if not plan.machine:
-        raise Mistake("on what machine? say --gpus h100:64")
+        raise UserError("on what machine? say --gpus h100:64")
     spelled = spell_machine(plan.machine)
     name, _, count = spelled.partition(":")
     return spelled if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"

@@ -1,4 +1,4 @@
-"""Model, layout and job -> Megatron's arguments, in a script; ``Mistake`` for what it cannot run."""
+"""Model, layout and job -> Megatron's arguments, in a script; ``UserError`` for what it cannot run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 
 def emit(plan: Plan) -> Written:
@@ -93,13 +93,13 @@ def convert_job(plan: Plan) -> dict[str, Any]:
         **_decay(job),
     }
     if job.offload not in ((), ("optimizer",)):
-        raise Mistake(f"offload={','.join(job.offload)}: Megatron is written with the optimizer in host memory alone")
+        raise UserError(f"offload={','.join(job.offload)}: Megatron is written with the optimizer in host memory alone")
     values["optimizer_cpu_offload"] = bool(job.offload)
     if job.optimizer.kind not in ("adamw", "sgd", "muon"):
-        raise Mistake(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; take adamw, sgd or muon")
+        raise UserError(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; take adamw, sgd or muon")
     if ramp := job.ramp:
         if ramp.samples is None:
-            raise Mistake("ramp.every: Megatron's ramp is said in samples; take ramp.samples")
+            raise UserError("ramp.every: Megatron's ramp is said in samples; take ramp.samples")
         values["rampup_batch_size"] = [ramp.first, ramp.step, ramp.samples]
     return values
 
@@ -117,13 +117,13 @@ def parallel(plan: Plan) -> dict[str, Any]:
     """Return the arguments of degrees, ZeRO, stages and the order of the ranks."""
     model, layout = plan.model, plan.layout
     if layout.order not in (DEFAULT_ORDER, ("tp", "cp", "pp", "dp")):
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: Megatron's ranks are in the order tp-cp-dp-pp, or tp-cp-pp-dp; take one of these"
         )
     if layout.zero > 1:
-        raise Mistake(f"layout {str(layout)!r}: Megatron's distributed optimizer is zero1; take that")
+        raise UserError(f"layout {str(layout)!r}: Megatron's distributed optimizer is zero1; take that")
     if model.moe and layout.tp > 1 and not layout.sp:
-        raise Mistake(f"layout {str(layout)!r}: Megatron wants sequence parallelism with experts and tp; drop nosp")
+        raise UserError(f"layout {str(layout)!r}: Megatron wants sequence parallelism with experts and tp; drop nosp")
     return {
         "expert_tensor_parallel_size": layout.etp if model.moe else None,
         "sequence_parallel": layout.tp > 1 and layout.sp,
@@ -156,15 +156,15 @@ def recomputed(ac: str, *, experts: bool) -> dict[str, Any]:
     groups = ["core"] if ac == "selective" else ac.replace("up+rope", "latent").split("+")
     modules = [names.get("up+rope" if group == "latent" else group) for group in groups]
     if not experts and "moe_act" in modules:
-        raise Mistake(f"ac={ac}: Megatron recomputes the activation of experts alone; take mlp, norm, or selective")
+        raise UserError(f"ac={ac}: Megatron recomputes the activation of experts alone; take mlp, norm, or selective")
     if None in modules or ac.startswith("full/"):
         known = ", ".join(ours for ours in MODULES.values() if ours != "core")
-        raise Mistake(f"ac={ac}: Megatron recomputes full, selective, or any of {known}; take one of these")
+        raise UserError(f"ac={ac}: Megatron recomputes full, selective, or any of {known}; take one of these")
     return {"recompute_granularity": "selective", "recompute_modules": modules}
 
 
 def precision(asked: Recipe) -> dict[str, Any]:
-    """Return the arguments of a recipe; raise ``Mistake`` for one that Megatron does not have."""
+    """Return the arguments of a recipe; raise ``UserError`` for one that Megatron does not have."""
     if asked == recipe("fp32"):
         return {}
     if asked == recipe("fp16"):
@@ -178,7 +178,7 @@ def precision(asked: Recipe) -> dict[str, Any]:
         if theirs != "delayed"
     }
     if base not in recipes or asked != recipe(base).reduced(in_fp32=not reduces_in_bf16):
-        raise Mistake(f"precision {asked.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
+        raise UserError(f"precision {asked.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
     return reduced | recipes[base]
 
 

@@ -8,7 +8,7 @@ from fivefold.interop.format import Asked, Document, ParsedConfig
 from fivefold.interop.keys import Values, part
 from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, VERSION
 from fivefold.interop.shell.launch import keys
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
 
@@ -63,8 +63,8 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
         if has_cost and name != "tokenizer_model" and str(value).startswith("$"):
             flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
             if str(value).startswith("$("):
-                raise Mistake(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
-            raise Mistake(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
+                raise UserError(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
+            raise UserError(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
     values = Values(table, named_values, origin=origin, software="megatron", version=VERSION)
     fields = {"job.stack.expandable_segments": segments}
     return ParsedConfig(document, values, model=asked.model, stack="megatron-core", fields=fields)

@@ -19,7 +19,7 @@ from fivefold.layout.stages import stage_layers
 from fivefold.model import catalog
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -212,7 +212,7 @@ def dense_layers(said: Any, layers: int, *, origin: str) -> int:
     elif isinstance(said, list) or re.fullmatch(r"\[[01, ]*\]", text):
         flags = [int(digit) for digit in re.findall(r"[01]", text)]
     if flags is None or len(flags) != layers or flags != sorted(flags):
-        raise Mistake(
+        raise UserError(
             f"{origin}: moe_layer_freq {text!r}: only dense layers first and then experts are counted, all {layers}"
         )
     return flags.count(0)
@@ -234,7 +234,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     instances = values.whole("num_distributed_optimizer_instances")
     if zero and instances > 1:
         if dp * cp % instances:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: num_distributed_optimizer_instances={instances} do not divide dp·cp={dp * cp}"
             )
         fields["layout.shard_group"] = dp * cp // instances
@@ -262,7 +262,7 @@ def batch(values: Values, *, dp: int) -> dict[str, Any]:
         ]
         numbers = [int(word) for word in words if word.isdecimal() and len(word) < 15]
         if len(numbers) != 3 or len(words) != 3:
-            raise Mistake(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
+            raise UserError(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
         fields["job.ramp"] = {"first": numbers[0], "step": numbers[1], "samples": numbers[2]}
     steps = values.optional("train_iters") or (values.optional("train_samples") or 0) // max(1, global_batch)
     return fields | ({"job.steps": steps} if steps else {})
@@ -274,7 +274,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         return {}
     v, sizes = _stages(values, model.layers, pp)
     if sum(sizes) != model.layers or min(sizes) < 1:
-        raise Mistake(
+        raise UserError(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers are not {model.layers}, one or more each"
         )
     fields: dict[str, Any] = {"layout.v": v, "layout.schedule": usual_schedule(v)}
@@ -288,7 +288,7 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
     if text:
         sizes = spelled(str(text), origin=values.origin)
         if len(sizes) % pp:
-            raise Mistake(f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages for pp={pp}")
+            raise UserError(f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages for pp={pp}")
         if min(sizes) < 1:
             values.doubt("pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all")
             v = len(sizes) // pp
@@ -310,27 +310,27 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
     if first or last:
         middle_ranks, rest = pp - bool(first) - bool(last), layers - (first or 0) - (last or 0)
         if middle_ranks < 1 or rest % middle_ranks:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: {rest} layers do not spread over the {middle_ranks} pipeline ranks between the ends"
             )
         sizes_of_ranks = [rest // middle_ranks] * pp
         sizes_of_ranks[0], sizes_of_ranks[-1] = first or sizes_of_ranks[0], last or sizes_of_ranks[-1]
     else:
         if (layers + sum(ends)) % pp:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: num_layers={layers} does not spread over pp={pp}; Megatron needs "
                 "decoder_first_pipeline_num_layers, or --account-for-… for what is left"
             )
         sizes_of_ranks = [(layers + sum(ends)) // pp] * pp
     if per_stage:
         if sizes_of_ranks[0] % per_stage:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: {sizes_of_ranks[0]} layers of a rank are not a multiple of "
                 f"{per_stage} per virtual stage"
             )
         v = sizes_of_ranks[0] // per_stage
     if any(layers_of_rank % v for layers_of_rank in sizes_of_ranks):
-        raise Mistake(
+        raise UserError(
             f"{values.origin}: {sizes_of_ranks} layers of the ranks do not spread over {v} virtual stages each"
         )
     stage_sizes = [sizes_of_ranks[stage % pp] // v for stage in range(pp * v)]
@@ -352,7 +352,7 @@ def spelled(text: str, *, origin: str) -> tuple[int, ...]:
             break
         expanded = next_expanded
     if not re.fullmatch(r"[tmEL|]+", expanded) or len(expanded) > 100_000:
-        raise Mistake(f"{origin}: pipeline_model_parallel_layout {text!r} is not of E, t, m, L and |")
+        raise UserError(f"{origin}: pipeline_model_parallel_layout {text!r} is not of E, t, m, L and |")
     return tuple(stage.count("t") for stage in expanded.split("|"))
 
 

@@ -10,26 +10,26 @@ from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIM
 from fivefold.interop.render import yaml_file
 from fivefold.job import recipe
 from fivefold.model.huggingface.write import to_config
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 
 def emit(plan: Plan) -> Written:
-    """Return the YAML of a plan; raise ``Mistake`` for what nanotron cannot run."""
+    """Return the YAML of a plan; raise ``UserError`` for what nanotron cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     if model.moe is not None or layout.ep > 1:
-        raise Mistake(f"model {model.name!r}: experts are not written for nanotron; take a dense model")
+        raise UserError(f"model {model.name!r}: experts are not written for nanotron; take a dense model")
     config = to_config(model)
     if config["model_type"] not in ("llama", "qwen2"):
-        raise Mistake(
+        raise UserError(
             f"model {model.name!r}: nanotron has Llama and Qwen2, not {config['model_type']}; take one of these"
         )
     if layout.ac not in ("none", "full"):
-        raise Mistake(f"ac={layout.ac}: nanotron recomputes whole layers; take ac=full or ac=none")
+        raise UserError(f"ac={layout.ac}: nanotron recomputes whole layers; take ac=full or ac=none")
     dtypes = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
     if job.precision.name not in dtypes or job.precision != recipe(job.precision.name):
-        raise Mistake(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
+        raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
     if job.optimizer.kind != "adamw":
-        raise Mistake(f"optimizer {job.optimizer.kind}: is written for nanotron as adamw alone; take that")
+        raise UserError(f"optimizer {job.optimizer.kind}: is written for nanotron as adamw alone; take that")
     dtype, sums_in_fp32 = dtypes[job.precision.name]
     rate = job.learning_rate
     decay_steps = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps

@@ -13,7 +13,7 @@ from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 SIZES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
@@ -38,7 +38,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     cp = values.whole("parallelism.context_parallel_size")
     ranks = world(document, asked)
     if ranks not in (None, dp * tp * pp * cp):
-        raise Mistake(f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks")
+        raise UserError(f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks")
     mbs = values.whole("tokens.micro_batch_size")
     fields |= {
         "job.stack.name": "nanotron",
@@ -99,7 +99,9 @@ def _precision(values: Values) -> Recipe:
     if values["model.dtype"] in ("float32", "double"):
         return recipe("fp32")
     if values["model.dtype"] not in ("bfloat16", "float16"):
-        raise Mistake(f"{values.origin}: model.dtype is {values['model.dtype']!r}; it is bfloat16, float16 or float32")
+        raise UserError(
+            f"{values.origin}: model.dtype is {values['model.dtype']!r}; it is bfloat16, float16 or float32"
+        )
     base = recipe("bf16" if values["model.dtype"] == "bfloat16" else "fp16")
     if values[f"{OPTIMIZER}accumulate_grad_in_fp32"]:
         return base if base.accumulated_bytes else base.replace(name="fp16-grad32", accumulated_bytes=4)

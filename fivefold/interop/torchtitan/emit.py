@@ -1,4 +1,4 @@
-"""Model, layout and job -> a Python config of torchtitan 0.3; ``Mistake`` for what torchtitan cannot run."""
+"""Model, layout and job -> a Python config of torchtitan 0.3; ``UserError`` for what torchtitan cannot run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, even
 from fivefold.job import recipe
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.update import LearningRate
 
 CLASSES = {
@@ -45,16 +45,16 @@ from torchtitan.models.llama3 import (
 
 
 def emit(plan: Plan) -> Written:
-    """Return the Python config of a plan; raise ``Mistake`` for what it cannot express or torchtitan cannot run."""
+    """Return the Python config of a plan; raise ``UserError`` for what it cannot express or torchtitan cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     mode, _ = recomputed(layout.ac, groups=False)
     values = written(PYTHON, {"job": job, "layout": layout, "model": model}) | shared(plan, head="lm_head", casts=True)
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1 and layout.etp > 1:
-        raise Mistake(f"layout {str(layout)!r}: torchtitan 0.3 has no etp beside ep; take etp1")
+        raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 has no etp beside ep; take etp1")
     uses_graphs = job.stack.graphs == "full" and layout.pp == 1 and layout.ep == 1
     values |= {
         "training.disable_cuda_graphs": not uses_graphs,
@@ -63,7 +63,7 @@ def emit(plan: Plan) -> Written:
         "model_spec.converters": _converters(plan),
     }
     if model.mtp is not None:
-        raise Mistake(
+        raise UserError(
             f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
         )
     flavor = flavor_of(model)
@@ -91,10 +91,12 @@ def _converters(plan: Plan) -> str | None:
     if not precision_recipe.narrow:
         return None
     if plan.model.moe:
-        raise Mistake(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
+        raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
     names = {"fp8-rowwise": "rowwise", "fp8-rowwise-gw": "rowwise_with_gw_hp"}
     if precision_recipe.name not in names or precision_recipe != recipe(precision_recipe.name):
-        raise Mistake(f"precision {precision_recipe.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them")
+        raise UserError(
+            f"precision {precision_recipe.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them"
+        )
     return (
         f'Float8LinearConverter.Config(recipe_name="{names[precision_recipe.name]}", filter_fqns=["lm_head"], '
         f"model_compile_enabled={plan.job.stack.compile})"
@@ -102,11 +104,11 @@ def _converters(plan: Plan) -> str | None:
 
 
 def _sizes(model: Model) -> dict[str, Any]:
-    """Return the sizes of a Llama of any size; raise ``Mistake`` if the model has another architecture."""
+    """Return the sizes of a Llama of any size; raise ``UserError`` if the model has another architecture."""
     from fivefold.model.huggingface.write import differs
 
     if model.position != "rope" or model.head_dim * model.heads != model.width:
-        raise Mistake(
+        raise UserError(
             f"model {model.name!r}: torchtitan's Llama has rotary positions and heads of width/heads="
             f"{model.width}/{model.heads}; take one of its flavors"
         )
@@ -121,7 +123,7 @@ def _sizes(model: Model) -> dict[str, Any]:
         ),
     )
     if difference_text:
-        raise Mistake(f"model {model.name!r}: torchtitan's Llama has {difference_text}; take one of its flavors")
+        raise UserError(f"model {model.name!r}: torchtitan's Llama has {difference_text}; take one of its flavors")
     return {field: getattr(model, field) for field in SIZES.values()}
 
 
@@ -157,27 +159,27 @@ def sharding(plan: Plan) -> tuple[int, int]:
     """Return dp_replicate and dp_shard."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
     if layout.zero == 0 and layout.cp > 1:
-        raise Mistake(f"layout {str(layout)!r}: torchtitan shards over cp too; take zero3")
+        raise UserError(f"layout {str(layout)!r}: torchtitan shards over cp too; take zero3")
     if layout.zero in (2, 3) and replicas == 1:
-        raise Mistake(f"layout {str(layout)!r}: torchtitan shards nothing over one replica; take zero0")
+        raise UserError(f"layout {str(layout)!r}: torchtitan shards nothing over one replica; take zero0")
     if layout.zero == 2 and layout.pp == 1:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: torchtitan gathers weights for every micro-batch, unless a pipeline defers it; "
             "take zero3, with --set reshard=backward for one gather of each"
         )
     if layout.zero == 3 and layout.pp > 1 and plan.job.stack.reshard == "backward":
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: with a pipeline torchtitan keeps gathered weights as zero2 does; take zero2"
         )
     if layout.zero == 0:
         return layout.dp, 1
     if layout.shards % layout.cp:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: torchtitan's shard groups hold whole sequences; "
             f"take zero{layout.zero}/{layout.cp * max(1, layout.shards // layout.cp)}"
         )
     if layout.shard_group == replicas:
-        raise Mistake(f"layout {str(layout)!r}: its shard group is all of dp·cp; write zero{layout.zero}")
+        raise UserError(f"layout {str(layout)!r}: its shard group is all of dp·cp; write zero{layout.zero}")
     return replicas // layout.shards, layout.shards // layout.cp
 
 
@@ -214,7 +216,7 @@ def precision(plan: Plan, *, sharded: bool) -> dict[str, Any]:
     alternatives = (
         "precision fp32" if sharded else f"zero3, precision fp32, or {AUTOCAST.name!r} as read from torchtitan"
     )
-    raise Mistake(
+    raise UserError(
         f"precision {wanted.name} with zero{plan.layout.zero}: torchtitan keeps fp32 weights and casts for each matmul "
         f"unless they are sharded; take {alternatives}"
     )
@@ -240,7 +242,7 @@ def recomputed(ac: str, *, groups: bool) -> tuple[str, int]:
     if ac.startswith("full/") and groups:
         return "full", int(ac[5:])
     nearest = "ac=full/2, or ac=full" if groups else "ac=full"
-    raise Mistake(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}, or ac=none")
+    raise UserError(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}, or ac=none")
 
 
 def python_file(

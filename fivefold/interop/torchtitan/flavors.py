@@ -11,7 +11,7 @@ from fivefold.model.catalog import named
 from fivefold.model.huggingface.write import differs
 from fivefold.model.shape import MLA, MoE, RopeScaling
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, nearest
+from fivefold.record import UserError, nearest
 
 LLAMA: dict[str, tuple[int, int, int, int, int, int, bool]] = {  # layers, width, heads, kv heads, ffn, vocab, tied
     "debugmodel": (6, 256, 16, 16, 768, 2048, False),
@@ -96,7 +96,7 @@ def flavors(family: str) -> dict[str, Model]:
         return {"debugmodel": _deepseek_debug()} | {key: _free(named(name)) for key, name in DEEPSEEK.items()}
     if family == "gpt_oss":
         return {key: _free(named(name)) for key, name in GPT_OSS.items()}
-    raise Mistake(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or say --model NAME")
+    raise UserError(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or say --model NAME")
 
 
 def _free(model: Model) -> Model:
@@ -105,14 +105,14 @@ def _free(model: Model) -> Model:
 
 
 def flavored(family: str, flavor: str) -> Model:
-    """Return the model of a flavor; raise ``Mistake`` if torchtitan has none of that name."""
+    """Return the model of a flavor; raise ``UserError`` if torchtitan has none of that name."""
     known = flavors(family)
     base = flavor
     for suffix in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_non_fused_qkv"):  # kernels, not sizes
         base = base.removesuffix(suffix)
     if base not in known:
         message = str(nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
-        raise Mistake(f"{message}; or say --model NAME")
+        raise UserError(f"{message}; or say --model NAME")
     return known[base]
 
 
@@ -136,9 +136,9 @@ def nearest_flavor(model: Model) -> str:
     return f"{family} {flavor} ({known.parameters / 1e9:.3g} B parameters)"
 
 
-def unknown(model: Model) -> Mistake:
+def unknown(model: Model) -> UserError:
     """Return the error that no flavor is the model."""
-    return Mistake(
+    return UserError(
         f"model {model.name!r}: no flavor of torchtitan is it; the nearest is {nearest_flavor(model)}; a dense Llama "
         "of any size is written by --to torchtitan (its Python config)"
     )

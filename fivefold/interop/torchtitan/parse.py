@@ -19,7 +19,7 @@ from fivefold.interop.torchtitan.flavors import MODULES, flavored, llama
 from fivefold.interop.torchtitan.keys import BELOW, SIZES, TABLE, VERSION
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, nearest
+from fivefold.record import UserError, nearest
 from fivefold.results.reading import Said
 
 DROPPED = ("model_spec.0", "optimizer.0", "optimizer.name")
@@ -44,7 +44,7 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
     if not name:
         known = configs(text, origin=origin)
         if len(known) != 1:
-            raise Mistake(
+            raise UserError(
                 f"{origin}: holds {len(known)} configs; name one, as {origin}:{known[0] if known else 'NAME'}"
             )
         name = known[0]
@@ -58,12 +58,12 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
 
 
 def _named(said: dict[str, object], document: Document) -> Document:
-    """Return the file that ``--module`` names, with the function of ``--config``; ``Mistake`` if it is missing."""
+    """Return the file that ``--module`` names, with the function of ``--config``; ``UserError`` if it is missing."""
     module, function = str(said["module"]), str(said["config"])
     names = (f"torchtitan/models/{module}/config_registry.py", f"{module.replace('.', '/')}.py")
     path = next((candidate for name in names if (candidate := document.folder / name).is_file()), None)
     if path is None:
-        raise Mistake(f"{document.origin}: {names[0]} is not here; read that file, as config_registry.py:{function}")
+        raise UserError(f"{document.origin}: {names[0]} is not here; read that file, as config_registry.py:{function}")
     config_document = load(path)
     return config_document._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
@@ -113,7 +113,7 @@ def _model(
         size_values["kv_heads"] = size_values["kv_heads"] or size_values["heads"]
         numbers = [size_values[field] for field in ("layers", "width", "heads", "kv_heads", "ffn", "vocab")]
         if not all(isinstance(number, int) and number > 0 for number in numbers):
-            raise Mistake(f"{document.origin}: the sizes of its Llama3Model are not all whole numbers: {numbers}")
+            raise UserError(f"{document.origin}: the sizes of its Llama3Model are not all whole numbers: {numbers}")
         layers, width, heads, kv_heads, ffn, vocab = (int(str(number)) for number in numbers)
         sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(size_values["tied_embeddings"]))
         model = llama(f"llama-{layers}x{width}", sizes)
@@ -127,7 +127,7 @@ def functions(text: str, *, origin: str) -> dict[str, ast.FunctionDef]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise Mistake(f"{origin}: not valid Python: {error}") from None
+        raise UserError(f"{origin}: not valid Python: {error}") from None
     all_functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     return {
         name: node
@@ -152,7 +152,7 @@ def configs(text: str, *, origin: str) -> list[str]:
 
 
 def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFunction:
-    """Return the keys that the function ``name`` sets; raise ``Mistake`` if there is none."""
+    """Return the keys that the function ``name`` sets; raise ``UserError`` if there is none."""
     known = functions(text, origin=origin)
     if name not in known:
         raise nearest(name, list(known), kind=f"config of {origin}")
@@ -194,10 +194,10 @@ def _returned(
         )
     returned_value = _value(node, local) if node is not None else None
     if not isinstance(returned_value, Call):
-        raise Mistake(f"{origin}: a config function returns {returned_value!r}; it must return a Trainer.Config")
+        raise UserError(f"{origin}: a config function returns {returned_value!r}; it must return a Trainer.Config")
     if returned_value.name in functions(text, origin=origin):
         if depth > 8:
-            raise Mistake(f"{origin}: {returned_value.name} is called within itself")
+            raise UserError(f"{origin}: {returned_value.name} is called within itself")
         base = config(text, returned_value.name, origin=origin, depth=depth + 1)
         remarks += base.remarks
         return dict(base.values)
@@ -228,7 +228,7 @@ def _keys(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _value(node: ast.AST, local: Mapping[str, Any], depth: int = 0) -> Any:
     """Return a literal, a call, or the source text of anything else."""
     if depth > 32:
-        raise Mistake("a config of calls within calls, more than 32 deep")
+        raise UserError("a config of calls within calls, more than 32 deep")
     if isinstance(node, ast.Name) and isinstance(local.get(node.id), ast.AST):
         return _value(local[node.id], {**local, node.id: None}, depth + 1)
     if isinstance(node, ast.Call):

@@ -16,7 +16,7 @@ from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 AUTOCAST = recipe("bf16-autocast")  # under DDP the only 16-bit copies are those that autocast makes for each matmul
@@ -95,7 +95,7 @@ def _precision(values: Values) -> Recipe:
 
 
 def degrees(values: Values, ranks: int) -> dict[str, Any]:
-    """Return dp, ZeRO stage and shard group; raise ``Mistake`` if the degrees do not multiply to the ranks."""
+    """Return dp, ZeRO stage and shard group; raise ``UserError`` if the degrees do not multiply to the ranks."""
     cp, tp, pp = (values.whole(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
     copies = values.whole(f"{P}data_parallel_replicate_degree")
     shards = values.whole(f"{P}data_parallel_shard_degree", least=None)
@@ -103,7 +103,7 @@ def degrees(values: Values, ranks: int) -> dict[str, Any]:
     assert shard_count is not None
     if shards not in (-1, shard_count):
         world = copies * shards * cp * tp * pp
-        raise Mistake(
+        raise UserError(
             f"{values.origin}: dp_replicate·dp_shard·cp·tp·pp={copies}·{shards}·{cp}·{tp}·{pp}={world}, but there are "
             f"{ranks} ranks; take --gpus NAME:{world}, or data_parallel_shard_degree = {shard_count} or -1"
         )
@@ -112,7 +112,7 @@ def degrees(values: Values, ranks: int) -> dict[str, Any]:
         return fields | {"layout.zero": 0}
     reshard_policy = values[f"{P}fsdp_reshard_after_forward"]
     if reshard_policy not in ("default", "always", "never"):
-        raise Mistake(
+        raise UserError(
             f"{values.origin}: fsdp_reshard_after_forward is {reshard_policy!r}; it is default, always or never"
         )
     keeps_gathered = reshard_policy == "never" or (reshard_policy == "default" and pp > 1)
@@ -131,7 +131,7 @@ def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
     )
     global_batch = local_batch * dp if global_batch < 0 else global_batch
     if global_batch == 0 or global_batch % (local_batch * dp):
-        raise Mistake(
+        raise UserError(
             f"{values.origin}: global_batch_size={global_batch} is not a multiple of local_batch_size·dp="
             f"{local_batch}·{dp}; try {-(-global_batch // (local_batch * dp) or 1) * local_batch * dp}"
         )
@@ -139,7 +139,7 @@ def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
     if pp > 1:
         mbs = values.whole(f"{P}pipeline_parallel_microbatch_size")
         if local_batch % mbs:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: local_batch_size={local_batch} is not a multiple of the micro-batch's {mbs}"
             )
         if global_batch > local_batch * dp:
@@ -187,14 +187,14 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         )
         sizes = even(model.layers, stages, first=first, last=last)
     if len(sizes) % pp or min(sizes) < 1:
-        raise Mistake(
+        raise UserError(
             f"{values.origin}: {len(sizes)} stages of {min(sizes)} to {max(sizes)} layers do not spread over pp={pp}; "
             "each rank must have as many, and each stage a layer"
         )
     v = len(sizes) // pp
     if (v > 1) != is_looped:
         alternative = "1F1B" if is_looped else "Interleaved1F1B"
-        raise Mistake(f"{values.origin}: {name} does not run {v} stages per rank; take {alternative}")
+        raise UserError(f"{values.origin}: {name} does not run {v} stages per rank; take {alternative}")
     fields: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
     even_sizes = tuple(map(len, stage_layers(model.layers, even_layout)))

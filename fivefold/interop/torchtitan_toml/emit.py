@@ -1,4 +1,4 @@
-"""Model, layout and job -> a TOML file of torchtitan 0.2; ``Mistake`` for what it cannot run."""
+"""Model, layout and job -> a TOML file of torchtitan 0.2; ``UserError`` for what it cannot run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fivefold.interop.torchtitan.flavors import flavor_of, unknown
 from fivefold.interop.torchtitan_toml.keys import TOML, VERSION
 from fivefold.interop.torchtitan_toml.to_job import P
 from fivefold.job import recipe
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 
 def emit(plan: Plan) -> Written:
-    """Return the TOML file of a plan; raise ``Mistake`` for a model that is not a flavor, or for an unsupported job."""
+    """Return the TOML file of a plan; raise ``UserError`` for a model that is no flavor, or for an unsupported job."""
     model, layout, job = plan.model, plan.layout, plan.job
     flavor = flavor_of(model)
     if flavor is None:
@@ -37,12 +37,14 @@ def emit(plan: Plan) -> Written:
         **_converters(plan),
     }
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1:
         if layout.etp not in (1, layout.tp):
-            raise Mistake(f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) alone; take one of them")
+            raise UserError(
+                f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) alone; take one of them"
+            )
         values[f"{P}expert_tensor_parallel_degree"] = layout.etp
     nodes, per_node = plan.hosts
     launch_line = (
@@ -62,7 +64,7 @@ def _converters(plan: Plan) -> dict[str, Any]:
     if not precision_recipe.narrow:
         return {}
     if plan.model.moe:
-        raise Mistake(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
+        raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
     if precision_recipe == recipe("mxfp8"):
         return {"model.converters": ["mx"], "quantize.linear.mx.filter_fqns": ["output"]}
     names = {
@@ -72,7 +74,7 @@ def _converters(plan: Plan) -> dict[str, Any]:
         "fp8-rowwise-gw": "rowwise_with_gw_hp",
     }
     if precision_recipe.name not in names or precision_recipe != recipe(precision_recipe.name):
-        raise Mistake(
+        raise UserError(
             f"precision {precision_recipe.name}: torchtitan has {', '.join(names)} and mxfp8; take one of them"
         )
     return {

@@ -11,7 +11,7 @@ from fivefold.interop.torchtitan.to_job import batch, compiled, degrees, pipelin
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 FLOAT8 = {None: "fp8", "tensorwise": "fp8", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise-gw"}
@@ -88,7 +88,7 @@ def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
     if "float8" in converters:
         scaling = values[f"{linear}float8.recipe_name"]
         if not isinstance(scaling, str | None) or scaling not in FLOAT8:
-            raise Mistake(
+            raise UserError(
                 f"{values.origin}: {linear}float8.recipe_name is {scaling!r}; it is {' or '.join(filter(None, FLOAT8))}"
             )
         name = FLOAT8[scaling]

@@ -20,13 +20,13 @@ from fivefold.layout.schedule.pipeline_schedule import (
     names_of_one_way_pairing,
 )
 from fivefold.layout.schedule.table import Table
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 __all__ = ["PIPELINE_SCHEDULES", "PipelineSchedule", "schedule"]
 
 
 def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Table:
-    """Return the table for ``pp`` ranks with ``v`` stages each; ``Mistake`` if the schedule does not support them.
+    """Return the table for ``pp`` ranks with ``v`` stages each; ``UserError`` if the schedule does not support them.
 
     Tables are cached: equal arguments return the same object, so its ``order`` is computed once.
     """
@@ -38,7 +38,7 @@ def _generated(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table
     pipeline = PIPELINE_SCHEDULES[name]
     reason = _reason(pipeline, pp=pp, v=v, micro_batches=micro_batches)
     if reason:
-        raise Mistake(f"{name} {reason}")
+        raise UserError(f"{name} {reason}")
     extra = {"v": v} if pipeline.interleaves else {}
     return pipeline.generate(pp=pp, micro_batches=micro_batches, **extra)
 

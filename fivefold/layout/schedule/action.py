@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, cast
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 Kind = Literal["F", "B", "W", "BW", "FB"]
 
@@ -70,10 +70,10 @@ _TEXT = re.compile(r"(F|B|W|BW)(\d{1,6})\.(\d{1,6})|F(\d{1,6})\.(\d{1,6})\+BW(\d
 
 
 def parse(text: str) -> Action:
-    """Parse an action as ``str`` prints it; a ``Mistake`` shows the valid forms."""
+    """Parse an action as ``str`` prints it; a ``UserError`` shows the valid forms."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise Mistake(f"{text!r} is no action; write F0.3 (stage 0, micro-batch 3), B0.3, W0.3, BW0.3 or F0.3+BW1.2")
+        raise UserError(f"{text!r} is no action; write F0.3 (stage 0, micro-batch 3), B0.3, W0.3, BW0.3 or F0.3+BW1.2")
     kind, *numbers = match.groups()
     if kind is None:
         return Action("FB", *map(int, numbers[2:]))

@@ -16,29 +16,29 @@ from pathlib import Path
 from fivefold.layout.schedule.action import named, parse, parts
 from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import Fault, Mistake, read_text
+from fivefold.record import RunFailure, UserError, read_text
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write the table to a file that ``read_table`` reads; ``Fault`` if it cannot be written."""
+    """Write the table to a file that ``read_table`` reads; ``RunFailure`` if it cannot be written."""
     try:
         path.write_text("".join(",".join(map(str, row)) + "\n" for row in table.rows), encoding="utf-8")
     except OSError as error:
-        raise Fault(f"{path}: the schedule cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path}: the schedule cannot be written: {error.strerror}") from None
 
 
 def read_table(path: Path) -> Table:
-    """Read and check a table, named after the file; a ``Mistake`` gives row, cell and reason."""
+    """Read and check a table, named after the file; a ``UserError`` gives row, cell and reason."""
     lines = read_text(path, kind="UTF-8 text").splitlines()
     try:
         rows = tuple(_row(cells, number) for number, cells in enumerate(csv.reader(lines), start=1))
-    except (csv.Error, Mistake) as error:
-        raise Mistake(f"{path}: {error}") from None
+    except (csv.Error, UserError) as error:
+        raise UserError(f"{path}: {error}") from None
     try:
         table = Table(path.stem, rows, _paths(rows))
         check(table)
-    except Mistake as error:
-        raise Mistake(f"{path}: {error} (row 1 is rank 0)") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error} (row 1 is rank 0)") from None
     return table
 
 
@@ -47,20 +47,20 @@ def _row(cells: list[str], number: int) -> Row:
     for column, cell in enumerate(cells, start=1):
         try:
             actions += [parse(cell.strip())] if cell.strip() else []
-        except Mistake as error:
-            raise Mistake(f"row {number}, cell {column}: {error}") from None
+        except UserError as error:
+            raise UserError(f"row {number}, cell {column}: {error}") from None
     if not actions:
-        raise Mistake(f"row {number} has no action; each row is a rank, drop it")
+        raise UserError(f"row {number} has no action; each row is a rank, drop it")
     return tuple(actions)
 
 
 def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the rank of each stage by micro-batch, from the forwards; ``Mistake`` if one is missing."""
+    """Return the rank of each stage by micro-batch, from the forwards; ``UserError`` if one is missing."""
     rank_of_forward = {
         part: rank for rank, row in enumerate(rows) for action in row for part in parts(action) if part[0] == "F"
     }
     if not rank_of_forward:
-        raise Mistake("no row has a forward; write F0.0 for stage 0, micro-batch 0")
+        raise UserError("no row has a forward; write F0.0 for stage 0, micro-batch 0")
     stages = range(1 + max(stage for _, stage, _ in rank_of_forward))
     micro_batches = range(1 + max(micro_batch for *_, micro_batch in rank_of_forward))
     missing = next(
@@ -73,5 +73,5 @@ def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
     )
     if missing is not None:
         counts = f"{len(stages)} stages and {len(micro_batches)} micro-batches"
-        raise Mistake(f"{named(('F', *missing))} never runs, though other rows have {counts}; add it")
+        raise UserError(f"{named(('F', *missing))} never runs, though other rows have {counts}; add it")
     return tuple(tuple(rank_of_forward["F", stage, i] for stage in stages) for i in micro_batches)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.layout.schedule.action import Kind, named
 from fivefold.layout.schedule.columns import KINDS, Columns, Needs, needs_of
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.schedule.columns import Ints
@@ -55,7 +55,7 @@ class Order(NamedTuple):
 
 
 def order(columns: Columns, *, stages: int) -> Order:
-    """Find the order: run each rank until it must wait, resume it when that part is done; ``Mistake`` on deadlock."""
+    """Find the order: run each rank until it must wait, resume it when that part is done; ``UserError`` on deadlock."""
     import numpy as np
 
     needs = needs_of(columns, stages=stages)
@@ -137,7 +137,7 @@ def _distinct(codes: Ints) -> tuple[Ints, Ints]:
     return values, number[codes]
 
 
-def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> Mistake:
+def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> UserError:
     """Describe the deadlock of a table; ``stuck``: the actions at which ranks wait."""
 
     def waits(at: int) -> str:
@@ -146,4 +146,4 @@ def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray,
 
     lines = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {waits(at)}" for at in stuck)
     suffix = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
-    return Mistake(f"deadlock: {', '.join(lines[:3])}{suffix}; reorder one of them")
+    return UserError(f"deadlock: {', '.join(lines[:3])}{suffix}; reorder one of them")

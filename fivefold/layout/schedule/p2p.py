@@ -50,7 +50,7 @@ def links(table: Table) -> tuple[tuple[str, int, int], ...]:
 
 
 def p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
-    """Return the actions of ``rank`` with its messages; ``Mistake`` if the table deadlocks."""
+    """Return the actions of ``rank`` with its messages; ``UserError`` if the table deadlocks."""
     row = table.rows[rank]
     return tuple(map(P2PStep, row, _receives_to_post(table, rank=rank), _sends_to_wait(table, rank=rank)))
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from fivefold.layout.schedule.action import Part, named, parts
 from fivefold.layout.schedule.columns import Columns, Row, columns_of
 from fivefold.layout.schedule.order import Order, order
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 Path = tuple[int, ...]
 
@@ -58,24 +58,24 @@ class Table:
 
     @cached_property
     def order(self) -> Order:
-        """Return the topological order of all actions; on deadlock a ``Mistake`` names the ranks that wait."""
+        """Return the topological order of all actions; on deadlock a ``UserError`` names the ranks that wait."""
         return order(self.columns, stages=self.stages)
 
 
 def check(table: Table) -> None:
-    """Raise ``Mistake`` unless each F, B and W runs once, on the rank of its stage, without deadlock."""
+    """Raise ``UserError`` unless each F, B and W runs once, on the rank of its stage, without deadlock."""
     rank_of_part: dict[Part, int] = {}
     for rank, row in enumerate(table.rows):
         for part in (part for action in row for part in parts(action)):
             _, stage, micro_batch = part
             if part in rank_of_part:
-                raise Mistake(f"{named(part)} runs on rank {rank_of_part[part]} and again on rank {rank}; keep one")
+                raise UserError(f"{named(part)} runs on rank {rank_of_part[part]} and again on rank {rank}; keep one")
             if stage >= table.stages or micro_batch >= table.micro_batches:
                 limit = f"{table.stages} stages and {table.micro_batches} micro-batches"
-                raise Mistake(f"{named(part)} on rank {rank} is beyond {limit}, counted from 0; drop it")
+                raise UserError(f"{named(part)} on rank {rank} is beyond {limit}, counted from 0; drop it")
             stage_rank = table.paths[micro_batch][stage]
             if rank != stage_rank:
-                raise Mistake(
+                raise UserError(
                     f"{named(part)} runs on rank {rank}, but rank {stage_rank} holds its stage; move it there"
                 )
             rank_of_part[part] = rank
@@ -83,5 +83,5 @@ def check(table: Table) -> None:
         for stage, rank in enumerate(path):
             for part in (("F", stage, micro_batch), ("B", stage, micro_batch), ("W", stage, micro_batch)):
                 if part not in rank_of_part:
-                    raise Mistake(f"{named(part)} never runs; add it to rank {rank}")
+                    raise UserError(f"{named(part)} never runs; add it to rank {rank}")
     _ = table.order

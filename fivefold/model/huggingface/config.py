@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 
 from fivefold.bounded_types import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 
 Layer = Annotated[int, Field(ge=0, le=2**12)]
 Flag = Annotated[int, Field(ge=0, le=1)]
@@ -102,6 +102,6 @@ class Config(Record):
     qk_rope_head_dim: HeadDim = 1
     v_head_dim: HeadDim = 1
 
-    def mistake(self, what: str) -> Mistake:
-        """Make the one-line ``Mistake`` for a feature or value that ``Model`` cannot represent."""
-        return Mistake(f"{self.name}: {what}")
+    def mistake(self, what: str) -> UserError:
+        """Make the one-line ``UserError`` for a feature or value that ``Model`` cannot represent."""
+        return UserError(f"{self.name}: {what}")

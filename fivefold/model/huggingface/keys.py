@@ -1,7 +1,7 @@
 """The keys of a Hugging Face ``config.json``: which ones a family reads, and how all others are handled.
 
     Family.keys        read by the family's code and by us: a field of ``Config``
-    Family.supported   read by the family's code, but only some values are supported: ``Mistake`` for others
+    Family.supported   read by the family's code, but only some values are supported: ``UserError`` for others
     HARMLESS           not read by the family's code and does not change logits: ignored; other unread keys: a warning
 
 Source: transformers 5.23, against which ``tests/model/huggingface/test_keys.py`` checks every key of every family.
@@ -14,7 +14,7 @@ from typing import Any
 
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 UNREAD = "unread_rotary_factor"
 EVERY_FAMILY = {
@@ -41,10 +41,10 @@ _STARTS = ("_", "summary_", "unsloth_")
 
 
 def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[str, Any]:
-    """Return the fields of ``Config`` that the keys of a family set; ``Mistake`` for a value that is not supported."""
+    """Return the fields of ``Config`` that the keys of a family set; ``UserError`` for an unsupported value."""
     for key, supported in {**EVERY_FAMILY, **family.supported}.items():
         if key in values and not any(values[key] == neutral for neutral in supported.values):
-            raise Mistake(
+            raise UserError(
                 f"{name}: {key}={values[key]!r} needs {supported.operation}, which is not supported; "
                 f"remove it or give {key}={supported.values[0]!r}"
             )
@@ -54,7 +54,7 @@ def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[st
         if key not in values:
             continue
         if field in fields and fields[field] != values[key]:
-            raise Mistake(
+            raise UserError(
                 f"{name}: {given_by[field]}={fields[field]!r} and {key}={values[key]!r} are one key of "
                 f"{family.model_type}; give one"
             )

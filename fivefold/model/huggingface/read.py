@@ -1,6 +1,6 @@
 """Read a Hugging Face ``config.json`` as a ``Model``: find its family, and let that family's record read it.
 
-A config with a feature that ``Model`` cannot represent raises ``Mistake``.
+A config with a feature that ``Model`` cannot represent raises ``UserError``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fivefold.model.huggingface.keys import describe_quantization, list_unread, 
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 _LINEAR = "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained"
 # Common architectures that are not supported, by class and by model_type, and the feature that is missing.
@@ -29,7 +29,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     """Build the model that a ``config.json`` describes.
 
     ``config``: the file's dictionary, of any transformers version; ``name``: the model's name in messages.
-    Raises ``Mistake`` for an unknown architecture or an unsupported feature.
+    Raises ``UserError`` for an unknown architecture or an unsupported feature.
     """
     text = text_of(config, name=name)
     model = text.family.to_model(read_config(text.values, family=text.family, name=name))
@@ -37,7 +37,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
 
 
 def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
-    """Read the keys of ``family`` over its defaults; a ``Mistake`` names a key that is not supported."""
+    """Read the keys of ``family`` over its defaults; a ``UserError`` names a key that is not supported."""
     given = read_fields(values, family=family, name=name)
     if given.get("rope_parameters", {}) is None:  # null: use the family's default
         del given["rope_parameters"]
@@ -79,7 +79,7 @@ class Text(NamedTuple):
 
 
 def text_of(config: dict[str, Any], *, name: str) -> Text:
-    """Find the text model of ``config``, in a multimodal one under ``text_config``; ``Mistake`` if not supported."""
+    """Find the text model of ``config``, in a multimodal one under ``text_config``; ``UserError`` if not supported."""
     kind = _model_type(config, name=name)
     if kind in FAMILIES:
         family, model_type = FAMILIES[kind], config.get("model_type")
@@ -90,10 +90,10 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     wrapper = WRAPPERS[kind]
     values = config.get("text_config", config if wrapper.flat else None)
     if not isinstance(values, dict):
-        raise Mistake(f"{name}: a multimodal config without a text_config table")
+        raise UserError(f"{name}: a multimodal config without a text_config table")
     model_type = values.get("model_type", wrapper.text)
     if model_type not in (wrapper.text, kind):
-        raise Mistake(
+        raise UserError(
             f"{name}: its text model is {reprlib.repr(model_type)}; of {wrapper.architecture} {wrapper.text} is read"
         )
     tied = config.get("tie_word_embeddings", wrapper.tied)  # the outer key alone is read, except in old files
@@ -103,7 +103,7 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
 
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:
-    """Find the family, from ``architectures`` if given, else from ``model_type``; ``Mistake`` if the two contradict.
+    """Find the family, from ``architectures`` if given, else from ``model_type``; ``UserError`` if the two contradict.
 
     transformers builds the class of ``model_type``. A type that it does not know belongs to remote code, which may be a
     known architecture under another name.
@@ -117,9 +117,9 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
     else:
         wanted, known = str(config.get("model_type")), {kind: kind for kind in classes}
     if wanted in LACKS:
-        raise Mistake(f"{name}: architecture {wanted!r} is not read: {LACKS[wanted]}")
+        raise UserError(f"{name}: architecture {wanted!r} is not read: {LACKS[wanted]}")
     if wanted not in known:
-        raise Mistake(
+        raise UserError(
             f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(classes)} is "
             f"{_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
         )
@@ -127,7 +127,7 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
     if given is None or classes.get(str(given)) == classes[family]:
         return str(given or family)
     if str(given) in MODEL_TYPES | classes.keys() or family in WRAPPERS:
-        raise Mistake(
+        raise UserError(
             f"{name}: model_type {reprlib.repr(given)} is not that of {wanted}, and transformers builds the class of "
             f"model_type; if the file is one of {wanted}, give model_type {family!r}"
         )

@@ -12,7 +12,7 @@ from typing import Any
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.keys import list_unread
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 # Fields of ``Config`` that determine which weights a model has.
 _SHAPE = """
@@ -27,17 +27,17 @@ SHAPE_FIELDS = frozenset(_SHAPE.split())
 
 
 def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
-    """Raise a ``Mistake`` if a config of an unknown ``model_type`` does not give its full shape."""
+    """Raise a ``UserError`` if a config of an unknown ``model_type`` does not give its full shape."""
     kind = reprlib.repr(values.get("model_type"))
     known = f"or give model_type {family.model_type!r}, if it is one"
     if missing := [key for field, key in _missing_fields(values, family=family) if field in SHAPE_FIELDS]:
-        raise Mistake(
+        raise UserError(
             f"{name}: model_type {kind} is not known, nor what its missing keys mean; to read it as "
             f"{family.architecture} give {', '.join(missing)}; {known}"
         )
     if unread := list(list_unread(values, family=family)):
         unread_text = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in unread)
-        raise Mistake(
+        raise UserError(
             f"{name}: model_type {kind} is not known, and {family.architecture} has no {unread_text}, which may change "
             f"the model; remove what changes nothing, {known}"
         )

@@ -96,7 +96,7 @@ def read_rope_by_layers(config: Config) -> dict[str, Any]:
 
 
 def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a family that rotates full heads; ``Mistake`` for a partial factor together with scaling."""
+    """Return the fields of a family that rotates full heads; ``UserError`` for a partial factor with scaling."""
     fraction = given.partial_rotary_factor
     fraction = config.unread_rotary_factor if fraction is None else fraction
     if scaling is not None and fraction != 1:

@@ -72,7 +72,7 @@ def parts(
 
     ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
     in every published file (``rope_interleave``). ``copies``: also the copies of embedding and head in
-    modules of multi-token prediction, which share them. Raises ``Mistake`` for a family whose names are unknown.
+    modules of multi-token prediction, which share them. Raises ``UserError`` for a family whose names are unknown.
     """
     if family not in FAMILIES:
         raise nearest(family, list(FAMILIES), kind="family of weights")

@@ -17,7 +17,7 @@ from fivefold.model.huggingface.read import from_config
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA, MTP, ModelShape, MoE, RopeScaling
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, difference
+from fivefold.record import UserError, difference
 
 ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields that only rotary layers use
 # Families that most software can read are tried first, then the others in the order of the registry.
@@ -25,13 +25,13 @@ COMMON = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox", "starcoder2"
 
 
 def to_config(model: Model) -> dict[str, Any]:
-    """Return the ``config.json`` of ``model`` in a family with the same computation; ``Mistake`` if there is none."""
+    """Return the ``config.json`` of ``model`` in a family with the same computation; ``UserError`` if there is none."""
     nearest, fewest = "", None
     for family in _list_candidates(model):
         config = write_config(model, family)
         try:
             written_model = from_config(config, name=model.name)
-        except Mistake as refusal:
+        except UserError as refusal:
             nearest = nearest or f"; the nearest, {family.model_type}, has {refusal}"
             continue
         field_difference = differs(written_model, model)
@@ -40,7 +40,7 @@ def to_config(model: Model) -> dict[str, Any]:
         if fewest is None or _count_differences(written_model, model) < fewest:
             fewest = _count_differences(written_model, model)
             nearest = f"; the nearest, {family.model_type}, has {field_difference}"
-    raise Mistake(f"model {model.name!r}: no family of Hugging Face holds it{nearest}")
+    raise UserError(f"model {model.name!r}: no family of Hugging Face holds it{nearest}")
 
 
 def _list_candidates(model: Model) -> Iterator[Family]:

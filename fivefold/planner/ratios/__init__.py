@@ -22,7 +22,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.ratios import exchanges
 from fivefold.planner.ratios.exchanges import Exchange
-from fivefold.record import Mistake, explain
+from fivefold.record import UserError, explain
 from fivefold.results.balance import Axis, Degree, Ratios, Sizing
 
 
@@ -53,7 +53,7 @@ QUESTIONS = (
 
 
 def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
-    """Each axis varied alone, the others as in ``layout``. A ``Mistake`` if model, job or machine refuse ``layout``."""
+    """Each axis varied alone, the others as in ``layout``. ``UserError`` if model, job or machine refuse ``layout``."""
     layout = layout or Layout()
     refuse(layout, model=model, job=job, machine=machine)
     routed = model.is_moe(model.layers - 1)
@@ -86,7 +86,7 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
                 found.append(_degree(question, legal, question.exchange(model, job, legal), machine))
             except ValidationError as error:
                 refused = refused or explain(error, Layout)
-            except Mistake as error:
+            except UserError as error:
                 refused = refused or str(error)
         if found:
             degrees.append(max(found, key=lambda degree: degree.flops_per_byte / degree.balance))
@@ -112,11 +112,11 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
 def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     """Expert width F and top-k k at which R + k·2·j·D·F FLOPs per token hide the all-to-alls' k·D·(g+w) bytes.
 
-    j: matmuls per expert; R: the layer's other FLOPs per token. A ``Mistake`` if the model has no experts.
+    j: matmuls per expert; R: the layer's other FLOPs per token. A ``UserError`` if the model has no experts.
     """
     moe = model.moe
     if moe is None or not model.is_moe(model.layers - 1):
-        raise Mistake(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
+        raise UserError(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
     layer = exchanges.commonest_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)

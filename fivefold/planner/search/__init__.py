@@ -35,7 +35,7 @@ from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.why import whys
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.record import Mistake, StopSignal
+from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Aim, By
 from fivefold.results.search_result import NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.stack.spec import Reduce
@@ -72,7 +72,7 @@ def search(
     ``improved``: told each better layout and its score. ``risk``: the probability of running out of memory up to which
     a layout fits; with ``tight`` the best of the tight ones beyond it is found too, if it beats those that fit.
     ``using`` as in ``fitting``.
-    Interrupted once it knows a layout, it returns the best so far. A ``Mistake`` if no layout is legal.
+    Interrupted once it knows a layout, it returns the best so far. A ``UserError`` if no layout is legal.
     """
     begin = time.perf_counter()
     spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
@@ -125,13 +125,13 @@ def _all_spaces(
     worlds: Sequence[int],
     **narrowed: Any,
 ) -> list[tuple[Job, Space]]:
-    """The layouts of every job and number of ranks; a ``Mistake`` if there is none."""
+    """The layouts of every job and number of ranks; a ``UserError`` if there is none."""
     validate_job(model, job)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
     if not any(space.layouts for _, space in spaces):
-        raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
+        raise UserError(_no_layout(model, machine, job, worlds=worlds, **narrowed))
     return spaces
 
 

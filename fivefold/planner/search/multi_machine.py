@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.search import search
 from fivefold.planner.whole_run import whole_run
-from fivefold.record import Mistake, StopSignal
+from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Goal
 from fivefold.results.whole_run import Offer, Offers
 from fivefold.step import FITS_RISK
@@ -58,7 +58,7 @@ def across(
     risk: float = FITS_RISK,
     done: Done = lambda _: None,
 ) -> Offers:
-    """Every choice and size as an offer, the best first. A ``Mistake`` names machines that lack a price, or watts."""
+    """Every choice and size as an offer, the best first. A ``UserError`` names machines that lack a price, or watts."""
     _check([choice.machine for choice in choices], by)
 
     def offer(machine: Machine, ranks: int) -> Offer:
@@ -86,10 +86,10 @@ def _check(machines: Sequence[Machine], by: Goal) -> None:
     dear = list(dict.fromkeys(each.name for each in machines if by == "cost" and each.dollars_per_rank_hour is None))
     if dear:
         give = " ".join(f"--price {name.split()[0]}=2.2/h" for name in dear)
-        raise Mistake(f"--by cost: {', '.join(dear)} {'has' if len(dear) == 1 else 'have'} no price; give {give}")
+        raise UserError(f"--by cost: {', '.join(dear)} {'has' if len(dear) == 1 else 'have'} no price; give {give}")
     dark = list(dict.fromkeys(each.name for each in machines if by == "energy" and each.chip.power_watts is None))
     if dark:
-        raise Mistake(
+        raise UserError(
             f"--by energy: the watts of {', '.join(dark)} are not known; write such as '{dark[0]}:8 watts=300'"
         )
 
@@ -99,7 +99,7 @@ def _offer(
 ) -> Offer:
     try:
         found = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
-    except Mistake as mistake:
+    except UserError as mistake:
         return Offer(machine=machine.name, ranks=machine.ranks, refused=str(mistake))
     if found.stopped:  # of one machine: then the others are not searched either
         raise StopSignal("SIGINT")

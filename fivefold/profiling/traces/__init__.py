@@ -20,7 +20,7 @@ from fivefold.profiling.traces.critical_path import EndOrder, Segment, arrivals,
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.profiling.traces.matching import match, starts_of, waits
 from fivefold.profiling.traces.rank_trace import Window
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.trace_report import Piece
 from fivefold.results.trace_report import MessageLine, TraceReport
 
@@ -58,7 +58,7 @@ def read(
 
     ``step``: only the ProfilerStep of this number. ``top``: the largest number of kernels that are listed. ``machine``:
     the machine whose links messages are compared with. ``axes``: the axes of a layout, by the members of their groups.
-    Raises ``Mistake`` for files that are no traces, or not of one job.
+    Raises ``UserError`` for files that are no traces, or not of one job.
     """
     job = read_traces(paths, progress=progress)
     matched = match(job)
@@ -101,7 +101,7 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
     shared = set.intersection(*numbers)
     if step is not None and step not in shared:
         shared_steps = ", ".join(map(str, sorted(shared)[:12])) or "none"
-        raise Mistake(f"--step {step}: no such ProfilerStep on every rank; they share: {shared_steps}")
+        raise UserError(f"--step {step}: no such ProfilerStep on every rank; they share: {shared_steps}")
     if not shared:
         if any(numbers):
             job.remarks.append("no ProfilerStep is on every rank: all of each trace is taken as one step")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fivefold.layout.mesh import members
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.step_comparison import Row, Unit
 from fivefold.results.trace_report import MessageLine, TraceReport
 from fivefold.step import Step, Traffic, sent_bytes
@@ -37,12 +37,12 @@ def axes_of(layout: Layout) -> dict[tuple[int, ...], str]:
 
 
 def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]) -> list[Row]:
-    """Return a row for each quantity that both have; raises ``Mistake`` if the numbers of ranks differ.
+    """Return a row for each quantity that both have; raises ``UserError`` if the numbers of ranks differ.
 
     ``messages``: the messages of one rank.
     """
     if predicted.world != report.world:
-        raise Mistake(
+        raise UserError(
             f"--against a layout of {predicted.world} ranks, but the traces are of {report.world}; "
             "name the layout that ran"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from fivefold.bounded_types import RANKS
 from fivefold.profiling.traces.rank_trace import RankTrace, rank_trace
 from fivefold.profiling.traces.recording import Recording, ranks_in, record
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.units import MIB, show_seconds
 
 SUFFIXES = (".json", ".json.gz")
@@ -41,7 +41,7 @@ class JobTraces:
 
 
 def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> JobTraces:
-    """Read files and folders of traces of one job; raises ``Mistake`` if they hold none, or traces of two jobs."""
+    """Read files and folders of traces of one job; raises ``UserError`` if they hold none, or traces of two jobs."""
     remarks: list[str] = []
     recordings: list[Recording] = []
     files = _files(paths)
@@ -50,12 +50,12 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
         report = partial(_report, progress, path.name, before=sum(sizes[:index]), total=sum(sizes))
         try:
             recordings.append(record(path, report=report))
-        except Mistake as error:
+        except UserError as error:
             if named:
                 raise
             remarks.append(f"left out: {str(error).replace(f'{path}', path.name)}")
     if not recordings:
-        raise Mistake(f"{paths[0]}: no trace of PyTorch's profiler in it; {'; '.join(remarks[:2]) or 'it is empty'}")
+        raise UserError(f"{paths[0]}: no trace of PyTorch's profiler in it; {'; '.join(remarks[:2]) or 'it is empty'}")
     ranks = _by_rank(recordings, remarks)
     world = _one_job(ranks, remarks)
     rank_traces = [rank_trace(recording, rank=rank) for rank, recording in sorted(ranks.items())]
@@ -77,7 +77,7 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
         if path.is_dir():
             files_inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
             if not files_inside:
-                raise Mistake(f"{path}: holds no .json or .json.gz; name trace files or their folder")
+                raise UserError(f"{path}: holds no .json or .json.gz; name trace files or their folder")
             files += [(file, False) for file in files_inside]
         else:
             files.append((path, True))
@@ -96,7 +96,7 @@ def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]
                 remarks.append(f"{recording.path.name} says no rank: taken as rank {rank}, by its place")
         if rank in ranks:
             both = f"{ranks[rank].path} and {recording.path}"
-            raise Mistake(f"{both} are both of rank {rank}; give the traces of one job, one of each rank")
+            raise UserError(f"{both} are both of rank {rank}; give the traces of one job, one of each rank")
         ranks[rank] = recording
     return ranks
 
@@ -113,14 +113,14 @@ def _info(found: Recording) -> dict[str, object]:
 
 
 def _one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
-    """Return the world size; raises ``Mistake`` if the files cannot be of one run."""
+    """Return the world size; raises ``UserError`` if the files cannot be of one run."""
     worlds = {rank: size for rank, recording in ranks.items() if (size := _count(recording, "world_size"))}
     first = next(iter(ranks.values()))
     for rank, recording in ranks.items():
         if recording.on_gpu != first.on_gpu:
-            raise Mistake(f"{first.path} and {recording.path} are of two jobs: one ran on GPUs, the other on CPUs")
+            raise UserError(f"{first.path} and {recording.path} are of two jobs: one ran on GPUs, the other on CPUs")
         if worlds.get(rank, size := next(iter(worlds.values()), 0)) != size:
-            raise Mistake(f"{first.path} and {recording.path} are of two jobs, of {size} and {worlds[rank]} ranks")
+            raise UserError(f"{first.path} and {recording.path} are of two jobs, of {size} and {worlds[rank]} ranks")
     _refuse_other_times(list(ranks.values()))
     world = max([*worlds.values(), max(ranks) + 1, 1])
     missing = world - len(ranks)
@@ -142,7 +142,7 @@ def _refuse_other_times(found: list[Recording]) -> None:
     begins, ends = max(spans, key=lambda span: span[0]), min(spans, key=lambda span: span[1])
     gap_ns = begins[0] - ends[1]
     if gap_ns > SLACK:
-        raise Mistake(
+        raise UserError(
             f"{ends[2]} and {begins[2]} are of two runs: {show_seconds(gap_ns / 1e9)} lie between them; "
             "give traces of one"
         )

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fivefold.bounded_file import open_stream
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 CHUNK = 1 << 20  # bytes that are read at once
 LONGEST = 16 << 20  # characters of one value
@@ -53,9 +53,9 @@ class JsonStream:
             zipped = self._source.peek(2)[:2] == b"\x1f\x8b"
         except OSError as error:
             self._opened.close()
-            raise Mistake(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+            raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
         except ValueError as error:  # a file name with a null byte
-            raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
+            raise UserError(f"{str(path)!r}: is not a name of a file: {error}") from None
         self._file: Any = gzip.GzipFile(fileobj=self._source) if zipped else self._source
 
     def __enter__(self) -> Self:
@@ -70,10 +70,10 @@ class JsonStream:
         return self._source.raw.tell() if self._source.seekable() else 0
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield every event; raises ``Mistake`` if the file is empty or holds no list of events."""
+        """Yield every event; raises ``UserError`` if the file is empty or holds no list of events."""
         opening = self._peek()
         if not opening:
-            raise Mistake(f"{self.path}: is empty{f' ({self.cut})' if self.cut else ''}; take another trace")
+            raise UserError(f"{self.path}: is empty{f' ({self.cut})' if self.cut else ''}; take another trace")
         if opening == "[":
             yield from self._items()
             return
@@ -88,7 +88,7 @@ class JsonStream:
         except Broken:
             self.cut = self.cut or "from some place on it is no JSON"
         if not has_events:
-            raise Mistake(f"{self.path}: holds no traceEvents, so it is no trace of PyTorch's profiler{self._why()}")
+            raise UserError(f"{self.path}: holds no traceEvents, so it is no trace of PyTorch's profiler{self._why()}")
 
     def _why(self) -> str:
         return f"; {self.cut}" if self.cut else ""
@@ -96,7 +96,7 @@ class JsonStream:
     def _keys(self) -> Iterator[str]:
         """Yield the keys of the outermost object; the caller reads the value after each key."""
         if self._peek() != "{":
-            raise Mistake(f"{self.path}: is no JSON, so it is no trace of PyTorch's profiler")
+            raise UserError(f"{self.path}: is no JSON, so it is no trace of PyTorch's profiler")
         self._at += 1
         while self._peek() not in ("}", ""):
             key = self._value()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fivefold.profiling.traces.categories import category, communicates
 from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, union
 from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, Message, Recording
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.trace_report import Category
 
 WRAPPERS = {"autograd", "torch", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "profiler"}
@@ -91,7 +91,7 @@ def rank_trace(found: Recording, *, rank: int) -> RankTrace:
     """Classify the rows of a recording."""
     rows = _gpu_rows(found) if found.on_gpu else _cpu_rows(found)
     if not len(rows):
-        raise Mistake(f"{found.path}: holds no operator that computes; record whole steps with torch.profiler")
+        raise UserError(f"{found.path}: holds no operator that computes; record whole steps with torch.profiler")
     rows = rows[np.argsort(found.start[rows], kind="stable")]
     does = _does(found, rows)
     launch = _launches(found, rows) if found.on_gpu else found.start[rows]

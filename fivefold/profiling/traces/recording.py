@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fivefold.profiling.traces.json_stream import JsonStream
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 KERNEL, COPY, LAUNCH, OPERATOR, ANNOTATION = range(5)
 KINDS = {
@@ -133,7 +133,7 @@ class _Columns:
 
 
 def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> Recording:
-    """Read a trace file; raises ``Mistake`` if it is no trace, or holds neither a kernel nor an operator.
+    """Read a trace file; raises ``UserError`` if it is no trace, or holds neither a kernel nor an operator.
 
     ``report`` is called with the bytes read so far.
     """
@@ -148,7 +148,7 @@ def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> R
     kind = np.frombuffer(columns.kind, np.int8)
     if not np.isin(kind, (KERNEL, OPERATOR)).any():
         cut = f" before its cut ({stream.cut})" if stream.cut else ""
-        raise Mistake(f"{path}: holds no kernel and no operator{cut}; record with torch.profiler, CPU and CUDA")
+        raise UserError(f"{path}: holds no kernel and no operator{cut}; record with torch.profiler, CPU and CUDA")
     name, lane, correlation, start, duration = (
         np.frombuffer(column, np.int64)
         for column in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, ticks, time_unit
 from fivefold.rendering.drawing.svg import element, joined, percent
@@ -45,7 +45,7 @@ def picture(
 def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> PictureFile:
     """Return the chart of a rank of a step as a file; ``drawn``: which part of the step it shows."""
     if not levels:
-        raise Mistake("no memory over time; there is nothing to draw")
+        raise UserError("no memory over time; there is nothing to draw")
     return PictureFile(
         title=finding(levels, rank=rank, capacity_bytes=capacity_bytes),
         lines=(f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}", drawn),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
 from fivefold.rendering.drawing.svg import element, joined, percent
@@ -68,7 +68,7 @@ def draw_file(
 ) -> PictureFile:
     """Return the chart of a step as a file; ``drawn``: which part of the step it shows (``pipeline.remark``)."""
     if not rows or not all(rows):
-        raise Mistake("no rank does anything; there is nothing to draw")
+        raise UserError("no rank does anything; there is nothing to draw")
     stages = pp or len(rows)
     has_paler = any(block.chunk for row in rows for span in row for block in blocks(span, pp=stages))
     title = finding(step.time, rows)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, ink
 from fivefold.rendering.sweep.panels import Panel, beside, stacked
@@ -52,7 +52,7 @@ def after(name: str, ranks: int) -> Buffers:
 def chart(ranks: int = 4) -> Chart:
     """Draw each collective in a panel: ranks as columns, before on the left, after on the right."""
     if not 2 <= ranks <= MOST:
-        raise Mistake(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MOST}")
+        raise UserError(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MOST}")
     panels = [
         Panel(
             f"{name}: each rank sends {_share(name, ranks)}", beside_each_other(before(name, ranks), after(name, ranks))

@@ -71,7 +71,7 @@ SHOWN = ("fp32", "tf32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "fp4 e2m1")
 
 
 def named(names: Sequence[str]) -> list[Format]:
-    """Return the formats; raise ``Mistake`` for one that is not known."""
+    """Return the formats; raise ``UserError`` for one that is not known."""
     for name in names:
         if name not in FORMATS:
             raise nearest(name, list(FORMATS), kind="format")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.palette import RULE, SERIES, ink
 from fivefold.rendering.sweep.panels import Panel, beside
@@ -32,7 +32,7 @@ def work(*, ranks: int, zigzag: bool) -> list[float]:
 def chart(ranks: int = 4) -> Chart:
     """Draw queries down and keys across, in the colour of the query's rank."""
     if not 2 <= ranks <= MOST:
-        raise Mistake(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MOST}")
+        raise UserError(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MOST}")
     plain, zigzag = (work(ranks=ranks, zigzag=is_zigzag) for is_zigzag in (False, True))
     panels = [
         Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, in_zigzag))

@@ -10,7 +10,7 @@ from math import log
 from typing import Any
 
 from fivefold.machine.spec import Chip
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair, _colour, _finish
 from fivefold.rendering.palette import BLUE, LIMIT, ORANGE, TEXT
 from fivefold.step import Operation, Step
@@ -28,7 +28,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     ridge = peak / bandwidth
     values = _named(_value(op, ridge=ridge) for op in _distinct(step) if op.causal_flops and op.moved_bytes)
     if not values:
-        raise Mistake(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
+        raise UserError(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
     low = min([ridge / 12, *(dot["intensity"] / 1.5 for dot in values)])
     high = max([ridge * 4, *(dot["intensity"] * 3.4 for dot in values)])
     floor = min(min(dot["rate"] for dot in values) / 2, low * bandwidth)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fivefold.job import Job
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.question import describe_job
 from fivefold.results.sweep_row import Row
 from fivefold.units import byte_unit, show_count
@@ -84,7 +84,7 @@ def describe_rows(rows: Sequence[Row]) -> str:
     fields = ("sequence", "global_batch", "precision", "stack")
     try:
         jobs = [Job.read(dict(zip(fields, row_setting, strict=True)), origin="row") for row_setting in settings]
-    except Mistake:  # a custom precision or stack
+    except UserError:  # a custom precision or stack
         return fixed(rows)
     return " · ".join(filter(None, (shared_text, describe_job(*jobs, open_fields=("optimizer.kind",)))))
 

@@ -63,7 +63,7 @@ class Saver:
         self._underway = self._thread.submit(self._write, self._copy, checkpoint, copy_done)
 
     def wait(self) -> Path | None:
-        """Wait for a running save; return the newest checkpoint. Raises ``Fault`` on all ranks if the save failed."""
+        """Wait for a running save; return the newest checkpoint. Raises ``RunFailure`` on all ranks if it failed."""
         if self._underway is not None:
             pending, self._underway = self._underway, None
             self.newest = pending.result()

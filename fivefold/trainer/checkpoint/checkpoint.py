@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Fault, Mistake, difference
+from fivefold.record import RunFailure, UserError, difference
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, File, Progress, latest, read
@@ -82,7 +82,7 @@ def write(
     """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
 
     A failure, such as a full disk or kill -9, leaves earlier checkpoints intact; an error on one rank raises the same
-    ``Fault`` on all. ``group``: a process group of all ranks for the collectives here, if not the
+    ``RunFailure`` on all. ``group``: a process group of all ranks for the collectives here, if not the
     default group of the training.
     """
     final, temporary = directory / folder.named(checkpoint.progress.step), None
@@ -101,7 +101,7 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
         last_good = latest(directory)
         rest = f"the last good checkpoint is {last_good}" if last_good else "there is no checkpoint before it"
-        raise Fault(f"{final}: cannot be written: {_reason(error)}{sizes}; {rest}") from None
+        raise RunFailure(f"{final}: cannot be written: {_reason(error)}{sizes}; {rest}") from None
     return final
 
 
@@ -118,7 +118,7 @@ def unsaid(path: Path, progress: Progress) -> list[str]:
 def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
     """Restore weights, moments and random state from ``path``, written under any layout.
 
-    Raises ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
+    Raises ``UserError`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
     tokenizer or text than ``index``, or if ``job`` would read its data in another order. Random states are restored
     only if world size and device type are the same.
     """
@@ -134,7 +134,7 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     try:
         load_tensors({**_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
     except (OSError, RuntimeError, CheckpointException) as error:
-        raise Fault(f"{path}: cannot be restored: {_reason(error)}") from None
+        raise RunFailure(f"{path}: cannot be restored: {_reason(error)}") from None
     for name, state in generators.items():
         torch.cuda.set_rng_state(state, ranks.device) if name.endswith("/cuda") else torch.set_rng_state(state)
     if built.scaler is not None and scaler:
@@ -172,19 +172,19 @@ def _written_files(temporary: Path, *, rank: int) -> list[File]:
 
 
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
-    """Raise ``Mistake`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
+    """Raise ``UserError`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
     if mismatch := difference(checkpoint.model, model, skip=("name", "source")):
-        raise Mistake(f"{path}: is of another model, with {mismatch}; give that model or start a new run")
+        raise UserError(f"{path}: is of another model, with {mismatch}; give that model or start a new run")
     if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):
-        raise Mistake(
+        raise UserError(
             f"{path}: holds moments of optimizer.kind={old}, which {new} cannot go on with; set optimizer.kind={old} "
             f"or start a new run"
         )
     for name in ("sequence", "global_batch", "ramp", "seed"):
         old, new = getattr(checkpoint.job, name), getattr(job, name)
         if old != new:
-            raise Mistake(
+            raise UserError(
                 f"{path}: was trained with {name}={old}, and with {name}={new} would read its data in another order; "
                 f"set {name}={old} or start a new run"
             )
@@ -194,26 +194,26 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
 
 
 def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
-    """Raise ``Mistake`` if tokenizer or text differ. A hash missing in an older checkpoint passes (``unsaid``)."""
+    """Raise ``UserError`` if tokenizer or text differ. A hash missing in an older checkpoint passes (``unsaid``)."""
     current = {name: str(value) for name, value in origin(index).items()}
     saved = {name: str(facts.get(name, value)) for name, value in current.items()}
     if saved[TOKENIZER] != current[TOKENIZER]:
-        raise Mistake(
+        raise UserError(
             f"{path}: was trained on tokens of another tokenizer ({saved[TOKENIZER][:12]}, and these are of "
             f"{current[TOKENIZER][:12]}); prepare the corpus with that one or start a new run"
         )
     if saved[TEXT] != current[TEXT]:
-        raise Mistake(
+        raise UserError(
             f"{path}: was trained on another text ({saved[TEXT][:12]}, and the corpus is now {current[TEXT][:12]}), or "
             f"with another share of it held out; give back the text, its order and data.heldout, or start a new run"
         )
 
 
 def _check_tensors(path: Path, names: Collection[str]) -> None:
-    """Raise ``Mistake`` if a tensor in ``names`` is missing. As the model is the same, it can only be a moment."""
+    """Raise ``UserError`` if a tensor in ``names`` is missing. As the model is the same, it can only be a moment."""
     saved_names = FileSystemReader(path).read_metadata().state_dict_metadata
     if missing := sorted(name for name in names if name not in saved_names):
-        raise Mistake(
+        raise UserError(
             f"{path}: holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
             f"optimizer that it was trained with or start a new run"
         )
@@ -262,10 +262,10 @@ def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGr
     cause: Exception | None = None
     try:
         result = action()
-    except Mistake as error:
+    except UserError as error:
         failure = error
     except Exception as error:
-        failure, cause = Fault(f"rank {ranks.rank}: {_reason(error)}"), error
+        failure, cause = RunFailure(f"rank {ranks.rank}: {_reason(error)}"), error
     answers: list[Any] = [None] * ranks.world
     dist.all_gather_object(answers, (result, failure), group)
     for _, error_of_rank in answers:

@@ -22,7 +22,7 @@ from pydantic import JsonValue, NonNegativeInt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record, read_file
+from fivefold.record import Record, UserError, read_file
 
 VERSION = 1
 MANIFEST = "checkpoint.json"
@@ -169,33 +169,35 @@ def _up_to(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> Checkpoint:
-    """Read the manifest of the checkpoint ``path``; raises ``Mistake`` if missing, damaged or of a newer version."""
+    """Read the manifest of the checkpoint ``path``; raises ``UserError`` if missing, damaged or of a newer version."""
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise Mistake(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {recovery_hint(path)}")
+        raise UserError(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {recovery_hint(path)}")
     try:
         values = read_file(manifest)
-    except Mistake as error:
-        raise Mistake(f"{error}; {recovery_hint(path)}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {recovery_hint(path)}") from None
     version = values.get("version")
     if isinstance(version, int) and version > VERSION:
-        raise Mistake(f"{path}: written by a newer version {version}; this one reads up to {VERSION}; upgrade fivefold")
+        raise UserError(
+            f"{path}: written by a newer version {version}; this one reads up to {VERSION}; upgrade fivefold"
+        )
     if values.pop("digest", None) != _digest(values):
-        raise Mistake(f"{manifest}: does not hold what was written; {recovery_hint(path)}")
+        raise UserError(f"{manifest}: does not hold what was written; {recovery_hint(path)}")
     return Checkpoint.read(values, origin=str(manifest))
 
 
 def verify(path: Path, files: tuple[File, ...]) -> None:
-    """Check size and SHA-256 of ``files`` in ``path``; raises ``Mistake`` if one is missing, cut short or changed."""
+    """Check size and SHA-256 of ``files`` in ``path``; raises ``UserError`` if one is missing, cut short or changed."""
     for file in files:
         file_path, size_text = path / file.name, f"{file.size_bytes} bytes were written"
         if not file_path.is_file():
-            raise Mistake(f"{file_path}: is missing, but {size_text}; {recovery_hint(path)}")
+            raise UserError(f"{file_path}: is missing, but {size_text}; {recovery_hint(path)}")
         size = file_path.stat().st_size
         if size != file.size_bytes:
-            raise Mistake(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
+            raise UserError(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
         if File.of(file_path) != file:
-            raise Mistake(f"{file_path}: {size_text}, but it now holds others; {recovery_hint(path)}")
+            raise UserError(f"{file_path}: {size_text}, but it now holds others; {recovery_hint(path)}")
 
 
 def before(path: Path) -> Path | None:
@@ -205,6 +207,6 @@ def before(path: Path) -> Path | None:
 
 
 def recovery_hint(path: Path) -> str:
-    """Return advice about the damaged checkpoint ``path``, for the end of a ``Mistake``."""
+    """Return advice about the damaged checkpoint ``path``, for the end of a ``UserError``."""
     earlier = before(path)
     return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

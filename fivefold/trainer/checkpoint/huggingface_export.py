@@ -26,7 +26,7 @@ from fivefold.model.huggingface.tensors import Part, parts
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import layer_of, weights
-from fivefold.record import Fault, Mistake, Record
+from fivefold.record import Record, RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE
 from fivefold.trainer.checkpoint.reshard import BoxTensor
@@ -58,17 +58,17 @@ def find(source: Path) -> Path:
     for folder in (source / "checkpoints", source):
         if (newest := checkpoint_folder.latest(folder)) is not None:
             return newest
-    raise Mistake(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
+    raise UserError(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
 
 
 def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, report: Report) -> Exported:
     """Write the weights of ``checkpoint`` to the new ``folder``, in files of up to ``file_bytes`` each.
 
-    ``dtype``: bf16 or fp32; routing biases of experts stay fp32, as published. Raises ``Mistake`` if the folder exists,
-    the checkpoint is damaged or no family has this model, and ``Fault`` if writing fails.
+    ``dtype``: bf16 or fp32; routing biases of experts stay fp32, as published. Raises ``UserError`` if the folder
+    exists, the checkpoint is damaged or no family has this model, and ``RunFailure`` if writing fails.
     """
     if folder.exists():
-        raise Mistake(f"{folder}: is there already; remove it or give another folder")
+        raise UserError(f"{folder}: is there already; remove it or give another folder")
     manifest = checkpoint_folder.read(checkpoint)
     config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
     for number, file in enumerate(manifest.files):
@@ -82,7 +82,7 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if total > free:
-        raise Fault(f"{folder}: needs {show_bytes(total)}, but {show_bytes(free)} are free")
+        raise RunFailure(f"{folder}: needs {show_bytes(total)}, but {show_bytes(free)} are free")
     temporary = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
     try:
         temporary.mkdir()
@@ -90,9 +90,11 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
         os.rename(temporary, folder)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise Fault(f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); nothing is left") from None
+        raise RunFailure(
+            f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); nothing is left"
+        ) from None
     except (RuntimeError, CheckpointException) as error:
-        raise Fault(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise RunFailure(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(

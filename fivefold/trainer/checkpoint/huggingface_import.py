@@ -21,7 +21,7 @@ from fivefold.model.huggingface.read import from_config, interleaves, text_of
 from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, Part, bias_name, parts
 from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, read_file
+from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
 
@@ -61,7 +61,7 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, *, model: Model | None = None) -> Self:
-        """Map the files of ``path``; raises ``Mistake`` if ``model`` differs, or a tensor is missing or misshapen."""
+        """Map the files of ``path``; raises ``UserError`` if ``model`` differs, or a tensor is missing or misshapen."""
         config = _config(path)
         stored = from_config(config, name=path.resolve().name, source=str(path))
         text = text_of(config, name=str(path))
@@ -73,7 +73,7 @@ class Folder:
             if model.mtp is None or stored.mtp is None:  # the stored MTP modules are not read, or new ones are drawn
                 model, stored = model.replace(mtp=None), stored.replace(mtp=None)
             if mismatch := differs(stored, model):
-                raise Mistake(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
+                raise UserError(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
         wanted = list(
             parts(
                 stored,
@@ -118,14 +118,14 @@ class Folder:
         try:
             tensor: Tensor = self.tensors[part.name][slices]
         except SafetensorError as error:
-            raise Mistake(f"{self.path}: {part.name} cannot be read: {error}") from None
+            raise UserError(f"{self.path}: {part.name} cannot be read: {error}") from None
         if not isinstance(rows, range):
             tensor = tensor.index_select(part.dim, torch.tensor([row - first_row for row in rows]))
         return tensor.transpose(-1, -2) if part.transposed else tensor
 
 
 def start(path: Path, *, built: Built, model: Model) -> None:
-    """Load this rank's shards from the folder ``path``. Every rank calls it; all raise the same ``Mistake``."""
+    """Load this rank's shards from the folder ``path``. Every rank calls it; all raise the same ``UserError``."""
     on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
     for unit in built.units:
         unit.updated()
@@ -148,27 +148,27 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise Mistake(f"{path}: no such folder; give one with {CONFIG} and {SINGLE} or {INDEX}")
+        raise UserError(f"{path}: no such folder; give one with {CONFIG} and {SINGLE} or {INDEX}")
     config = read_file(path / CONFIG)
     if "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise Mistake(f"{path}: its weights are quantized ({method}); convert them to bf16 first")
+        raise UserError(f"{path}: its weights are quantized ({method}); convert them to bf16 first")
     return config
 
 
 def _files(path: Path) -> list[Path]:
-    """List the safetensors files of the folder; raises ``Mistake`` if one is missing."""
+    """List the safetensors files of the folder; raises ``UserError`` if one is missing."""
     if (path / INDEX).is_file():
         places = read_file(path / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
-            raise Mistake(f"{path / INDEX}: has no weight_map")
+            raise UserError(f"{path / INDEX}: has no weight_map")
         files = [path / str(name) for name in sorted({str(place) for place in places.values()})]
     else:
         files = [path / SINGLE]
     for file in files:
         if not file.is_file():
             reason = f"{INDEX} names it" if len(files) > 1 else f"there is no {INDEX} either"
-            raise Mistake(f"{file}: is missing, and {reason}; only safetensors are read")
+            raise UserError(f"{file}: is missing, and {reason}; only safetensors are read")
     return files
 
 
@@ -177,7 +177,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             opened: Any = safe_open(file, framework="pt")
         except SafetensorError as error:
-            raise Mistake(f"{file}: is damaged or cut short: {error}; fetch it again") from None
+            raise UserError(f"{file}: is damaged or cut short: {error}; fetch it again") from None
         for name in opened.keys():  # noqa: SIM118  not a dictionary
             yield name, opened.get_slice(name)
 
@@ -203,24 +203,24 @@ def _unwrapped_name(name: str) -> str:
 def _check(
     path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model, wrapped: bool = False
 ) -> tuple[str, ...]:
-    """Check names, shapes and dtypes; return the unused tensors that are allowed. Raises ``Mistake`` for others."""
+    """Check names, shapes and dtypes; return the unused tensors that are allowed. Raises ``UserError`` for others."""
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
-        raise Mistake(
+        raise UserError(
             f"{path}: lacks {len(missing)} of the {len(names)} tensors of its {CONFIG}, such as {missing[0]}; "
             f"it holds {len(tensors)}"
         )
     for part in wanted:
         shape, dtype = tuple(tensors[part.name].get_shape()), tensors[part.name].get_dtype()
         if shape != part.shape:
-            raise Mistake(f"{path}: {part.name} is {list(shape)}, but {list(part.shape)} by its {CONFIG}")
+            raise UserError(f"{path}: {part.name} is {list(shape)}, but {list(part.shape)} by its {CONFIG}")
         if dtype not in DTYPES:
-            raise Mistake(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
+            raise UserError(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
     spare = tuple(name for name in sorted(tensors) if name not in names)
     if unknown := [
         name for name in spare if not (_may_be_spare(name, model) or (wrapped and name.startswith(OTHER_SENSES)))
     ]:
-        raise Mistake(
+        raise UserError(
             f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}"
         )
     for head in set(HEADS).intersection(spare):
@@ -229,12 +229,12 @@ def _check(
 
 
 def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
-    """Raise a ``Mistake`` if a tied head's tensor is not the embedding's, which transformers would not tie."""
+    """Raise a ``UserError`` if a tied head's tensor is not the embedding's, which transformers would not tie."""
     embedding = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
     for start in range(0, tensors[head].get_shape()[0], ROWS):
         head_rows, embedding_rows = (tensor[start : start + ROWS] for tensor in (tensors[head], embedding))
         if not torch.equal(head_rows.to(embedding_rows.dtype), embedding_rows):
-            raise Mistake(
+            raise UserError(
                 f"{path}: {head} differs from the embedding, though its {CONFIG} ties them (tie_word_embeddings); "
                 "set that to false there"
             )

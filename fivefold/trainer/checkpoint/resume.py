@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
 from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
 from fivefold.trainer.parallel.mesh import Ranks
@@ -32,7 +32,7 @@ def _damage(path: Path, ranks: Ranks) -> str:
     """Verify this rank's share of the files; return the error in one line, or an empty string."""
     try:
         folder.verify(path, folder.read(path).files[ranks.rank :: ranks.world])
-    except Mistake as error:
+    except UserError as error:
         return "" if "written by a newer version" in str(error) else str(error)
     return ""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.units import KIB, MIB
 
 STDLIB = "stdlib"
@@ -55,7 +55,7 @@ class FileSlice:
 def list_files(corpus: str) -> list[File]:
     """List the files of ``corpus`` (``stdlib``, a file or a folder), sorted by name, without hidden ones.
 
-    Raises ``Mistake`` if there are none, they cannot be read or all are empty."""
+    Raises ``UserError`` if there are none, they cannot be read or all are empty."""
     if corpus == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         python_files = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
@@ -66,18 +66,18 @@ def list_files(corpus: str) -> list[File]:
     elif root.is_dir():
         paths = _walk(root, skip=frozenset())
     else:
-        raise Mistake(f"{corpus}: no such file or folder; the corpus is {STDLIB!r} or a path")
+        raise UserError(f"{corpus}: no such file or folder; the corpus is {STDLIB!r} or a path")
     files = [_file(path, root) for path in paths if path.suffix in SUFFIXES]
     if not files:
-        raise Mistake(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_count_suffixes(paths)}")
+        raise UserError(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_count_suffixes(paths)}")
     if not any(file.size_bytes for file in files):
-        raise Mistake(f"{corpus}: the corpus is empty: {len(files)} files of 0 bytes")
+        raise UserError(f"{corpus}: the corpus is empty: {len(files)} files of 0 bytes")
     return files
 
 
 def _walk(root: Path, *, skip: frozenset[str]) -> list[Path]:
     def refuse(error: OSError) -> None:
-        raise Mistake(f"{error.filename}: cannot be read: {error.strerror}")
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
 
     paths: list[Path] = []
     for folder, inner, names in os.walk(root, onerror=refuse):
@@ -90,9 +90,11 @@ def _file(path: Path, root: Path) -> File:
     try:
         status = path.stat()
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise Mistake(f"{path}: is no regular file; the corpus is read several times, so write a pipe to a file first")
+        raise UserError(
+            f"{path}: is no regular file; the corpus is read several times, so write a pipe to a file first"
+        )
     return File(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
 
 
@@ -129,14 +131,14 @@ def file_slices(file: File) -> Iterator[FileSlice]:
 def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
     """Yield the documents of one slice, not cleaned; ``key``: the field of .jsonl or the column of .parquet.
 
-    Raises ``Mistake`` for a file that cannot be read, is not UTF-8 or has no ``key``."""
+    Raises ``UserError`` for a file that cannot be read, is not UTF-8 or has no ``key``."""
     if piece.path.suffix == ".parquet":
         yield from _read_rows(piece, key)
         return
     try:
         start, data = _read_bytes(piece)
     except OSError as error:
-        raise Mistake(f"{piece.path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{piece.path}: cannot be read: {error.strerror}") from None
     if piece.path.suffix == ".jsonl":
         yield from _read_lines(piece.path, start, data, key)
     else:
@@ -181,7 +183,7 @@ def _utf8(path: Path, start: int, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         offset = start + error.start
-        raise Mistake(
+        raise UserError(
             f"{path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {offset}; convert the file or leave it out"
         ) from None
 
@@ -192,7 +194,7 @@ def _read_lines(path: Path, start: int, data: bytes, key: str) -> Iterator[str]:
             try:
                 yield _field(_utf8(path, start, line), key)
             except (json.JSONDecodeError, _LineError, RecursionError) as error:
-                raise Mistake(f"{path}:{_line_number(path, start)}: {error}") from None
+                raise UserError(f"{path}:{_line_number(path, start)}: {error}") from None
         start += len(line) + 1
 
 
@@ -226,18 +228,18 @@ def _line_number(path: Path, offset: int) -> int:
 def _read_rows(piece: FileSlice, key: str) -> Iterator[str]:
     with _parquet(piece.path) as parquet:
         if key not in (names := parquet.schema_arrow.names):
-            raise Mistake(f"{piece.path}: has no column {key!r}; it has {', '.join(map(repr, names))}")
+            raise UserError(f"{piece.path}: has no column {key!r}; it has {', '.join(map(repr, names))}")
         for row, text in enumerate(parquet.read_row_group(piece.start, columns=[key])[key].to_pylist()):
             if isinstance(text, str):
                 yield text
             elif text is not None:
                 kind = type(text).__name__
-                raise Mistake(f"{piece.path}: row {row} of group {piece.start}: {key!r} is of type {kind}, not text")
+                raise UserError(f"{piece.path}: row {row} of group {piece.start}: {key!r} is of type {kind}, not text")
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """Open a ``pyarrow.parquet.ParquetFile``; an error that pyarrow raises becomes a ``Mistake``."""
+    """Open a ``pyarrow.parquet.ParquetFile``; an error that pyarrow raises becomes a ``UserError``."""
     import pyarrow
     from pyarrow import parquet
 
@@ -246,4 +248,4 @@ def _parquet(path: Path) -> Iterator[Any]:
             yield file
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise Mistake(f"{path}: cannot be read as Parquet: {reason}") from None
+        raise UserError(f"{path}: cannot be read as Parquet: {reason}") from None

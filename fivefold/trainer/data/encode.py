@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer.data.corpus import File, FileSlice, clean, file_slices, read_slice
 from fivefold.trainer.data.shards import SPLITS, Split
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
@@ -73,7 +73,7 @@ def text_hash(text: str) -> int:
 def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[Encoded]:
     """Tokenize ``files`` in order; if ``workers`` > 1 in that many processes, with at most twice as many units queued.
 
-    Raises ``Fault`` if a worker dies."""
+    Raises ``RunFailure`` if a worker dies."""
     units = _units(files)
     if workers == 1:
         yield from (_encode(unit, rule) for unit in units)
@@ -89,7 +89,7 @@ def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise Fault("a tokenizing process died, perhaps for want of memory; try fewer workers") from None
+        raise RunFailure("a tokenizing process died, perhaps for want of memory; try fewer workers") from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.data.shards import Shards, Split
 
 ROUNDS = 6
@@ -75,11 +75,11 @@ class Loader:
         return self.sequence + 1 + self.ahead
 
     def check(self, *, global_batch: int) -> None:
-        """Raise a ``Mistake`` unless the split holds one batch of ``global_batch`` sequences."""
+        """Raise a ``UserError`` unless the split holds one batch of ``global_batch`` sequences."""
         if self.windows < global_batch:
             tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1 + self.ahead
             fix = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
-            raise Mistake(
+            raise UserError(
                 f"{self.shards.directory}: {self.split} holds {tokens} tokens, but {global_batch} sequences of "
                 f"{self.sequence} need {needed}; add text or {fix}"
             )

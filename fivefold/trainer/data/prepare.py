@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer.data.corpus import File, list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, Rule, encode_all, text_hash
 from fivefold.trainer.data.shards import (
@@ -62,11 +62,13 @@ def prepare(
 
     ``tokenizer``: ``bytes``, ``bpe:N`` or a path. ``holdout``: the share of documents held out, at least one unless 0.
     ``key``: field of .jsonl, column of .parquet. ``workers``: processes; the shards do not depend on it.
-    Raises ``Mistake`` for a corpus that cannot be read and ``Fault`` for a full disk or a dead worker; neither leaves
-    files behind.
+    Raises ``UserError`` for a corpus that cannot be read and ``RunFailure`` for a full disk or a dead worker; neither
+    leaves files behind.
     """
     if not 0 <= holdout < 1:
-        raise Mistake(f"holdout={holdout} is no share of the documents; give a number from 0 to below 1, such as 0.01")
+        raise UserError(
+            f"holdout={holdout} is no share of the documents; give a number from 0 to below 1, such as 0.01"
+        )
     plan = _Plan(corpus, list_files(corpus), tokenizer, holdout, key, shard_tokens)
     directory = directory.absolute()
     try:
@@ -77,12 +79,12 @@ def prepare(
         raise _explain_failure(error, plan, directory) from None
 
 
-def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> Mistake | Fault:
+def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> UserError | RunFailure:
     """Return the error to raise if writing failed. Call it before files are removed, as it states free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return Mistake(f"{directory}: cannot be written: {error.strerror or error}")
+        return UserError(f"{directory}: cannot be written: {error.strerror or error}")
     free = show_bytes(shutil.disk_usage(directory.parent).free)
-    return Fault(
+    return RunFailure(
         f"{directory}: the disk is full: {free} are free, the corpus has {show_bytes(plan.size_bytes)}; "
         "free some space or choose another folder (nothing was left behind)"
     )
@@ -150,7 +152,7 @@ def _reuse(plan: _Plan, directory: Path) -> Index | None:
     try:
         if read_index(directory).request == plan.request:
             return Shards.open(directory).index
-    except Mistake:  # missing or damaged: prepare again
+    except UserError:  # missing or damaged: prepare again
         pass
     return None
 
@@ -179,16 +181,16 @@ def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Pro
 
 
 def _check_replaceable(directory: Path) -> None:
-    """Raise a ``Mistake`` if ``directory`` is a file, or a folder with anything but shards and their index."""
+    """Raise a ``UserError`` if ``directory`` is a file, or a folder with anything but shards and their index."""
     if not directory.exists():
         return
     if not directory.is_dir():
-        raise Mistake(f"{directory}: is a file; choose another folder")
+        raise UserError(f"{directory}: is a file; choose another folder")
     names = sorted(path.name for path in directory.iterdir())
     shard_files = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
     other_files = [name for name in names if name not in shard_files or INDEX not in names]
     if other_files:
-        raise Mistake(f"{directory}: holds {other_files[0]!r}, which is no shard; choose another folder")
+        raise UserError(f"{directory}: holds {other_files[0]!r}, which is no shard; choose another folder")
 
 
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
@@ -206,8 +208,8 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
         index, _ = _write(plan, folder, rule, workers=workers, progress=progress)
     if not index.train.documents:
         if index.heldout.documents:
-            raise Mistake(f"{plan.corpus}: one document cannot be trained on and held out; add text or say holdout=0")
-        raise Mistake(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text")
+            raise UserError(f"{plan.corpus}: one document cannot be trained on and held out; add text or say holdout=0")
+        raise UserError(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text")
     append(folder / INDEX, index.model_dump_json(indent=1).encode())
     return index
 

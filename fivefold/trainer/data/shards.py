@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fivefold.record import Mistake, Record, read_file
+from fivefold.record import Record, UserError, read_file
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
 
 VERSION = 2
@@ -86,7 +86,7 @@ class Shards:
 
     @classmethod
     def open(cls, directory: Path, *, fingerprint: str | None = None) -> Self:
-        """Map the shards of ``directory``; raises ``Mistake`` if a file is missing or cut short, or the tokenizer
+        """Map the shards of ``directory``; raises ``UserError`` if a file is missing or cut short, or the tokenizer
         differs.
 
         ``fingerprint``: the fingerprint of the tokenizer that the caller needs, such as a checkpoint's; None: any.
@@ -94,9 +94,9 @@ class Shards:
         index = read_index(directory)
         tokenizer = load(directory / TOKENIZER)
         if tokenizer.fingerprint != index.tokenizer:
-            raise Mistake(f"{directory / TOKENIZER}: is not the tokenizer of these shards; prepare the corpus again")
+            raise UserError(f"{directory / TOKENIZER}: is not the tokenizer of these shards; prepare the corpus again")
         if fingerprint not in (None, index.tokenizer):
-            raise Mistake(
+            raise UserError(
                 f"{directory}: made with another tokenizer ({index.tokenizer[:12]}, expected {fingerprint[:12]}); "
                 "prepare the corpus with the tokenizer that the model was trained with"
             )
@@ -126,15 +126,17 @@ class Shards:
 
 
 def read_index(directory: Path) -> Index:
-    """Read ``index.json`` in ``directory``; raises ``Mistake`` if there is none or it has another version."""
+    """Read ``index.json`` in ``directory``; raises ``UserError`` if there is none or it has another version."""
     path = directory / INDEX
     if not path.exists():
-        raise Mistake(f"{directory}: holds no prepared corpus; run `fivefold data` first")
+        raise UserError(f"{directory}: holds no prepared corpus; run `fivefold data` first")
     values = read_file(path)
     if isinstance(version := values.get("version"), int) and version > VERSION:
-        raise Mistake(f"{path}: written by a newer fivefold (version {version}, this one reads {VERSION}); update it")
+        raise UserError(f"{path}: written by a newer fivefold (version {version}, this one reads {VERSION}); update it")
     if isinstance(version, int) and version < VERSION:
-        raise Mistake(f"{path}: written by an older fivefold (version {version}, this one {VERSION}); prepare it again")
+        raise UserError(
+            f"{path}: written by an older fivefold (version {version}, this one {VERSION}); prepare it again"
+        )
     return Index.read(values, origin=str(path))
 
 
@@ -144,14 +146,14 @@ def _map(path: Path, dtype: str, tokens: int) -> Tokens:
 
 
 def _check_size(path: Path, expected: int) -> None:
-    """Raise a ``Mistake`` unless ``path`` is a file of ``expected`` bytes."""
+    """Raise a ``UserError`` unless ``path`` is a file of ``expected`` bytes."""
     try:
         actual = path.stat().st_size
     except OSError as error:
-        raise Mistake(f"{path}: cannot be read: {error.strerror}; prepare the corpus again") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}; prepare the corpus again") from None
     if actual != expected:
         state = f"cut short by {expected - actual}" if actual < expected else f"longer by {actual - expected}"
-        raise Mistake(f"{path}: {state} bytes, should be {expected}; prepare the corpus again")
+        raise UserError(f"{path}: {state} bytes, should be {expected}; prepare the corpus again")
 
 
 @dataclass

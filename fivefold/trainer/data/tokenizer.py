@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import Mistake, read_text
+from fivefold.record import UserError, read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFace
@@ -76,10 +76,10 @@ class ByteTokenizer:
     fingerprint: str = _sha256(BYTES_TEXT)
 
     def encode(self, text: str) -> Tokens:
-        """Return the bytes of ``text`` as uint16 [n]; raises ``Mistake`` if it holds a NUL, the end of document."""
+        """Return the bytes of ``text`` as uint16 [n]; raises ``UserError`` if it holds a NUL, the end of document."""
         data = text.encode()
         if (offset := data.find(0)) >= 0:
-            raise Mistake(f"the text holds {data.count(0)} NUL bytes, the first at offset {offset}; remove them")
+            raise UserError(f"the text holds {data.count(0)} NUL bytes, the first at offset {offset}; remove them")
         return np.frombuffer(data, np.uint8).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -99,20 +99,20 @@ class BpeTokenizer:
 
     @classmethod
     def read(cls, text: str, *, origin: str) -> Self:
-        """Parse ``text``; raises a ``Mistake`` that names ``origin`` on failure or without an end-of-document token."""
+        """Parse ``text``; raises ``UserError`` that names ``origin`` on failure or without an end-of-document token."""
         from tokenizers import Tokenizer as HuggingFace
 
         try:
             rust = HuggingFace.from_str(text)
         except Exception as error:  # tokenizers raises a bare Exception for every parse error
-            raise Mistake(f"{origin}: not a tokenizer.json: {error}") from None
+            raise UserError(f"{origin}: not a tokenizer.json: {error}") from None
         rust.no_truncation()
         rust.no_padding()
         rust.encode_special_tokens = True  # "<|end|>" inside a document is text, not the end
         ids = rust.get_vocab(with_added_tokens=True)
         end = next((ids[name] for name in KNOWN_ENDS if name in ids), None)
         if end is None:
-            raise Mistake(f"{origin}: has no end-of-document token; add one of {' '.join(KNOWN_ENDS)} to it")
+            raise UserError(f"{origin}: has no end-of-document token; add one of {' '.join(KNOWN_ENDS)} to it")
         return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_sha256(text), rust=rust)
 
     def encode(self, text: str) -> Tokens:
@@ -127,14 +127,14 @@ class BpeTokenizer:
 def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
     """Train a byte-level BPE of exactly ``vocab`` tokens: 256 bytes, ``<|end|>`` and the merges that ``texts`` yield.
 
-    Deterministic. Reads ``texts`` once, lazily, so that the caller can show progress. Raises ``Mistake`` for too little
-    text.
+    Deterministic. Reads ``texts`` once, lazily, so that the caller can show progress. Raises ``UserError`` for too
+    little text.
     """
     from tokenizers import Tokenizer as HuggingFace
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if vocab < 257:
-        raise Mistake(f"bpe:{vocab} is below 257, the 256 bytes and the end of document; try bpe:4096")
+        raise UserError(f"bpe:{vocab} is below 257, the 256 bytes and the end of document; try bpe:4096")
     rust = HuggingFace(models.BPE())
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
@@ -146,15 +146,15 @@ def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
     )
     rust.train_from_iterator(texts, trainer=trainer)
     if (size := rust.get_vocab_size()) < vocab:
-        raise Mistake(f"bpe:{vocab} needs more text: this corpus yields {size} tokens; add text or use bpe:{size}")
+        raise UserError(f"bpe:{vocab} needs more text: this corpus yields {size} tokens; add text or use bpe:{size}")
     return BpeTokenizer.read(rust.to_str(), origin=f"bpe:{vocab}")
 
 
 def load(path: Path) -> Tokenizer:
-    """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; raises ``Mistake`` on failure."""
+    """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; ``UserError`` on failure."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists():
-        raise Mistake(f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json")
+        raise UserError(f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json")
     text = read_text(file, kind="UTF-8 text")
     return ByteTokenizer() if text == BYTES_TEXT else BpeTokenizer.read(text, origin=str(file))
 
@@ -167,5 +167,5 @@ def tokenizer(spec: str, *, texts: Callable[[], Iterable[str]] = tuple) -> Token
         return load(Path(spec))
     size = spec.removeprefix("bpe:")
     if not (size.isascii() and size.isdigit()):
-        raise Mistake(f"{spec!r}: the vocabulary must be a whole number; try bpe:4096")
+        raise UserError(f"{spec!r}: the vocabulary must be a whole number; try bpe:4096")
     return train_bpe(texts(), vocab=int(size))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from fivefold.record import Fault, Mistake, StopSignal
+from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.trainer.faults.transient import is_transient
 
 LAUNCHER = "FIVEFOLD_LAUNCHER"  # environment variable set by ``process.launch``: the launcher's pid
@@ -100,16 +100,16 @@ def resume_hint(folder: Path) -> str:
 
 @contextmanager
 def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
-    """Reduce an unexpected error to a one-line ``Fault``; traceback and library noise go to a file in ``folder``.
+    """Reduce an unexpected error to a one-line ``RunFailure``; traceback and library noise go to a file in ``folder``.
 
     ``answer``: the error file that a launcher reads; after a transient error the process exits with ``EXIT_RETRY``.
-    Without it, only rank 0 raises a ``Mistake`` or ``Fault`` that all ranks have met.
+    Without it, only rank 0 raises a ``UserError`` or ``RunFailure`` that all ranks have met.
     """
     path = folder / f"stderr-rank{rank}.txt"
     with _library_noise(path):
         try:
             yield
-        except (Mistake, Fault):
+        except (UserError, RunFailure):
             if rank == 0 or answer is not None:
                 raise
             raise SystemExit(1) from None
@@ -118,11 +118,13 @@ def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             line = f"rank {rank}: {reason} (see {path})"
             if answer is not None and not is_transient(error):
-                raise Fault(f"{line}; not started again, because every attempt would end in the same error") from None
+                raise RunFailure(
+                    f"{line}; not started again, because every attempt would end in the same error"
+                ) from None
             line = f"{line}; {resume_hint(folder)}"
             if answer is not None and write_error_file(line, to=answer):
                 os._exit(EXIT_RETRY)
-            raise Fault(line) from None
+            raise RunFailure(line) from None
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:

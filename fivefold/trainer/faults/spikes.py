@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from fivefold.record import Fault, Record
+from fivefold.record import Record, RunFailure
 
 NORMAL = 1.4826  # 1 / Φ⁻¹(3/4)
 FLAT = 1e-3  # floor of MAD, as a share of the median: a flat loss has a MAD near 0, and every loss would be a spike
@@ -81,9 +81,9 @@ class LossGuard:
         return median, median + self.faults.spike_deviations * max(deviation, FLAT * abs(median))
 
     def count(self, bad_loss: BadLoss, *, step: int) -> None:
-        """Count one skip or rollback; raises ``Fault`` beyond ``max_rollbacks``."""
+        """Count one skip or rollback; raises ``RunFailure`` beyond ``max_rollbacks``."""
         if self.rollbacks >= self.faults.max_rollbacks:
-            raise Fault(
+            raise RunFailure(
                 f"step {step}: {bad_loss.what}, after {self.rollbacks} rollbacks, and "
                 f"max_rollbacks={self.faults.max_rollbacks}; lower the learning rate or look at the data"
             )

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from fivefold.record import Fault, StopSignal
+from fivefold.record import RunFailure, StopSignal
 from fivefold.trainer.faults.signals import EXIT_RETRY
 from fivefold.trainer.logs.run_log import note
 from fivefold.trainer.parallel import collectives
@@ -183,7 +183,7 @@ class Watchdog:
 
     def _end(self, line: str, *, speak: bool = True) -> None:
         if speak:
-            with suppress(OSError, Fault):
+            with suppress(OSError, RunFailure):
                 note(self.folder, step=self._step, text=line) if self.rank else self.report(self._step, line)
             print(f"fivefold: {line}", file=sys.stderr, flush=True)
         time.sleep(GRACE_SECONDS)  # all ranks write before one exits: its launcher may then end the others

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from fivefold.model.huggingface.tensors import bias_name
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_name, weights
-from fivefold.record import Fault, Mistake, read_file
+from fivefold.record import RunFailure, UserError, read_file
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.full_weights import decoder
 from fivefold.trainer.checkpoint.huggingface_export import DTYPES, find
@@ -48,7 +48,7 @@ class Source:
 
     @classmethod
     def find(cls, path: Path) -> Source:
-        """Resolve ``path`` as the module describes; raises ``Mistake`` if it holds no weights."""
+        """Resolve ``path`` as the module describes; raises ``UserError`` if it holds no weights."""
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():
@@ -61,13 +61,13 @@ class Source:
     def tokenizer(self, named: Path | None = None) -> Tokenizer:
         """Load the ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
 
-        Raises ``Mistake`` if there is none, or it has more tokens than the model."""
+        Raises ``UserError`` if there is none, or it has more tokens than the model."""
         source = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
         if named is None and not (source / "tokenizer.json").is_file():
-            raise Mistake(f"{source}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
+            raise UserError(f"{source}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
         loaded = tokenizer.tokenizer("bytes") if str(source) == "bytes" else tokenizer.load(source)
         if loaded.vocab > self.model.vocab:
-            raise Mistake(f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
+            raise UserError(f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
         return loaded
 
     def ends(self, used: Tokenizer) -> frozenset[int]:
@@ -117,7 +117,7 @@ def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
 
 
 def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
-    """Fill weights by name and routing biases by layer from a checkpoint; raises ``Fault`` if unreadable."""
+    """Fill weights by name and routing biases by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
         f"weights/{name}": BoxTensor(tuple(weight.shape), _boxes(tuple(weight.shape), apart=False), weight)
@@ -132,4 +132,4 @@ def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Ten
                 no_dist=True,
             )
     except (OSError, RuntimeError, CheckpointException) as error:
-        raise Fault(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise RunFailure(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fivefold.bounded_file import drop_torn_line
-from fivefold.record import Fault, iterate_lines
+from fivefold.record import RunFailure, iterate_lines
 from fivefold.trainer.faults.signals import resume_hint
 from fivefold.trainer.logs.wandb_log import Wandb
 from fivefold.trainer.run import Run
@@ -112,12 +112,12 @@ class Logs(NoLogs):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn an ``OSError`` into a ``Fault``; TensorBoard writes in a thread, so its errors may come later."""
+        """Turn an ``OSError`` into a ``RunFailure``; TensorBoard writes in a thread, so its errors may come later."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or error
-            raise Fault(
+            raise RunFailure(
                 f"{self.folder}: the logs cannot be written: {reason}; make room, and {resume_hint(self.folder)}"
             ) from None
 
@@ -137,4 +137,4 @@ def note(folder: Path, *, text: str, step: int | None = None) -> None:
             drop_torn_line(file.fileno())
             file.write(json.dumps(line) + "\n")
     except OSError as error:
-        raise Fault(f"{path}: cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path}: cannot be written: {error.strerror}") from None

@@ -12,13 +12,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 
 ID = "wandb-id"
 
 
 class Wandb:
-    """An open W&B run in ``project``; ``config``: the run file's values. Raises ``Fault`` if W&B cannot start."""
+    """An open W&B run in ``project``; ``config``: the run file's values. Raises ``RunFailure`` if W&B cannot start."""
 
     def __init__(self, project: str, *, folder: Path, config: dict[str, Any]) -> None:
         self._wandb = package()
@@ -37,7 +37,7 @@ class Wandb:
             self._run.define_metric("*", step_metric="step")
         except self._wandb.Error as error:
             reason = str(error).strip().partition("\n")[0]
-            raise Fault(
+            raise RunFailure(
                 f"Weights & Biases cannot be started: {reason}; `wandb login`, set WANDB_MODE=offline, "
                 "or take wandb out of [logs]"
             ) from None
@@ -52,11 +52,11 @@ class Wandb:
 
 
 def package() -> Any:
-    """Import wandb, an optional dependency; raises ``Mistake`` if it is not installed."""
+    """Import wandb, an optional dependency; raises ``UserError`` if it is not installed."""
     try:
         return import_module("wandb")
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "[logs] wandb needs the extra wandb: pip install 'fivefold[wandb]', or take it out of the run file"
         ) from None
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.attention_mask import Heads, ScoreRule
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.operation import outside_graphs
@@ -332,7 +332,7 @@ def _kernel_dim(q: Tensor, v: Tensor) -> int:
     Kernels need one dim for all three (zeros change nothing), on GPUs a multiple of 8.
     """
     if q.is_cuda and q.dtype not in (torch.bfloat16, torch.float16):
-        raise Mistake(
+        raise UserError(
             f"flash attention by blocks runs on GPUs in bf16 or fp16, not {q.dtype}; set the precision to bf16"
         )
     dim = max(q.shape[-1], v.shape[-1])

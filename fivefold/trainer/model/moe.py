@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer.model import routing
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
@@ -167,7 +167,7 @@ class _Balance(torch.autograd.Function):
         layer.load.scatter_add_(0, flat, torch.ones_like(flat))
         if layer.moe.balance == "aux" and layer.moe.aux_coefficient:
             if layer.scale is None:
-                raise Fault("the auxiliary loss has no weight: set moe.scale to 1 / tokens of a step")
+                raise RunFailure("the auxiliary loss has no weight: set moe.scale to 1 / tokens of a step")
             aux_gradient = routing.aux_gradient(scores, chosen, layer.sequences, moe=layer.moe, scale=layer.scale)
             gradient = aux_gradient.add_(gradient)
         return gradient, None, None

@@ -6,7 +6,7 @@ import torch
 
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.float8.units import missing
 from fivefold.trainer.model.tf32 import has_units
 
@@ -48,18 +48,18 @@ class Dtypes:
 def check_trainable(recipe: Recipe) -> None:
     """Raise a user error if the trainer has no recipe of that name, or one with other values."""
     if recipe.compute == "fp16" and not recipe.loss_scaling:
-        raise Mistake(
+        raise UserError(
             f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
         )
     if recipe.name not in TRAINABLE:
-        raise Mistake(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
+        raise UserError(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
     if recipe.weights_bytes == 1 and not recipe.holds_casts:
-        raise Mistake(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
+        raise UserError(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
     known = RECIPES[recipe.name]
     fields = [field for field in type(known).model_fields if getattr(recipe, field) != getattr(known, field)]
     for field in fields:
         if field not in PAYLOADS:
-            raise Mistake(
+            raise UserError(
                 f"precision {recipe.name!r}: the engine has {field}={getattr(known, field)} in it, not "
                 f"{getattr(recipe, field)}; `predict` plans both"
             )
@@ -72,7 +72,7 @@ def check_chip(job: Job, *, model: Model) -> None:
         return
     missing_feature = missing(recipe, experts=model.moe is not None)
     if missing_feature:
-        raise Mistake(
+        raise UserError(
             f"precision {recipe.name!r}: {missing_feature}; set job.emulate = true (as exact, slower), or take bf16"
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fivefold.model.shape import RopeScaling, Temperature
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 
 class Rows(NamedTuple):
@@ -134,7 +134,7 @@ def _powers(theta: float, dim: int) -> list[float]:
 def _original(scaling: RopeScaling, model: Model) -> int:
     """Return the longest sequence of the pre-training; raise a user error if it is not given."""
     if scaling.original_positions is None:
-        raise Mistake(
+        raise UserError(
             f"model {model.name!r}: rope scaling {scaling.kind!r} needs original_positions; give it in rope_scaling"
         )
     return scaling.original_positions
@@ -149,7 +149,7 @@ def _unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) 
         return [0.0 for _ in plain]
     length, kind = _original(scaling, model), scaling.kind
     if kind == "yarn" and scaling.attention_factor is None:
-        raise Mistake(f"model {model.name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
+        raise UserError(f"model {model.name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
     if kind == "llama3":
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         turns = [length * frequency / (2 * pi) for frequency in plain]  # within the pre-training length

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.gather_matrices import ShardedWeight
 from fivefold.trainer.parallel.shard import LocalWeight, Shard
@@ -149,7 +149,7 @@ class NarrowAdamW(torch.optim.Optimizer):
             axis, degree = degrees.get(weight.kind, ("tp", 1))
             saved_columns = weight.shape[-1] // degree
             if saved_columns != columns and (saved_columns % QUANTISED_BLOCK or columns % QUANTISED_BLOCK):
-                raise Mistake(
+                raise UserError(
                     f"{self.name}: under {axis}{degree} rows of {weight.name} had {saved_columns} elements, "
                     f"here {columns}, and blocks of {QUANTISED_BLOCK} do not fit both; "
                     f"resume with {axis}{degree} or start a new run"

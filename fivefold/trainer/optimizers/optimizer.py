@@ -16,7 +16,7 @@ from torch import Tensor
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.optimizers.gather_matrices import sharded_weights
 from fivefold.trainer.optimizers.low_precision_moments import NarrowAdamW
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
@@ -31,7 +31,7 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
     """Make the job's optimizer over this rank's shards; every rank calls it."""
     kind, name = job.optimizer.kind, f"{__package__}.{job.optimizer.kind}"
     if find_spec(name) is None:
-        raise Mistake(f"optimizer {kind}: is planned, and not trained; take another for train and dryrun")
+        raise UserError(f"optimizer {kind}: is planned, and not trained; take another for train and dryrun")
     sharded = list(sharded_weights(units, ranks))
     settings = job.optimizer
     rates = {cut.shard.name: settings.rates(weight_group(cut.shard.local_weight.weight)) for cut in sharded}

@@ -20,7 +20,7 @@ from fivefold.layout.schedule.action import Action, Part, named
 from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
 from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.linear import WgradStore, Work
 from fivefold.trainer.parallel.collectives import Pending, receive, send
 from fivefold.trainer.parallel.mesh import Axis, Ranks
@@ -236,10 +236,12 @@ def check_pairs(table: Table) -> None:
     """Raise a user error if the table has no FB to interleave, or an FB whose F and B are of the same stage."""
     combined_actions = [action for row in table.rows for action in row if action.kind == "FB"]
     if not combined_actions:
-        raise Mistake(f"pairs: {table.name} has no forward beside a backward; try {names_of_pairing()}")
+        raise UserError(f"pairs: {table.name} has no forward beside a backward; try {names_of_pairing()}")
     for action in combined_actions:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
-            raise Mistake(f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage")
+            raise UserError(
+                f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage"
+            )
 
 
 def _forward_only(table: Table, *, micro_batches: int) -> Table:

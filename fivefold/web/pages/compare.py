@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from fivefold.planner.compare import compare as run
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.comparison import describe_shared, finding, list_equal, make_difference_grid, why
 from fivefold.rendering.drawing.bars import stacked
 from fivefold.rendering.step_view import Part, list_memory_parts, list_time_parts
@@ -31,7 +31,7 @@ def router(site: Site) -> APIRouter:
         if len(asked.layout) * (1 + len(asked.machines)) > 1 or asked.stacks or asked.precisions:
             try:
                 comparison = await site.work.soon(lambda: look(site, asked))
-            except Mistake as error:
+            except UserError as error:
                 mistake = site.folder.plain(str(error))
         return page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
 
@@ -42,7 +42,7 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     """Return the comparison with its pictures, all to one scale."""
     cases = asked.cases(folder=site.folder, local=site.local)
     if len(cases) > MOST:
-        raise Mistake(f"{len(cases)} variants are more than the {MOST} that can be read beside each other; drop some")
+        raise UserError(f"{len(cases)} variants are more than the {MOST} that can be read beside each other; drop some")
     comparison = run(list(cases), risk=asked.risk)
     steps = [variant.step for variant in comparison.variants if variant.step]
     slowest = max(step.time.step_seconds for step in steps)

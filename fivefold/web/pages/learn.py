@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.web.book import chapter, chapters
 from fivefold.web.pages.plan import PlanQuestion, View, look
 from fivefold.web.pages.render import page
@@ -26,7 +26,7 @@ def router(site: Site) -> APIRouter:
     async def learn(request: Request, name: str, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         try:
             found_chapter = chapter(name)
-        except Mistake as error:
+        except UserError as error:
             return page("mistake.html", request, asked=asked, mistake=str(error), code=404)
         view = await site.work.soon(lambda: look(site, asked)) if found_chapter.live else View()
         return page(

@@ -11,7 +11,7 @@ from pydantic import Field
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner import questions
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing import interval, memory, pipeline
 from fivefold.rendering.drawing.bars import scale, stacked
 from fivefold.rendering.grid import make_grid
@@ -82,16 +82,16 @@ def look(site: Site, asked: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
         noun = site.resolve(asked)
-    except Mistake as mistake:
+    except UserError as mistake:
         return View(mistake=str(mistake))
     try:
         layout = asked.chosen()
-    except Mistake as mistake:
+    except UserError as mistake:
         return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
     rows, machine_sizes = controls(noun, layout), sizes(noun, layout)
     try:
         return View(noun, rows, machine_sizes, drawn(noun, layout, rank=asked.rank))
-    except Mistake as mistake:
+    except UserError as mistake:
         return View(noun, rows, machine_sizes, mistake=str(mistake))
 
 

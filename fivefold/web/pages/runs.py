@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.budget import make_budget_grid
 from fivefold.rendering.compare import table
 from fivefold.rendering.drawing import lines, pipeline
@@ -47,7 +47,7 @@ def router(site: Site) -> APIRouter:
             return page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
         try:
             run = await site.work.soon(lambda: look(site, asked.folder))
-        except Mistake as error:
+        except UserError as error:
             return page("mistake.html", request, asked=asked, mistake=site.folder.plain(str(error)))
         return page("run.html", request, asked=asked, run=run)
 
@@ -118,7 +118,7 @@ def lanes(site: Site, name: str) -> dict[str, Any]:
     """Return the timeline: predicted, dry run and traced, one above the other."""
     try:
         kinds = run_folder.lanes(site.folder.path(name))
-    except Mistake:
+    except UserError:
         return {}
     rows = [tuple(row) for ranks in kinds.values() for row in ranks if row]
     if not rows:

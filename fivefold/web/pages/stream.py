@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 from starlette.responses import StreamingResponse
 
-from fivefold.record import Mistake, Record
+from fivefold.record import Record, UserError
 from fivefold.rendering.elements import paragraph
 from fivefold.rendering.question import describe_question
 from fivefold.web.question import About
@@ -66,7 +66,7 @@ class Stream:
                     yield event("mistake", self.site.folder.plain(data))
                 else:
                     yield event(name, data)
-        except (Busy, Mistake) as error:
+        except (Busy, UserError) as error:
             is_ended = True
             yield event("mistake", str(error))
         if not is_ended:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.drawn import draw_rows
 from fivefold.rendering.sweep.table import make_row_grid
@@ -72,7 +72,7 @@ def router(site: Site) -> APIRouter:
         if asked.file:
             try:
                 content = await site.work.soon(lambda: look(site, asked))
-            except Mistake as error:
+            except UserError as error:
                 mistake = site.folder.plain(str(error))
         return page(
             "sweep.html",

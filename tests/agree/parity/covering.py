@@ -14,7 +14,7 @@ from functools import lru_cache
 from fivefold.layout.legal import refuse
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, model_for, uneven
 
 MOST_RANKS = 8
@@ -92,7 +92,7 @@ def _skeletons() -> list[Choice]:
         try:
             if Layout.parse(" ".join(values)).world > MOST_RANKS:
                 continue
-        except Mistake:
+        except UserError:
             continue
         for others in itertools.product(*(FACTORS[name] for name in SKELETON[4:])):
             choice = {**degrees, **dict(zip(SKELETON[4:], others, strict=True))}
@@ -112,7 +112,7 @@ def _legal(choice: Choice) -> bool:
         case = _case(choice)
         layout = case.layout
         refuse(layout, model=model_for(case.model_name, layout), job=job_for(layout))
-    except Mistake:
+    except UserError:
         return False
     return not (layout.tp > 1 and layout.sp and layout.mbs * TOKENS // layout.cp % layout.tp)
 

@@ -16,7 +16,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 from tests.agree.drawn import VOCAB, Drawn
 from tests.agree.parity.cases import TOKENS, job_for
@@ -51,7 +51,7 @@ def model_of(family: str, layout: Layout) -> Model:
 
 
 def case(family: str, text: str) -> Drawn:
-    """``Mistake`` if the two do not go together."""
+    """``UserError`` if the two do not go together."""
     layout = Layout.parse(text)
     model, job = model_of(family, layout), job_for(layout)
     refuse(layout, model=model, job=job)
@@ -68,7 +68,7 @@ def main() -> int:
         for text in (*LAYOUTS, *(OF_EXPERTS if model_of(family, Layout()).moe else ())):
             try:
                 drawn = case(family, text)
-            except Mistake as refusal:
+            except UserError as refusal:
                 print(f"{family} {text}: {refusal}", flush=True)
                 continue
             verdict = run(drawn)

@@ -22,7 +22,7 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
 from fivefold.model.shape import MLA, MTP, MoE, Temperature
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 DRAWN = 300
 TINY = Model(name="tiny", layers=4, width=64, heads=8, kv_heads=4, head_dim=8, ffn=176, vocab=500)
@@ -265,7 +265,7 @@ def _draw(name: str, chance: random.Random) -> Case | None:
         words[0] = words[0].replace(f"zero{zero}", f"zero{zero}/{pick((2, 3, 4))}")
     try:
         layout = Layout.parse(" ".join(word for word in words if word))
-    except Mistake:
+    except UserError:
         return None
     fewest = max(1, layout.pipeline.min_rounds) * pp
     micro_batches = pick((fewest, fewest + 1, 2 * fewest, 3)) if schedule != "dualpipe" else pick((fewest, fewest + 2))
@@ -279,6 +279,6 @@ def _draw(name: str, chance: random.Random) -> Case | None:
 def _legal(case: Case) -> bool:
     try:
         refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
-    except Mistake:
+    except UserError:
         return False
     return case.layers <= 14

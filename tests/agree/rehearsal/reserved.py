@@ -17,7 +17,7 @@ from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.planner.predict import Planner
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.agree.rehearsal.cases import Case
 
 BOUND = 0.25  # of every case
@@ -46,7 +46,7 @@ def drawn(seed: int) -> Iterator[Case]:
         )
         try:
             refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
-        except Mistake:
+        except UserError:
             continue
         yield case
 

@@ -10,7 +10,7 @@ from benchmarks.published import cells, convert
 from benchmarks.published.case import Case, Excluded, machine, rows
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 
 
@@ -20,7 +20,7 @@ def test_a_silent_cell_is_zero_and_text_no_number() -> None:
     assert (cells.number(row, "rate"), cells.number(row, "none")) == (12.5, 0.0)
     assert (cells.sharding(row, silent=3), cells.sharding({}, silent=3)) == (1, 3)
     for read in (cells.integer, cells.number):
-        with pytest.raises(Mistake, match="ep is '2x4'"):
+        with pytest.raises(UserError, match="ep is '2x4'"):
             read(row, "ep")
 
 

@@ -11,7 +11,7 @@ from benchmarks.published.case import Case, Excluded, rows
 from benchmarks.published.cells import named_model
 from benchmarks.published.readers import megatron_moe_zoo, xtuner
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.units import GIB, MIB
 
 
@@ -82,7 +82,7 @@ def test_embedding_and_loss_take_the_room_of_two_layers() -> None:
     ):
         assert megatron_moe_zoo.stages_of(model, layout) == stages
         assert sum(stages) == model.layers
-    with pytest.raises(Mistake, match="not divisible by 7"):
+    with pytest.raises(UserError, match="not divisible by 7"):
         megatron_moe_zoo.stages_of(model, Layout(pp=7))
     assert cases("megatron_moe_zoo")["megatron_moe_zoo-0002"].job.stack.pairs
 

@@ -12,7 +12,7 @@ from benchmarks.published import SOURCES, reader, readers
 from benchmarks.published.case import Case, Excluded, Message, rows
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 WRITTEN = [source for source in SOURCES if find_spec(f"benchmarks.published.readers.{source}")]
 
@@ -48,7 +48,7 @@ def test_parameters_are_those_that_the_row_prints(source: str) -> None:
 
 
 def test_an_unknown_source_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match=r"unknown source 'vtrian'; did you mean vtrain"):
+    with pytest.raises(UserError, match=r"unknown source 'vtrian'; did you mean vtrain"):
         reader("vtrian")
 
 

@@ -16,7 +16,7 @@ from benchmarks.published import SOURCES, case, cells, reader, run
 from benchmarks.published.case import Case, Excluded, rows
 from benchmarks.published.cells import Row
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 NONSENSE = ("", "0", "-1", "7", "3.5", "nan", "inf", "1e400", "1_000", "٣", "n/a", "unknown", "99999999999999999999")
 ELSEWHERE = {
@@ -240,5 +240,5 @@ def test_a_part_of_another_size_is_no_part_of_ours() -> None:
     texts = ("DGX-GB300", "a100_40gb", "A100-80GB SXM", "A3 (8x H100-80GB)", "B200 SXM")
     assert [cells.chip(text) for text in texts] == ["gb300", "a100-40", "a100", "h100", "b200"]
     for text in ("V100-16GB", "H100 96GB", "A800-80GB", "GH200 (not certain)", "B200 or B300", ""):
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             cells.chip(text)

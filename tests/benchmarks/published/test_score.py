@@ -11,7 +11,7 @@ from benchmarks import published
 from benchmarks.published import Report, reader, run, table_markdown
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.score import Score, kendall, rank, score, summarise
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Work
 
 CASES = {case.row: case for case in reader("simumax_b200")() if isinstance(case, Case)}
@@ -135,7 +135,7 @@ def test_run_scores_and_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def predict(*, layout: object, **_: object) -> Step:
         if layout != CASE.layout:
-            raise Mistake("heads=64 is not divisible by tp=3; try tp2")
+            raise UserError("heads=64 is not divisible by tp=3; try tp2")
         return step(seconds=2.2, peak=1)
 
     monkeypatch.setattr("fivefold.planner.predict.predict", predict)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fivefold.diagnosis.doctor import examine
 from fivefold.diagnosis.doctor.file import load
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 MODEL = "import torch\nfrom torch import nn\ndef model():\n    return nn.Linear(4, 4)\n"
 
@@ -24,7 +24,7 @@ def line_of(folder: Path, text: str) -> str:
     """What the doctor says of a file."""
     path = folder / "mine.py"
     path.write_text(text)
-    with pytest.raises(Mistake) as said:
+    with pytest.raises(UserError) as said:
         examined(path)
     line = str(said.value)
     assert "\n" not in line
@@ -70,7 +70,7 @@ def test_one_line(tmp_path: Path, text: str, begins: str, holds: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         load(tmp_path / "nothing.py")
 
 
@@ -102,7 +102,7 @@ def test_what_was_written_down_is_known() -> None:
 
 def test_nothing_is_left_behind() -> None:
     threads, default = torch.get_num_threads(), torch.get_default_dtype()
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         examine(linear, lambda model: model(torch.ones(2, 5)).sum())
     assert type(torch.ones(2)) is torch.Tensor
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)

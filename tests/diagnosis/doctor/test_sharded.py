@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.diagnosis.doctor import Diagnosis, examine
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.profiling.test_watch_loop import BLOCKS, ROWS, WIDTH, adamw, loss, model, steps, two_ranks
 
 PLAN = {"*.0": "colwise", "*.2": "rowwise"}
@@ -111,7 +111,7 @@ def test_tied_weights_count_once() -> None:
     ],
 )
 def test_mistakes(words: dict[str, Any], line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         examine(model, loss, make_optimizer=adamw, **words)
     assert not torch.distributed.is_initialized()
 
@@ -139,7 +139,7 @@ def test_the_page_and_a_snapshot(tmp_path: Path) -> None:
 
 def test_torch_says_nothing_beside_it(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """A plan that does not divide is one line; torch's own account of it, and its warnings, are not shown."""
-    with pytest.raises(Mistake, match="RuntimeError"):
+    with pytest.raises(UserError, match="RuntimeError"):
         found(tp=3, plan=lambda _: PLAN)
     assert not capfd.readouterr().err
     assert not caplog.records

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from fivefold.diagnosis.explain import explain as explain_files  # noqa: E402
 from fivefold.diagnosis.explain.flight_recorder import explain  # noqa: E402
-from fivefold.record import Mistake  # noqa: E402
+from fivefold.record import UserError  # noqa: E402
 
 GROUPS = {"0": ("default_pg", (0, 1, 2, 3)), "1": ("dp", (0, 2)), "2": ("dp", (1, 3)), "3": ("tp", (0, 1))}
 OPERATIONS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast")
@@ -65,7 +65,7 @@ def test_two_real_processes(tmp_path: Path) -> None:
     assert found.ranks[1].state.endswith(" collective 1, all_reduce [4, 3] float, of default_pg")
     (bare,) = explain_files(sorted(tmp_path.glob("*.json")))  # the JSON has no stacks
     assert bare.verdict.startswith("rank 1 did not come to collective 2, all_reduce")
-    with pytest.raises(Mistake, match="rank 1 has another dump"):
+    with pytest.raises(UserError, match="rank 1 has another dump"):
         explain_files([tmp_path / "trace_1", tmp_path / "dump_rank1.json"])
 
 
@@ -239,5 +239,5 @@ def test_odd_dumps_are_no_traceback(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "trace_0"
     for text in (pickle.dumps(data), json.dumps(data).encode()):
         path.write_bytes(text)
-        with suppress(Mistake):
+        with suppress(UserError):
             explain_files([path])

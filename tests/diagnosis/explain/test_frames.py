@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.diagnosis.explain import explain
 from fivefold.diagnosis.explain.frames import Frame, user_line
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
 
@@ -26,12 +26,12 @@ def test_a_line_is_the_users_beneath_torch_and_what_wraps_it() -> None:
 
 def test_a_folder_is_explained_beside_its_other_files(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('a script')\n")
-    with pytest.raises(Mistake, match=r"train\.py: neither a memory snapshot"):
+    with pytest.raises(UserError, match=r"train\.py: neither a memory snapshot"):
         explain([tmp_path])
     (tmp_path / "log.csv").write_text(
         "step,loss\n" + "".join(f"{at},{3 - at / 100}\n" for at in range(40)) + "40,nan\n"
     )
     (found,) = explain([tmp_path])
     assert found.kind == "losses"
-    with pytest.raises(Mistake, match=r"train\.py: neither"):
+    with pytest.raises(UserError, match=r"train\.py: neither"):
         explain([tmp_path / "train.py", tmp_path / "log.csv"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fivefold.diagnosis.explain.safe_pickle import load
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 DATA = {
     "segments": [],
@@ -45,7 +45,7 @@ def test_data_is_read(tmp_path: Path, protocol: int) -> None:
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None:
     there = tmp_path / "made"
     path = written(tmp_path / "x", pickle.dumps({"segments": [Runs(there)]}, protocol))
-    with pytest.raises(Mistake, match=r"names posix\.mkdir, which reading it would run") as refused:
+    with pytest.raises(UserError, match=r"names posix\.mkdir, which reading it would run") as refused:
         load(path)
     assert "\n" not in str(refused.value)
     assert not there.exists()
@@ -66,7 +66,7 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None
     ],
 )
 def test_what_is_no_data_is_one_line(tmp_path: Path, data: bytes, word: str) -> None:
-    with pytest.raises(Mistake, match=word) as refused:
+    with pytest.raises(UserError, match=word) as refused:
         load(written(tmp_path / "x", data))
     assert "\n" not in str(refused.value)
 
@@ -78,5 +78,5 @@ def test_objects_elsewhere_are_refused(tmp_path: Path) -> None:
 
     out = io.BytesIO()
     Points(out, 4).dump([7])
-    with pytest.raises(Mistake, match="points to objects outside"):
+    with pytest.raises(UserError, match="points to objects outside"):
         load(written(tmp_path / "x", out.getvalue()))

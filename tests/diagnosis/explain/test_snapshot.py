@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from fivefold.diagnosis.explain import safe_pickle  # noqa: E402
 from fivefold.diagnosis.explain.snapshot import explain  # noqa: E402
-from fivefold.record import Mistake  # noqa: E402
+from fivefold.record import UserError  # noqa: E402
 from fivefold.results.explanation import HeldMemory  # noqa: E402
 
 
@@ -206,7 +206,7 @@ def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> N
     ],
 )  # fmt: skip
 def test_what_is_no_snapshot_is_one_line(data: Any, word: str) -> None:
-    with pytest.raises(Mistake, match=word):
+    with pytest.raises(UserError, match=word):
         explain(data, files=("x",), top=1)
 
 

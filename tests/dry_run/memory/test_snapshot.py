@@ -17,7 +17,7 @@ viz = pytest.importorskip("torch.cuda._memory_viz")
 from fivefold.dry_run.memory.reserved import reserved  # noqa: E402
 from fivefold.dry_run.memory.snapshot import save, snapshot  # noqa: E402
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape  # noqa: E402
-from fivefold.record import Fault  # noqa: E402
+from fivefold.record import RunFailure  # noqa: E402
 from fivefold.units import MIB  # noqa: E402
 
 WEIGHTS = Site("", "", "", "parameters")
@@ -150,7 +150,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fivefold.dry_run.memory.snapshot.pickle.dump", full)
-    with pytest.raises(Fault, match="cannot write the snapshot: No space left on device; free some space"):
+    with pytest.raises(RunFailure, match="cannot write the snapshot: No space left on device; free some space"):
         save(tapes(), path, expandable=False)
     assert [each.name for each in tmp_path.iterdir()] == ["rank0.pickle"]
     assert path.read_bytes() == b"former"

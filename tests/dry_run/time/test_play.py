@@ -20,7 +20,7 @@ from fivefold.model.catalog import named
 from fivefold.planner.predict import predict
 from fivefold.planner.time import roofline
 from fivefold.planner.time.network import Network
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 Rehearsed = Callable[..., list[Tape]]
 H100 = resolve("h100:16", local=Path())
@@ -123,7 +123,7 @@ def test_hidden_messages_slow_compute() -> None:
 
 
 def test_a_deadlock_has_no_time() -> None:
-    with pytest.raises(Mistake, match="deadlock of rank"):
+    with pytest.raises(UserError, match="deadlock of rank"):
         play([tape(0, "sw", RECEIVE._replace(peer=1)), tape(1, "sw", RECEIVE)], machine=H100, job=Job(), world=2)
 
 

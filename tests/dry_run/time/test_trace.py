@@ -13,7 +13,7 @@ from fivefold.dry_run.time import trace
 from fivefold.dry_run.time.play import Played, play
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 
 H100 = resolve("h100:8", local=Path())
 
@@ -77,5 +77,5 @@ def test_of_many_kernels_the_longest_stay(played: Played, tmp_path: Path, monkey
 
 
 def test_a_folder_that_is_not_there_is_one_line(played: Played, tmp_path: Path) -> None:
-    with pytest.raises(Fault, match="the trace cannot be written: No such file or directory"):
+    with pytest.raises(RunFailure, match="the trace cannot be written: No such file or directory"):
         trace.save(played, tmp_path / "none" / "t.json", ranks=[0], about={})

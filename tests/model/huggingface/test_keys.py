@@ -15,7 +15,7 @@ from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import EVERY_FAMILY
 from fivefold.model.huggingface.read import from_config, remark
-from fivefold.record import Mistake, Remark
+from fivefold.record import UsageWarning, UserError
 from tests.model.judged import built, further, judge, quiet
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
 
@@ -36,7 +36,7 @@ def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
             try:
                 model = from_config({"model_type": kind, **config}, name="x")
                 theirs = built(kind, config)
-            except Mistake as refusal:
+            except UserError as refusal:
                 assert "\n" not in str(refusal)  # noqa: PT017
                 continue
             except Exception:
@@ -112,7 +112,7 @@ def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
     line = "not read, nor by transformers' LlamaForCausalLM: " + ", ".join(f"{key}={odd[key]}" for key in odd)
     assert remark(config | harmless | odd, name="x") == f"x: {line}"
     (tmp_path / "config.json").write_text(json.dumps(config | odd))
-    with pytest.warns(Remark, match=line):
+    with pytest.warns(UsageWarning, match=line):
         assert resolve(str(tmp_path)).rope_fraction == 1
 
 

@@ -16,7 +16,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.read import from_config, read_config, remark
 from fivefold.model.huggingface.remote_code import SHAPE_FIELDS
-from fivefold.record import Mistake, Remark
+from fivefold.record import UsageWarning, UserError
 from tests.model.mutations import FAMILIES as SMALL
 from tests.model.mutations import LATENT
 
@@ -66,7 +66,7 @@ def test_biases_of_internlm3_are_read_under_both_names() -> None:
     assert from_config(config, name="x").parameters == count_reference(config)
     assert from_config(config, name="x").parameters > from_config(LLAMA, name="x").parameters
     assert remark(config, name="x") is None
-    with pytest.raises(Mistake, match="qkv_bias=True and bias=False"):
+    with pytest.raises(UserError, match="qkv_bias=True and bias=False"):
         from_config({**config, "bias": False}, name="x")
 
 
@@ -76,7 +76,7 @@ def test_another_model_of_transformers_is_refused_beside_every_known_architectur
         for other in (*sorted(MODEL_TYPES - READ), *FAMILIES):
             if (FAMILIES | WRAPPERS).get(other, read).architecture == read.architecture and other in READ:
                 continue
-            with pytest.raises(Mistake, match="transformers builds the class of model_type") as refusal:
+            with pytest.raises(UserError, match="transformers builds the class of model_type") as refusal:
                 from_config({**config, "architectures": [read.architecture], "model_type": other}, name="x")
             assert "\n" not in str(refusal.value)
 
@@ -86,7 +86,7 @@ def test_what_would_be_wrong_is_not_read() -> None:
     for kind in ("apertus", "arcee", "bitnet", "diffllama", "exaone4"):
         config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": kind}
         assert count_reference(config) != from_config({**config, "model_type": "llama"}, name="x").parameters
-        with pytest.raises(Mistake, match=f"model_type '{kind}' is not that of LlamaForCausalLM"):
+        with pytest.raises(UserError, match=f"model_type '{kind}' is not that of LlamaForCausalLM"):
             from_config(config, name="x")
 
 
@@ -101,27 +101,27 @@ def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str)
     assert str(remark(config, name="x")).startswith("x: model_type 'made-up' is not known: read as ")
     for key in whole:
         if FAMILIES[family].keys[key] in SHAPE_FIELDS:
-            with pytest.raises(Mistake, match=f"'made-up' is not known, nor .* give .*; or give model_type '{kind}'"):
+            with pytest.raises(UserError, match=f"'made-up' is not known, nor .* give .*; or give model_type '{kind}'"):
                 from_config({name: value for name, value in config.items() if name != key}, name="x")
 
 
 def test_what_was_assumed_of_remote_code_is_said() -> None:
     config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": "made-up", "auto_map": {"A": "b.C"}}
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", Remark)
+        warnings.simplefilter("always", UsageWarning)
         from_values(config, name="x", source="x")
     (line,) = (str(each.message) for each in caught)
     assert line == (
         "x: model_type 'made-up' is not known: read as LlamaForCausalLM; assumed as there: rope_theta=10000.0, "
         "rms_norm_eps=1e-06, hidden_act='silu'"
     )
-    with pytest.raises(Mistake, match="has no qkv_bias=True, which may change the model; remove what"):
+    with pytest.raises(UserError, match="has no qkv_bias=True, which may change the model; remove what"):
         from_config({**config, "qkv_bias": True}, name="x")
 
 
 @pytest.mark.parametrize("junk", [7, [], {}, True, "", "x" * 500], ids=repr)
 def test_a_type_that_is_no_name_is_one_line(junk: object) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         from_config({**LLAMA, "model_type": junk}, name="x")
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400

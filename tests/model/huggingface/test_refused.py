@@ -9,7 +9,7 @@ import pytest
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.model.huggingface.test_families import reference
 from tests.model.mutations import FAMILIES as SMALL
 
@@ -89,7 +89,7 @@ CONFIGS = BARE + [({"model_type": kind, **SMALL[kind], **keys}, says) for kind, 
 
 @pytest.mark.parametrize(("config", "says"), CONFIGS, ids=[says[:40] for _, says in CONFIGS])
 def test_what_cannot_be_represented_is_refused_in_one_line(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(Mistake) as refusal:
+    with pytest.raises(UserError) as refusal:
         from_config(config, name="x")
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -103,10 +103,10 @@ def test_junk_in_any_key_builds_or_is_one_line(name: str, junk: object) -> None:
         for broken in ({**published, key: junk}, {**published, "rope_scaling": {"rope_type": "yarn", key: junk}}):
             try:
                 from_config(broken, name=name)
-            except Mistake as refusal:
+            except UserError as refusal:
                 assert "\n" not in str(refusal)  # noqa: PT017 (both outcomes are right, a traceback is not)
     for key in ("factor", "beta_fast", "mscale", "original_max_position_embeddings", "short_factor", "rope_theta"):
         try:
             from_config({**published, "rope_scaling": {"type": "longrope", "factor": 8.0, key: junk}}, name=name)
-        except Mistake as refusal:
+        except UserError as refusal:
             assert "\n" not in str(refusal)  # noqa: PT017

@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.model.catalog import named
 from fivefold.model.huggingface.tensors import Part, parts
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 # Tensors in the index of the published files; of DeepSeek-V3 layers x (attention + norms) + dense + experts + 3, as its
 # files also hold scales and one more layer.
@@ -55,7 +55,7 @@ def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
 
 
 def test_a_family_without_names_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"unknown family of weights 'mamba'"):
+    with pytest.raises(UserError, match=r"unknown family of weights 'mamba'"):
         list(parts(named("gpt-oss-20b"), family="mamba"))
 
 

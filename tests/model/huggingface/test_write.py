@@ -10,7 +10,7 @@ from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import differs, to_config
 from fivefold.model.shape import MoE, RopeScaling
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.model.mutations import FAMILIES as SMALL
 
 
@@ -41,13 +41,13 @@ def test_what_only_training_knows_is_no_difference() -> None:
     free = model.replace(moe=model.moe.replace(balance="free"))  # its file would have no place for the biases
     assert differs(model, free) == "moe.balance='aux' instead of 'free'"
     assert differs(model, model.replace(layers=47)) == "layers=48 instead of 47"
-    with pytest.raises(Mistake, match=r"the nearest, qwen3_moe, has moe.balance='aux' instead of 'free'"):
+    with pytest.raises(UserError, match=r"the nearest, qwen3_moe, has moe.balance='aux' instead of 'free'"):
         to_config(free)
 
 
 def test_shared_experts_belong_to_no_mixtral() -> None:
     model = named("llama3.2-1b").replace(moe=MoE(experts=4, topk=2, ffn=8192, shared_experts=1))
-    with pytest.raises(Mistake, match=r"the nearest, mixtral, has moe.shared_experts=0 instead of 1"):
+    with pytest.raises(UserError, match=r"the nearest, mixtral, has moe.shared_experts=0 instead of 1"):
         to_config(model)
 
 
@@ -71,5 +71,5 @@ def test_experts_of_other_activations_and_queries_without_rank_are_written() -> 
 
 def test_the_nearest_family_is_the_one_with_the_fewest_differences() -> None:
     model = from_config({"model_type": "cohere", **SMALL["cohere"]}, name="x").replace(embedding_scale=2.0)
-    with pytest.raises(Mistake, match=r"the nearest, cohere, has embedding_scale=1.0 instead of 2.0"):
+    with pytest.raises(UserError, match=r"the nearest, cohere, has embedding_scale=1.0 instead of 2.0"):
         to_config(model)

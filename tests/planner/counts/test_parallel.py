@@ -26,7 +26,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind, kind_of
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.counts.update import stages_held
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.layout.live import live
 
 GPT = Model(
@@ -184,7 +184,7 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
     try:
         layout = Layout.read(fields, origin="drawn")
         refuse(layout, model=model, job=Job(sequence=sequence, global_batch=global_batch))
-    except Mistake:
+    except UserError:
         assume(False)
     return layout
 

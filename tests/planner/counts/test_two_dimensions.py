@@ -33,7 +33,7 @@ from fivefold.planner.ratios.exchanges import tensor
 from fivefold.planner.search import search
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.space import Space
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.step import sent_bytes
 from tests.planner.search.test_space import DENSE, JOB, all_leaves
 
@@ -199,7 +199,7 @@ def test_a_step_in_two_dimensions_sends_less_and_gains_little() -> None:
 )
 def test_what_is_not_counted_is_refused_in_one_line(changes: dict[str, object], text: str, pattern: str) -> None:
     model, machine = SMALL.replace(**changes), resolve("h100:8", local=Path("/nowhere"))
-    with pytest.raises(Mistake, match=pattern) as error:
+    with pytest.raises(UserError, match=pattern) as error:
         predict(model=model, machine=machine, layout=Layout.parse(text), job=Job(sequence=T, global_batch=1))
     assert "\n" not in str(error.value)
 

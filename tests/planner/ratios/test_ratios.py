@@ -14,7 +14,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.planner.ratios import ratios, sizing
 from fivefold.planner.ratios.exchanges import experts_layer
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.balance import Axis, Ratios
 
 JOB = Job(sequence=8192, global_batch=512)
@@ -126,10 +126,10 @@ def test_wide_experts_hide_any_topk() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(Mistake, match="heads=32 is not divisible by tp=3; try tp2"):
+    with pytest.raises(UserError, match="heads=32 is not divisible by tp=3; try tp2"):
         ratios(named("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
     hardware = machine("h100:8")
-    with pytest.raises(Mistake, match="llama3-8b has no experts to size"):
+    with pytest.raises(UserError, match="llama3-8b has no experts to size"):
         sizing(named("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
     alone = ratios(named("llama3-8b"), machine=machine("h100:1"), job=JOB)
     assert {row.largest for row in alone.axes} == {1}

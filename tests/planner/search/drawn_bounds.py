@@ -15,7 +15,7 @@ from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import FEWEST, LADDER
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.planner.draws import case
 
 WORLDS = (1, 2, 4, 8, 8, 12, 16, 32)
@@ -46,7 +46,7 @@ def drawn_space(seed: int) -> tuple[Planner, Space] | None:
     try:
         space = Space(drawn.model, job, world=world)
         return (Planner(model=drawn.model, machine=machine, job=job), space) if space.layouts else None
-    except Mistake:
+    except UserError:
         return None
 
 
@@ -76,7 +76,7 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
         try:
             ranks = planner.memory(layout)
             time = planner.estimate(layout, ranks=ranks).step_time.seconds if timed else 0.0
-        except Mistake:  # more bytes than are counted
+        except UserError:  # more bytes than are counted
             continue
         yield Compared(layout, float(size), max(rank.peak_bytes for rank in ranks), float(least), time)
 

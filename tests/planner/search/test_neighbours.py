@@ -17,7 +17,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.layout_changes import changed_words
 from fivefold.planner.search.neighbours import neighbours, walk
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
 from tests.planner.search.test_space import every_layout
 
@@ -103,7 +103,7 @@ def test_changes_are_told_by_their_words() -> None:
 )
 def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, term: str, passes: str) -> None:
     machine, job = tight(8, gib=4.0), Job(sequence=2048, global_batch=16)
-    with pytest.raises(Mistake, match="no layout of small on 8 ranks") as raised:
+    with pytest.raises(UserError, match="no layout of small on 8 ranks") as raised:
         search(model=SMALL, machine=machine, job=job, where=Where.parse(where))
     line = str(raised.value)
     assert f"the tightest is {term}: with {passes}" in line

@@ -20,7 +20,7 @@ from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import fits_any, search
 from fivefold.planner.search.space import Space
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import named as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
@@ -207,13 +207,13 @@ def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> 
     ],
 )
 def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
     assert "\n" not in str(caught.value)
 
 
 def test_ranks_that_nothing_can_share_are_refused() -> None:
-    with pytest.raises(Mistake, match="try gbs 14"):
+    with pytest.raises(UserError, match="try gbs 14"):
         search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
 
 

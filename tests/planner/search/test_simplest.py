@@ -18,7 +18,7 @@ from fivefold.planner.search.constraints import uneven_batch
 from fivefold.planner.search.layout_changes import rank_moves
 from fivefold.planner.search.simplest import Evaluated, Simplest, complexity
 from fivefold.planner.time.timeline import StepTime
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.search import page
 from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, tight
 from tests.printed import to_text
@@ -154,13 +154,13 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
     ],
 )
 def test_a_constraint_that_cannot_be_met_is_one_line(text: str, line: str) -> None:
-    with pytest.raises(Mistake, match=line.replace("?", r"\?")) as told:
+    with pytest.raises(UserError, match=line.replace("?", r"\?")) as told:
         Where.parse(text)
     assert "\n" not in str(told.value)
 
 
 def test_the_constraint_that_leaves_nothing_is_named() -> None:
-    with pytest.raises(Mistake, match="meets 'pp=1 tp=3'; the tightest is tp=3: with tp=4 there is"):
+    with pytest.raises(UserError, match="meets 'pp=1 tp=3'; the tightest is tp=3: with tp=4 there is"):
         search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
 
 
@@ -171,7 +171,7 @@ def test_where_several_constraints_leave_nothing_the_fewest_are_named_with_the_n
         ("tp=3 pp=5 cp=7", r"the tightest is tp=3 and pp=5 and cp=7: with .* there is '"),
         ("tp=3 pp=5 cp=7 zero=0", r"the tightest is tp=3 and pp=5 and cp=7: with .* there is '.*zero0"),
     ):
-        with pytest.raises(Mistake, match=line) as told:
+        with pytest.raises(UserError, match=line) as told:
             search(model=SMALL, machine=NODE, job=FEW, where=Where.parse(text))
         layout = Layout.parse(str(told.value).rpartition("there is '")[2].rstrip("'"))
         assert is_legal(layout, model=SMALL, job=FEW, machine=NODE)

@@ -19,7 +19,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import Runs, Stack
 from fivefold.update import Ramp
@@ -159,7 +159,7 @@ def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(m
     for order in permutations(DEFAULT_ORDER):
         try:
             refuse(layout.replace(order=order), model=model, job=JOB)
-        except Mistake:
+        except UserError:
             continue
         legal.add(tuple(axis for axis in order if axis in in_use))
     space = Space(model, JOB, world=8)

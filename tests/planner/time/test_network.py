@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fivefold.machine.catalog import names, resolve
 from fivefold.machine.spec import Calibration, Chip, Collective, CollectivePoint, Link, Machine
 from fivefold.planner.time.network import Group, Network
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 COLLECTIVES = get_args(Collective)
 GIB = 2**30
@@ -168,7 +168,7 @@ def test_a_curve_is_of_so_many_hosts() -> None:
 
 
 def test_an_unknown_collective_is_named():
-    with pytest.raises(Mistake, match="unknown collective 'all_gathr'; did you mean all_gather"):
+    with pytest.raises(UserError, match="unknown collective 'all_gathr'; did you mean all_gather"):
         catalog("h100").seconds("all_gathr", 1, Group(8, 1))
 
 

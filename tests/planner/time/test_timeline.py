@@ -20,7 +20,7 @@ from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.stage_time import StageSeconds, stage_seconds
 from fivefold.planner.time.steady_state import Extrapolated, distinct_tasks, extrapolate
 from fivefold.planner.time.unit_time import AXES
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 JOB = Job(sequence=2048, global_batch=64)
 LAYOUTS = st.builds(
@@ -44,7 +44,7 @@ def legal(text: str, job: Job = JOB) -> Layout | None:
     layout = Layout.parse(text)
     try:
         refuse(layout, model=model_of("llama3-8b"), job=job, machine=resolve("h100:256", local=Path("no")))
-    except Mistake:
+    except UserError:
         return None
     return layout
 

@@ -11,7 +11,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.planner.predict import predict
 from fivefold.profiling.traces import read
 from fivefold.profiling.traces.against import against, axes_of
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.step import Step
 from tests.profiling.traces import kineto
 from tests.profiling.traces.recorded import MODEL, STEPS, engine_traces, job
@@ -74,5 +74,5 @@ def test_axes_of_groups() -> None:
 
 def test_another_number_of_ranks_is_a_mistake(tmp_path: Path) -> None:
     traced = read(kineto.write(kineto.draw(1), tmp_path))
-    with pytest.raises(Mistake, match="--against a layout of 4 ranks, but the traces are of 2"):
+    with pytest.raises(UserError, match="--against a layout of 4 ranks, but the traces are of 2"):
         against(predicted(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import json_stream, read
 from fivefold.profiling.traces.json_stream import JsonStream
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.trace_report import page
 from tests.printed import to_text
 from tests.profiling.traces import kineto
@@ -146,7 +146,7 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
 def test_what_is_no_trace_is_one_line(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         read([path])
     line = str(mistake.value)
     assert said in line
@@ -219,7 +219,7 @@ def test_whatever_a_trace_holds_it_is_read_or_refused(seed: int, tmp_path: Path)
             paths[-1].write_text(json.dumps(whole), encoding="utf-8")
         try:
             report = read(paths, machine=resolve("h100:8", local=tmp_path)).report
-        except Mistake as mistake:
+        except UserError as mistake:
             assert "\n" not in str(mistake)  # noqa: PT017
         else:
             assert "Where the time goes" in to_text(page(report), width=120)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import read
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.results.trace_report import TraceReport
 from tests.profiling.traces import kineto
 
@@ -267,7 +267,7 @@ class TestOneJob:
         return kineto.events(kineto.draw(1), 0)
 
     def refused(self, *paths: Path, said: str, **options: Any) -> None:
-        with pytest.raises(Mistake) as mistake:
+        with pytest.raises(UserError) as mistake:
             read(list(paths), **options)
         assert said in str(mistake.value)
         assert "\n" not in str(mistake.value)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.machine.catalog import resolve
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.figures import collectives, formats, machine, masks, roofline
 from fivefold.trainer.parallel.ring_blocks import zigzag
 
@@ -177,7 +177,7 @@ def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
-    with pytest.raises(Mistake, match=line.replace(".", r"\.")):
+    with pytest.raises(UserError, match=line.replace(".", r"\.")):
         CliRunner().invoke(app, ["draw", *words], catch_exceptions=False)
 
 

@@ -17,7 +17,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.async_saver import Saver
@@ -113,7 +113,7 @@ def fill_the_disk(folder: Path) -> list[str]:
                 time.sleep(0.01)
             try:
                 said.append(str(saver.wait()))
-            except Fault as fault:
+            except RunFailure as fault:
                 said.append(str(fault))
         os.fsync = sync
         saver.save(manifest(3, layout=layout, model=ODD, job=JOB))  # whoever made room may go on

@@ -25,7 +25,7 @@ from torch import Tensor
 from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, latest, load, read, save
@@ -106,7 +106,7 @@ def joined(states: Sequence[State]) -> dict[str, list[Tensor]]:
 def refusal(action: Callable[[], object]) -> str:
     try:
         action()
-    except (Mistake, Fault) as error:
+    except (UserError, RunFailure) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -266,35 +266,35 @@ def rewrite(path: Path, **changes: object) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (
         lambda path: os.truncate(path / "__1_0.distcp", 1000),
-        r"Mistake: \S+/step-00000002/__1_0.distcp: holds 1000 bytes, but \d+ bytes were written; {way_out}",
+        r"UserError: \S+/step-00000002/__1_0.distcp: holds 1000 bytes, but \d+ bytes were written; {way_out}",
     ),
     "flip": (
         lambda path: flip(path / "__1_0.distcp"),
-        r"Mistake: \S+/__1_0.distcp: \d+ bytes were written, but it now holds others; {way_out}",
+        r"UserError: \S+/__1_0.distcp: \d+ bytes were written, but it now holds others; {way_out}",
     ),
     "flipped metadata": (
         lambda path: flip(path / ".metadata"),
-        r"Mistake: \S+/.metadata: \d+ bytes were written, but it now holds others; {way_out}",
+        r"UserError: \S+/.metadata: \d+ bytes were written, but it now holds others; {way_out}",
     ),
     "missing": (
         lambda path: (path / "__0_0.distcp").unlink(),
-        r"Mistake: \S+/__0_0.distcp: is missing, but \d+ bytes were written; {way_out}",
+        r"UserError: \S+/__0_0.distcp: is missing, but \d+ bytes were written; {way_out}",
     ),
     "no manifest": (
         lambda path: (path / "checkpoint.json").unlink(),
-        r"Mistake: \S+/step-00000002: is no complete checkpoint, as it has no checkpoint.json; {way_out}",
+        r"UserError: \S+/step-00000002: is no complete checkpoint, as it has no checkpoint.json; {way_out}",
     ),
     "cut manifest": (
         lambda path: os.truncate(path / "checkpoint.json", 100),
-        r"Mistake: \S+/checkpoint.json: not valid JSON: .*; {way_out}",
+        r"UserError: \S+/checkpoint.json: not valid JSON: .*; {way_out}",
     ),
     "edited manifest": (
         lambda path: rewrite(path / "checkpoint.json", device="toaster"),
-        r"Mistake: \S+/checkpoint.json: does not hold what was written; {way_out}",
+        r"UserError: \S+/checkpoint.json: does not hold what was written; {way_out}",
     ),
     "newer": (
         lambda path: rewrite(path / "checkpoint.json", version=7, new_field=[]),
-        r"Mistake: \S+: written by a newer version 7; this one reads up to 1; upgrade fivefold",
+        r"UserError: \S+: written by a newer version 7; this one reads up to 1; upgrade fivefold",
     ),
 }
 
@@ -336,9 +336,9 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_in_one_line(forked, tmp_path
         way_out = f"remove step-00000002 and resume from {tmp_path}/step-00000001"
         assert_line(first.pop(name), pattern.replace("{way_out}", way_out))
     assert first.pop("other steps") == "nothing"
-    assert_line(first.pop("other model"), r"Mistake: \S+: is of another model, with ffn=50 instead of 60; .*")
-    assert_line(first.pop("other rope"), r"Mistake: .*, with rope_scaling=None instead of RopeScaling.*")
-    assert_line(first.pop("other seed"), r"Mistake: \S+: was trained with seed=0, and with seed=5 would read .*")
+    assert_line(first.pop("other model"), r"UserError: \S+: is of another model, with ffn=50 instead of 60; .*")
+    assert_line(first.pop("other rope"), r"UserError: .*, with rope_scaling=None instead of RopeScaling.*")
+    assert_line(first.pop("other seed"), r"UserError: \S+: was trained with seed=0, and with seed=5 would read .*")
     assert not first
 
 
@@ -347,7 +347,7 @@ def assert_line(text: str, pattern: str) -> None:
 
 
 def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"nowhere: is no complete checkpoint.*there is none before it"):
+    with pytest.raises(UserError, match=r"nowhere: is no complete checkpoint.*there is none before it"):
         read(tmp_path / "nowhere")
 
 
@@ -393,9 +393,11 @@ def test_a_full_disk_on_one_rank_is_one_line_on_all(forked, tmp_path: Path, capf
     assert (first.pop(0), first.pop()) == ("nothing", "nothing")
     size = r"\(at least \d+\.\d+ KiB to write, \d+\.\d+ GiB free\)"
     rest = rf" {size}; the last good checkpoint is {tmp_path}/run/step-00000001"
-    assert_line(first.pop(0), rf"Fault: \S+/step-00000002: cannot be written: rank 1: File too large{rest}")
+    assert_line(first.pop(0), rf"RunFailure: \S+/step-00000002: cannot be written: rank 1: File too large{rest}")
     for rank, text in zip((1, 0, 0, 0, 0), first, strict=True):
-        assert_line(text, rf"Fault: \S+/step-00000002: cannot be written: rank {rank}: No space left on device{rest}")
+        assert_line(
+            text, rf"RunFailure: \S+/step-00000002: cannot be written: rank {rank}: No space left on device{rest}"
+        )
     assert capfd.readouterr() == ("", "")
 
 

@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_export
 from fivefold.trainer.checkpoint.full_weights import full_module
@@ -180,7 +180,7 @@ def saved(forked: Fork, tmp_path: Path) -> Path:
 def refusal(source: Path, **options: Any) -> str:
     """The one line, after which nothing has been written."""
     before = sorted(source.parent.iterdir()), sorted(source.iterdir())
-    with pytest.raises((Mistake, Fault)) as caught:
+    with pytest.raises((UserError, RunFailure)) as caught:
         export(find(source), source / "out", **{"dtype": "bf16", "file_bytes": 10**6, "report": nothing} | options)
     assert (sorted(source.parent.iterdir()), sorted(source.iterdir())) == before
     assert "\n" not in str(caught.value)
@@ -189,11 +189,11 @@ def refusal(source: Path, **options: Any) -> str:
 
 def test_a_folder_that_is_there_stays(saved: Path) -> None:
     (saved / "out").mkdir()
-    assert refusal(saved) == "Mistake: SOURCE/out: is there already; remove it or give another folder"
+    assert refusal(saved) == "UserError: SOURCE/out: is there already; remove it or give another folder"
 
 
 def test_a_source_without_checkpoints(tmp_path: Path) -> None:
-    assert re.match("Mistake: SOURCE: holds no complete checkpoint", refusal(tmp_path))
+    assert re.match("UserError: SOURCE: holds no complete checkpoint", refusal(tmp_path))
 
 
 def test_a_flipped_bit(saved: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_flipped_bit(saved: Path) -> None:
 
 def test_too_little_room(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_export.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2048}))
-    assert re.fullmatch(r"Fault: SOURCE/out: needs .* KiB, but 2.00 KiB are free", refusal(saved))
+    assert re.fullmatch(r"RunFailure: SOURCE/out: needs .* KiB, but 2.00 KiB are free", refusal(saved))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("os error 28")])
@@ -223,7 +223,7 @@ def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, erro
     monkeypatch.setattr(huggingface_export, "save_file", failing)
     line = refusal(saved, file_bytes=20_000)
     reason = "No space left on device" if isinstance(error, OSError) else "os error 28"
-    assert re.fullmatch(rf"Fault: SOURCE/out: cannot be written: {reason} \(.* in all\); nothing is left", line)
+    assert re.fullmatch(rf"RunFailure: SOURCE/out: cannot be written: {reason} \(.* in all\); nothing is left", line)
 
 
 def test_a_model_of_no_family(forked: Fork, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fivefold.model.catalog import CATALOG, named
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import Part, bias_name, parts
 from fivefold.model.weights import weights
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import full_weights
 from fivefold.trainer.checkpoint.huggingface_export import _together
@@ -359,7 +359,7 @@ def test_a_bad_folder_is_refused_in_one_line(harm: Callable[[Path], object], mes
     reference(CASES["llama"]).save_pretrained(tmp_path)  # type: ignore[operator]
     model = Folder.open(tmp_path).model
     harm(tmp_path)
-    with pytest.raises(Mistake, match=re.escape(message)) as caught:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
         Folder.open(tmp_path, model=model)
     assert str(tmp_path.name) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import differs, to_config
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from tests.model.judged import quiet
 from tests.model.mutations import FAMILIES, PLAIN
@@ -104,7 +104,7 @@ def test_a_tied_head_may_be_stored_only_as_the_embedding(tmp_path: Path) -> None
     kind, keys = CASES["mistral3"]
     wrapped(kind, keys).save_pretrained(tmp_path)
     change(tmp_path, tie_word_embeddings=True)
-    with pytest.raises(Mistake, match=r"lm_head.weight differs from the embedding, though its config.json ties them"):
+    with pytest.raises(UserError, match=r"lm_head.weight differs from the embedding, though its config.json ties them"):
         Folder.open(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -115,5 +115,7 @@ def test_a_tied_head_may_be_stored_only_as_the_embedding(tmp_path: Path) -> None
 
 def test_another_text_model_is_refused() -> None:
     config = {"model_type": "mistral3", "text_config": {"model_type": "llama", **PLAIN}}
-    with pytest.raises(Mistake, match=r"^x: its text model is 'llama'; of Mistral3ForConditionalGeneration mistral is"):
+    with pytest.raises(
+        UserError, match=r"^x: its text model is 'llama'; of Mistral3ForConditionalGeneration mistral is"
+    ):
         from_config(config, name="x")

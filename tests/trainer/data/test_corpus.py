@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.data import corpus
 from fivefold.trainer.data.corpus import file_slices, list_files, read_documents, read_slice
 
@@ -173,14 +173,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_cannot_be_read_is_said_in_one_line(case: str, tmp_path: Path) -> None:
     make, message = BAD[case]
     make(tmp_path)
-    with pytest.raises(Mistake, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         documents(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_path_that_is_not_there() -> None:
-    with pytest.raises(Mistake, match="stdlb: no such file or folder; the corpus is 'stdlib' or a path"):
+    with pytest.raises(UserError, match="stdlb: no such file or folder; the corpus is 'stdlib' or a path"):
         list_files("stdlb")
 
 
@@ -188,5 +188,5 @@ def test_one_line_number_in_a_later_piece(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(corpus, "LINES_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n' * 30 + "{}\n")
-    with pytest.raises(Mistake, match=r"a\.jsonl:31: has no key 'text'; it has none"):
+    with pytest.raises(UserError, match=r"a\.jsonl:31: has no key 'text'; it has none"):
         documents(path)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.data.loader import Loader, heldout_batches, permute
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.shards import Shards
@@ -122,12 +122,12 @@ def test_a_corpus_shorter_than_one_batch(loader: Loader, shards: Shards) -> None
         lambda: loader.check(global_batch=too_many),
         lambda: loader.batch(0, global_batch=too_many, rank=0, ranks=1, micro_batches=1, mbs=too_many),
     ):
-        with pytest.raises(Mistake, match=message):
+        with pytest.raises(UserError, match=message):
             refuse()
     Loader(shards, sequence=tokens - 1, seed=0)
-    with pytest.raises(Mistake, match=f"train holds {tokens} tokens, but 1 sequences of {tokens} need {tokens + 1}"):
+    with pytest.raises(UserError, match=f"train holds {tokens} tokens, but 1 sequences of {tokens} need {tokens + 1}"):
         Loader(shards, sequence=tokens, seed=0)
-    with pytest.raises(Mistake, match=r"heldout holds \d+ tokens.*raise the held-out share"):
+    with pytest.raises(UserError, match=r"heldout holds \d+ tokens.*raise the held-out share"):
         next(heldout_batches(shards, sequence=tokens - 1, rows=1, mbs=1))
 
 

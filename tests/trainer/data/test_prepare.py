@@ -22,7 +22,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import RunFailure, UserError
 from fivefold.trainer.data import encode, shards
 from fivefold.trainer.data.corpus import list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, text_hash
@@ -139,7 +139,7 @@ def test_the_fingerprint_is_of_what_was_read(texts: Path, tmp_path: Path) -> Non
         options = {"holdout": draw.choice((0.0, 0.01, 0.5)), "shard_tokens": draw.choice((1, 5, 999))}
         try:
             index = prepare(str(texts), directory=tmp_path / str(number), **options)
-        except Mistake:  # all was held out
+        except UserError:  # all was held out
             continue
         opened = Shards.open(tmp_path / str(number))
         tokens = tuple(opened.read(split, start=0, count=index.part(split).tokens).tobytes() for split in SPLITS)
@@ -186,9 +186,9 @@ def test_what_is_there_is_reused_until_something_changes(texts: Path, tmp_path: 
 def test_a_folder_of_other_things_is_left_alone(stranger: str, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / stranger).touch()
-    with pytest.raises(Mistake, match=f"out: holds '{stranger}', which is no shard; choose another folder"):
+    with pytest.raises(UserError, match=f"out: holds '{stranger}', which is no shard; choose another folder"):
         prepare(str(texts), directory=tmp_path / "out")
-    with pytest.raises(Mistake, match="is a file; choose another folder"):
+    with pytest.raises(UserError, match="is a file; choose another folder"):
         prepare(str(texts), directory=tmp_path / "out" / stranger)
     assert list(contents(tmp_path / "out")) == [stranger]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
@@ -198,7 +198,7 @@ def test_a_checkpoint_beside_the_shards_is_not_thrown_away(texts: Path, tmp_path
     prepare(str(texts), directory=tmp_path / "out")
     (tmp_path / "out/checkpoint").mkdir()
     prepare(str(texts), directory=tmp_path / "out")  # nothing to do
-    with pytest.raises(Mistake, match="out: holds 'checkpoint', which is no shard"):
+    with pytest.raises(UserError, match="out: holds 'checkpoint', which is no shard"):
         prepare(str(texts), directory=tmp_path / "out", holdout=0.5)
 
 
@@ -231,7 +231,7 @@ def test_a_failed_run_leaves_what_was_there(texts: Path, tmp_path: Path) -> None
     before = contents(tmp_path / "out")
     (texts / "59.txt").write_bytes(b"\xff")
     for workers in (1, 2):
-        with pytest.raises(Mistake, match=r"59.txt: not UTF-8: byte 0xff at offset 0"):
+        with pytest.raises(UserError, match=r"59.txt: not UTF-8: byte 0xff at offset 0"):
             prepare(str(texts), directory=tmp_path / "out", workers=workers)
     assert contents(tmp_path / "out") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
@@ -257,7 +257,9 @@ def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pyt
         return usage(folder)
 
     monkeypatch.setattr(shutil, "disk_usage", note_usage)
-    with pytest.raises(Fault, match=r"out: the disk is full: .* are free, the corpus has .*; free some space") as error:
+    with pytest.raises(
+        RunFailure, match=r"out: the disk is full: .* are free, the corpus has .*; free some space"
+    ) as error:
         prepare(str(texts), directory=tmp_path / "out")
     assert "\n" not in str(error.value)
     assert len(written) == 1
@@ -266,7 +268,7 @@ def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_that_cannot_be_written(texts: Path) -> None:
-    with pytest.raises(Mistake, match=r"out: cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(UserError, match=r"out: cannot be written: (Not a directory|File exists)"):
         prepare(str(texts), directory=texts / "00.txt" / "out")
 
 
@@ -300,7 +302,7 @@ def test_killed_in_the_middle(workers: int, texts: Path, tmp_path: Path) -> None
     assert len(children) >= workers - 1
     assert not out.exists()
     assert (tmp_path / ".out.partial").exists()
-    with pytest.raises(Mistake, match="holds no prepared corpus; run `fivefold data` first"):
+    with pytest.raises(UserError, match="holds no prepared corpus; run `fivefold data` first"):
         Shards.open(out)
     prepare(str(texts), directory=out)
     assert Shards.open(out).index.train.documents + Shards.open(out).index.heldout.documents == 60
@@ -320,7 +322,7 @@ def alive(process: str) -> bool:
 
 def test_a_dead_worker(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_live_and_die_with_parent", partial(os._exit, 9))
-    with pytest.raises(Fault, match="a tokenizing process died"):
+    with pytest.raises(RunFailure, match="a tokenizing process died"):
         prepare(str(texts), directory=tmp_path / "out", workers=2)
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
@@ -350,7 +352,7 @@ def test_workers_start_without_torch() -> None:
 )
 def test_what_cannot_be_prepared(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(Mistake, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         prepare(str(tmp_path), directory=tmp_path / "out", **options)
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -397,12 +399,12 @@ def test_broken_shards_are_not_opened(case: str, texts: Path, tmp_path: Path) ->
     prepare(str(texts), directory=tmp_path / "other", tokenizer="bpe:270")
     breaks, message = BROKEN[case]
     breaks(tmp_path / "out")
-    with pytest.raises(Mistake, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         Shards.open(tmp_path / "out")
     assert "\n" not in str(error.value)
 
 
 def test_shards_of_another_tokenizer_than_the_callers(texts: Path, tmp_path: Path) -> None:
     prepare(str(texts), directory=tmp_path / "out")
-    with pytest.raises(Mistake, match=r"made with another tokenizer \(\w{12}, expected abcabcabcabc\)"):
+    with pytest.raises(UserError, match=r"made with another tokenizer \(\w{12}, expected abcabcabcabc\)"):
         Shards.open(tmp_path / "out", fingerprint="abc" * 20)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, dtype_of, load, tokenizer, train_bpe
 
 TEXTS = [Path(__file__).read_text(), json.__doc__ or "", "naïve café, 日本語 \n\n\t x  y"]
@@ -32,7 +32,7 @@ def test_bytes_are_the_bytes_of_utf8() -> None:
 
 
 def test_a_nul_would_read_as_the_end_of_a_document() -> None:
-    with pytest.raises(Mistake, match="holds 2 NUL bytes, the first at offset 3"):
+    with pytest.raises(UserError, match="holds 2 NUL bytes, the first at offset 3"):
         ByteTokenizer().encode("é-\0\0")
 
 
@@ -102,7 +102,7 @@ def test_dtype() -> None:
     ],
 )
 def test_bad_names(spec: str, message: str) -> None:
-    with pytest.raises(Mistake, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         tokenizer(spec, texts=lambda: TEXTS)
     assert "\n" not in str(error.value)
 
@@ -119,7 +119,7 @@ def test_bad_names(spec: str, message: str) -> None:
 def test_bad_files(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
-    with pytest.raises(Mistake, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         load(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
@@ -127,9 +127,9 @@ def test_bad_files(data: bytes, message: str, tmp_path: Path) -> None:
 
 def test_an_error_while_the_corpus_is_read_ends_the_training() -> None:
     def texts() -> list[str]:
-        raise Mistake("no corpus")
+        raise UserError("no corpus")
 
-    with pytest.raises(Mistake, match="no corpus"):
+    with pytest.raises(UserError, match="no corpus"):
         tokenizer("bpe:300", texts=lambda: (text for _ in "a" for text in texts()))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer import engine, loop
 from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
 from fivefold.trainer.faults.spikes import BadLoss, Faults, LossGuard
@@ -45,7 +45,7 @@ def test_not_too_often() -> None:
     guard.count(BadLoss("rollback", "loss 9"), step=8)
     kept = LossGuard(Faults(max_rollbacks=2))
     kept.restore(guard.facts(), going_back=False)
-    with pytest.raises(Fault, match=r"step 9: loss 9, after 2 rollbacks, and max_rollbacks=2; lower .*"):
+    with pytest.raises(RunFailure, match=r"step 9: loss 9, after 2 rollbacks, and max_rollbacks=2; lower .*"):
         kept.count(BadLoss("skip", "loss 9"), step=9)
 
 
@@ -217,7 +217,7 @@ def test_a_roll_back_restores_the_losses_and_not_its_own_count() -> None:
         guard.count(BadLoss("rollback", "loss nan"), step=step)
         guard.restore(facts, going_back=True)
         assert list(guard.recent) == [3.0, 2.0]
-    with pytest.raises(Fault, match=r"after 2 rollbacks, and max_rollbacks=2"):
+    with pytest.raises(RunFailure, match=r"after 2 rollbacks, and max_rollbacks=2"):
         guard.count(BadLoss("rollback", "loss nan"), step=11)
     guard.restore(facts, going_back=False)
     assert guard.rollbacks == 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer.faults.signals import EXIT_RETRY, TIME
 from fivefold.trainer.faults.transient import is_transient
 from fivefold.trainer.process import RetryableExit, _raise_first_cause
@@ -89,7 +89,7 @@ class Failure:
         self.error_file_data: dict[str, Any] = {TIME: 9}
 
 
-@pytest.mark.parametrize(("code", "raised"), [(EXIT_RETRY, RetryableExit), (1, Fault)])
+@pytest.mark.parametrize(("code", "raised"), [(EXIT_RETRY, RetryableExit), (1, RunFailure)])
 def test_the_launcher_starts_again_by_the_exit_code(code: int, raised: type[Exception], tmp_path: Path) -> None:
     with pytest.raises(raised, match="rank 0: it failed"):
         _raise_first_cause([Failure(code)], asked="", folder=tmp_path)

@@ -9,7 +9,7 @@ from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_chip
 from tests.agree.parity.cases import MODELS, job_for
 from tests.agree.parity.processes import forked
@@ -111,6 +111,6 @@ def test_a_chip_without_units_is_refused_before_anything_starts(
     if not pattern:
         check_chip(job, model=named(model))
         return
-    with pytest.raises(Mistake, match=pattern) as error:
+    with pytest.raises(UserError, match=pattern) as error:
         check_chip(job, model=named(model))
     assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build, initial
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.full_weights import decoder
@@ -247,11 +247,11 @@ def test_text_comes_in_pieces_that_are_whole_characters() -> None:
 
 
 def test_a_source_without_weights_or_tokenizer_is_refused(tmp_path: Path, forked) -> None:
-    with pytest.raises(Mistake, match="holds no complete checkpoint"):
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
         Source.find(tmp_path)
     forked(1, save, tmp_path, MODELS[0], Layout.parse("dp1 mbs1"))
     source = Source.find(tmp_path)
-    with pytest.raises(Mistake, match=r"data: holds no tokenizer.json; name one with --tokenizer"):
+    with pytest.raises(UserError, match=r"data: holds no tokenizer.json; name one with --tokenizer"):
         source.tokenizer()
-    with pytest.raises(Mistake, match=r"bytes: has 256 tokens, but grouped only vocab=131"):
+    with pytest.raises(UserError, match=r"bytes: has 256 tokens, but grouped only vocab=131"):
         source.tokenizer(Path("bytes"))

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.record import Fault, Mistake, read_lines
+from fivefold.record import RunFailure, UserError, read_lines
 from fivefold.trainer.logs.run_log import Logs
 from fivefold.trainer.run import Run
 
@@ -96,7 +96,7 @@ def test_without_a_login_it_says_what_to_do(tmp_path: Path, board: Board, monkey
 
     monkeypatch.setattr(board, "init", refuse)
     wanted = r"cannot be started: api_key not configured \(no-tty\); `wandb login`, set WANDB_MODE=offline"
-    with logs(tmp_path) as refused, pytest.raises(Fault, match=wanted):
+    with logs(tmp_path) as refused, pytest.raises(RunFailure, match=wanted):
         refused.start(0)
 
 
@@ -106,6 +106,6 @@ def test_the_package_is_missed_before_anything_begins(tmp_path: Path, monkeypatc
     path.write_text(
         f'model = "nano"\nmachine = "h100:8"\nlayout = "dp8 mbs1"\nfolder = "{tmp_path}/run"\n[logs]\nwandb = "words"\n'
     )
-    with pytest.raises(Mistake, match=r"\[logs\] wandb needs the extra wandb: pip install 'fivefold\[wandb\]', or"):
+    with pytest.raises(UserError, match=r"\[logs\] wandb needs the extra wandb: pip install 'fivefold\[wandb\]', or"):
         CliRunner().invoke(app, ["train", str(path)], catch_exceptions=False)
     assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ from torch import Tensor
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.logs.step_line import step_line
@@ -155,7 +155,7 @@ def test_the_log_says_it_in_tokens() -> None:
 def test_layouts_without_a_part_of_the_batch_are_refused(tmp_path: Path) -> None:
     run = Run(noise_scale=True)
     for text, line in (("dp1 tp2", "with dp1 no gradient"), ("dp2 cp2", "under cp2 no rank has")):
-        with pytest.raises(Mistake, match=line):
+        with pytest.raises(UserError, match=line):
             run.check_noise(Layout.parse(text))
         Run().check_noise(Layout.parse(text))
     run.check_noise(Layout.parse("dp2 pp2"))

@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.local_shapes import Local, Part
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.rotary import Rows, rotary_tables, tables_of
 
@@ -208,7 +208,7 @@ def test_llama3_leaves_fast_pairs_and_slows_the_others() -> None:
     ],
 )
 def test_scalings_that_it_cannot_compute_are_refused(scaling: RopeScaling, line: str) -> None:
-    with pytest.raises(Mistake, match=line):
+    with pytest.raises(UserError, match=line):
         tables(GROUPED.replace(rope_scaling=scaling), torch.arange(4))
 
 

@@ -10,7 +10,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import Temperature
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.generate.decode import kv_cached
 from fivefold.trainer.model.attention import GroupedAttention
 from fivefold.trainer.model.dropout import sequence_keys
@@ -111,7 +111,7 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
 )
 def test_what_chunks_do_not_go_with_is_one_line(layout: str, changed: dict[str, object], says: str) -> None:
     job = Job(sequence=8, global_batch=2, precision=recipe("fp32")).replace(**changed)
-    with pytest.raises(Mistake, match=says):
+    with pytest.raises(UserError, match=says):
         check_supported(Layout.parse(layout), job, model=CHUNKED)
     longer = CHUNKED.replace(window=16)  # than the sequences: it does nothing
     check_supported(Layout.parse(layout), job, model=longer)

@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
-from fivefold.record import Fault
+from fivefold.record import RunFailure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.experts import Experts, by_group, summed_by_group
 from fivefold.trainer.model.linear import WgradStore
@@ -246,7 +246,7 @@ def test_the_aux_loss_adds_its_gradient_and_nothing_else(score: str) -> None:
 
 
 def test_an_aux_loss_without_a_weight_is_refused() -> None:
-    with pytest.raises(Fault, match=r"moe\.scale"):
+    with pytest.raises(RunFailure, match=r"moe\.scale"):
         made(model(balance="aux"))(rows()).sum().backward()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fivefold.job import Recipe, recipe
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.precision import TRAINABLE, Dtypes
 
 
@@ -32,6 +32,6 @@ def test_every_copy_has_as_many_bytes_as_the_recipe_says() -> None:
     ],
 )
 def test_what_the_engine_does_not_have_is_refused(asked: Recipe, pattern: str) -> None:
-    with pytest.raises(Mistake, match=pattern) as error:
+    with pytest.raises(UserError, match=pattern) as error:
         Dtypes(asked)
     assert "\n" not in str(error.value)

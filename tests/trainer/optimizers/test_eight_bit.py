@@ -15,7 +15,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import latest, load
 from fivefold.trainer.engine import Engine
@@ -149,7 +149,7 @@ def taken_up(folder: Path) -> str:
         path = latest(folder)
         assert path is not None
         load(path, built=built, model=narrow, job=job("adamw8bit"))
-    except Mistake as error:
+    except UserError as error:
         return str(error)
     return ""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.optimizers.low_precision_moments import Scaled
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
@@ -98,5 +98,7 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["muon", "sgd"])
 def test_other_optimizers_are_refused_in_one_line(kind: Any) -> None:
     job = task("fp8-lm").replace(optimizer=Optimizer(kind=kind))
-    with pytest.raises(Mistake, match=rf"'fp8-lm': its moments of 1 \+ 2 bytes are AdamW's, and {kind} keeps fp32; ta"):
+    with pytest.raises(
+        UserError, match=rf"'fp8-lm': its moments of 1 \+ 2 bytes are AdamW's, and {kind} keeps fp32; ta"
+    ):
         check_supported(Layout.parse("mbs1"), job, model=MODEL)

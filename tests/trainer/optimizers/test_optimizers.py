@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import Built, build, initial
 from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.optimizers import fp32_update, optimizer
@@ -197,7 +197,7 @@ def other_kind(folder: Path) -> str:
     play(DENSE, layout, job("sgd"), folder=folder)
     try:
         play(DENSE, layout, job("muon"), folder=folder)
-    except Mistake as error:
+    except UserError as error:
         return str(error)
     return ""
 

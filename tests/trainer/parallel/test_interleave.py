@@ -20,7 +20,7 @@ from torch import Tensor
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.spec import Layout
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
@@ -171,9 +171,9 @@ def test_what_running_again_says_is_said_to_one_alone() -> None:
 def test_weights_of_one_stage_are_not_used_by_both(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("F0.0,F0.1+BW0.0,BW0.1\n")
     mine = read_table(tmp_path / "mine.csv")
-    with pytest.raises(Mistake, match=r"mine has F0\.1\+BW0\.0, both on stage 0"):
+    with pytest.raises(UserError, match=r"mine has F0\.1\+BW0\.0, both on stage 0"):
         check_pairs(mine)
-    with pytest.raises(Mistake, match="1f1b has no forward beside a backward; try dualpipe"):
+    with pytest.raises(UserError, match="1f1b has no forward beside a backward; try dualpipe"):
         check_pairs(schedule("1f1b", pp=2, v=1, micro_batches=2))
 
 

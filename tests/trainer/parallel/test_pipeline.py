@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import messages
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.linear import Linear, WgradStore
 from fivefold.trainer.parallel.mesh import ranks
@@ -282,7 +282,7 @@ def test_a_deadlock_is_one_line() -> None:
         ),
         rows.paths,
     )
-    with pytest.raises(Mistake, match="deadlock: rank 0 at") as caught:
+    with pytest.raises(UserError, match="deadlock: rank 0 at") as caught:
         Pipeline(stuck, ranks={}, wgrad_store=WgradStore(), stages={}, shape=(ROWS, D), dtype=torch.float32)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 

@@ -54,7 +54,7 @@ from fivefold.planner.counts.memory.stages import (
 )
 from fivefold.planner.counts.memory.states import UnitStates, updates_one
 from fivefold.planner.counts.update import scratch_bytes
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
 
@@ -305,9 +305,9 @@ def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[Mome
 
 
 def _counted(sizes: list[list[int]], layout: Layout, *, times: int = 1) -> list[list[int]]:
-    """Return ``sizes`` if ``times`` the sum of each row fits 64-bit integers; else raise a ``Mistake``."""
+    """Return ``sizes`` if ``times`` the sum of each row fits 64-bit integers; else raise a ``UserError``."""
     if (max_bytes := times * max(sum(map(abs, row)) for row in sizes)) > COUNTED_BYTES:
-        raise Mistake(
+        raise UserError(
             f"layout {str(layout)!r} would hold about {max_bytes:.0e} bytes on a rank, and more than "
             f"{COUNTED_BYTES:.0e} are not counted; shorten the sequence, or lower mbs or the model"
         )

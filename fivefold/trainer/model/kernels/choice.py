@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fivefold.job import Job
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.kernels.fused.launch import unavailable
 
 
@@ -27,7 +27,7 @@ def check_kernels(job: Job) -> tuple[Job, str]:
         return job, ""  # answered without importing Triton
     reason = unavailable()
     if requires_triton and reason:
-        raise Mistake(f"job: kernels='triton' cannot run: {reason}; drop it, or take kernels='compiled' or 'eager'")
+        raise UserError(f"job: kernels='triton' cannot run: {reason}; drop it, or take kernels='compiled' or 'eager'")
     if not has_gpu:
         return job, ""
     resolved_job = settled(job, gpu=True)

@@ -7,7 +7,7 @@ from fivefold.model.huggingface.tensors import parts
 from fivefold.model.huggingface.write import differs, to_config
 from fivefold.planner.predict import predict
 from fivefold.planner.search import search
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 config = {"model_type": "fake", "d_model": 96, "num_attention_heads": 6, "vocab_size": 512}
 model = from_config(config, name="x")
@@ -18,7 +18,7 @@ assert from_config({**config, "architectures": ["FakeForCausalLM"]}, name="x") =
 assert remark(config | {"n_group": 4}, name="x") == "x: not read, nor by transformers' FakeForCausalLM: n_group=4"
 try:
     from_config({**config, "use_memory": True}, name="x")
-except Mistake as error:
+except UserError as error:
     message = str(error)
 else:
     raise AssertionError("a key that cannot be represented was read")

@@ -12,7 +12,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from fivefold.results.reading import Reading
 
@@ -49,7 +49,7 @@ for attempt in (
 ):
     try:
         attempt()
-    except Mistake as error:
+    except UserError as error:
         messages.append(str(error))
 keys, stages, names, unknown = messages
 assert "unknown=1 (is no key that is known of megacorp 7.0)" in keys

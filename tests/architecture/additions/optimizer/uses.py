@@ -6,7 +6,7 @@ from fivefold.job import Job
 from fivefold.planner.predict import predict
 from fivefold.planner.search import search
 from fivefold.planner.whole_run import checkpoint_bytes
-from fivefold.record import Mistake
+from fivefold.record import UserError
 
 job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))
 states = [
@@ -20,7 +20,7 @@ losses = train(TINY, job)
 assert losses[-1] < losses[0], losses
 try:
     Job.read({"optimizer": {"kind": "tiger"}}, origin="job")
-except Mistake as error:
+except UserError as error:
     message = str(error)
 else:
     raise AssertionError("an unknown optimizer was taken")

@@ -15,7 +15,7 @@ from fivefold.model.catalog import named
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.planner.time.spans import spans
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.rendering.pipeline import blocks
 from fivefold.results.step_comparison import compare
 
@@ -24,7 +24,7 @@ assert str(layout) == "dp1 pp4 zero0 eager mbs1"
 assert Layout.parse(str(layout)) == layout
 try:
     Layout.parse("pp4 eagre")
-except Mistake as error:
+except UserError as error:
     message = str(error)
 else:
     raise AssertionError("a word that is none was read")

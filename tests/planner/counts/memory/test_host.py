@@ -13,7 +13,7 @@ from fivefold.model.catalog import named
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner, predict
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 
 LLAMA, JOB = named("llama3-8b"), Job(sequence=4096, global_batch=64)
@@ -43,7 +43,7 @@ def test_it_parses_in_any_order_and_prints_in_one() -> None:
     layout = Layout.parse("offload=activations+optimizer mbs1 dp8")
     assert str(layout) == "dp8 zero0 mbs1 offload=optimizer+activations"
     assert Layout.parse(str(layout)) == layout
-    with pytest.raises(Mistake, match="'offload=optimiser'; did you mean offload=optimizer"):
+    with pytest.raises(UserError, match="'offload=optimiser'; did you mean offload=optimizer"):
         Layout.parse("dp8 offload=optimiser")
 
 
@@ -64,5 +64,5 @@ def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
 
 
 def test_the_engine_says_that_it_has_none() -> None:
-    with pytest.raises(Mistake, match="offload=optimizer: the engine keeps everything on the device"):
+    with pytest.raises(UserError, match="offload=optimizer: the engine keeps everything on the device"):
         check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)

@@ -23,7 +23,7 @@ from fivefold.planner.counts.memory.in_flight import (
     in_order,
     live_passes,
 )
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from tests.planner.counts.memory.walk import walked
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
@@ -161,7 +161,7 @@ def drawn(some: random.Random) -> tuple[ScheduleName, int, int, int, Rules]:
         rules = Rules(some.choice(reduced), some.random() < 0.5, some.random() < 0.3, some.choice(heads))
         try:
             schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-        except Mistake:
+        except UserError:
             continue
         return name, pp, v, micro_batches, rules
 

@@ -27,7 +27,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import kept_bytes
 from fivefold.planner.counts.operations.layer import kind_of
 from fivefold.planner.counts.operations.local_shapes import part_of
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_trainable
 from tests.third_party import loops, measured
 
@@ -188,7 +188,7 @@ def test_recomputed_casts_of_weights_live_to_the_end_of_the_forward() -> None:
 
 def test_our_engine_has_no_autocast() -> None:
     job = Job(precision="bf16-autocast")
-    with pytest.raises(Mistake, match=r"bf16-autocast.*cannot be trained"):
+    with pytest.raises(UserError, match=r"bf16-autocast.*cannot be trained"):
         check_trainable(job.precision)
-    with pytest.raises(Mistake, match=r"PyTorch's autocast, which fivefold does not use; take bf16, or a stack"):
+    with pytest.raises(UserError, match=r"PyTorch's autocast, which fivefold does not use; take bf16, or a stack"):
         refuse(Layout.parse("dp1"), model=models.named("llama3.2-1b"), job=job)

@@ -16,7 +16,7 @@ from fivefold.model.catalog import named
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
-from fivefold.record import Mistake
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.kernels import choice
@@ -55,7 +55,7 @@ def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: p
     assert remark.startswith("kernels='eager': the package triton is not installed")
     assert check_kernels(found) == (found, "")
     assert check_kernels(JOB.replace(compile=True))[1] == ""
-    with pytest.raises(Mistake, match="kernels='triton' cannot run: the package triton is not installed"):
+    with pytest.raises(UserError, match="kernels='triton' cannot run: the package triton is not installed"):
         check_kernels(JOB.replace(kernels="triton"))
 
 
