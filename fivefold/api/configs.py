@@ -18,12 +18,9 @@ def read_config(
     """Read a config of Megatron, torchtitan, DeepSpeed, … into its model, layout and job.
 
     ``words``: a file, with ``NAME=VALUE`` for what it leaves open, or a launch command; ``gpus``, ``model`` and
-    ``vocab``:
-    what the config does not state. Raises ``UserError`` for keys that may change memory, FLOPs, messages or time and
-    are not
-    modelled, unless ``ignore`` lists them; ``notes`` of the result lists keys that were ignored, approximated or have
-    no
-    effect.
+    ``vocab``: what the config does not state. Raises ``UserError`` for keys that may change memory, FLOPs, messages or
+    time and are not modelled, unless ``ignore`` lists them; ``notes`` of the result lists keys that were ignored,
+    approximated or have no effect.
 
     ``config = read_config("train.toml", gpus="h100:8")``, then
     ``predict(config.model, "h100:8", config.layout, job=config.job)``.
