@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -301,8 +301,25 @@ def locate(name: str, *, beside: Path) -> str:
     return str(path) if name and path.exists() else name
 
 
+CATALOGS = {"model": "fivefold models", "machine": "fivefold machines", "stack": "fivefold stacks"}  # by kind of name
+
+
 def nearest(word: str, known: list[str], *, kind: str) -> UserError:
-    """Make the ``UserError`` for an unknown name: ``unknown model 'lama3-8b'; did you mean llama3-8b?``."""
+    """Make the ``UserError`` for an unknown name, with similar names or where to find all of them.
+
+    ``unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all``
+    """
     close = get_close_matches(word, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known))}"
+    question = f"did you mean {join_names(close, 'or')}?" if close else ""
+    if kind in CATALOGS:
+        hint = f"{question} `{CATALOGS[kind]}` lists all".strip()
+    else:
+        hint = question or f"known: {', '.join(sorted(known))}"
     return UserError(f"unknown {kind} {word!r}; {hint}")
+
+
+def join_names(names: Sequence[str], conjunction: Literal["and", "or"]) -> str:
+    """Join names as a sentence does: ``a``, ``a or b``, ``a, b or c``."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} {conjunction} {names[-1]}"

@@ -22,6 +22,16 @@ def show_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def show_rate(bytes_per_second: float) -> str:
+    """Format a bandwidth in SI units: ``450e9`` → ``"450 GB/s"``, ``3.35e12`` → ``"3.35 TB/s"``."""
+    rate = float(bytes_per_second)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(float(f"{rate:.3g}")) < 1000 or unit == "TB":
+            return f"{rate:.3g} {unit}/s"
+        rate /= 1000
+    raise AssertionError("unreachable")
+
+
 def byte_unit(largest: float) -> tuple[int, str]:
     """Return the unit for a column of sizes up to ``largest``: its bytes and its name."""
     return (GIB, "GiB") if largest >= GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")

@@ -134,9 +134,11 @@ def test_files_that_are(tmp_path: Path) -> None:
 
 def test_the_nearest_name() -> None:
     assert str(nearest("lama3-8b", ["llama3-8b", "gpt2"], kind="model")) == (
-        "unknown model 'lama3-8b'; did you mean llama3-8b?"
+        "unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all"
     )
-    assert str(nearest("zzz", ["b", "a"], kind="model")) == "unknown model 'zzz'; known: a, b"
+    assert str(nearest("zzz", ["b"], kind="machine")) == "unknown machine 'zzz'; `fivefold machines` lists all"
+    assert str(nearest("ab", ["b", "aab", "abb"], kind="key")) == "unknown key 'ab'; did you mean abb, aab or b?"
+    assert str(nearest("zzz", ["b", "a"], kind="key")) == "unknown key 'zzz'; known: a, b"
 
 
 @pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Step])

@@ -271,7 +271,8 @@ def write_models() -> str:
     parts = [
         "# Models",
         "",
-        "Names for the argument `MODEL`. A Hugging Face `config.json`, a folder that holds one, or a",
+        "Names for the argument `MODEL`; `fivefold models` lists them, `fivefold models qwen3` those that contain a",
+        "word. A Hugging Face `config.json`, a folder that holds one, or a",
         "[model file](configuration.md#model-file) work as well.",
         "",
         "| name | parameters | layers | width | heads (kv) | experts | vocabulary | source |",
@@ -294,8 +295,9 @@ def write_machines() -> str:
     parts = [
         "# Machine catalog",
         "",
-        "Names for the argument `MACHINE`: `h100` is one node, `h100:512` are 512 GPUs. How to change one fact or to",
-        "describe your own: [machines](machines.md). Rates are per GPU and direction.",
+        "Names for the argument `MACHINE`: `h100` is one node, `h100:512` are 512 GPUs. `fivefold machines` lists",
+        "them. How to change one fact or to describe your own: [machines](machines.md). Rates are per GPU and",
+        "direction.",
         "",
         "| name | GPUs per node | memory | memory rate | dense 16-bit peak | links, from near to far |",
         "| --- | --: | --: | --: | --: | --- |",

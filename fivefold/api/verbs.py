@@ -20,10 +20,13 @@ from fivefold.requests.commands import (
     AskOptions,
     CompareOptions,
     DryrunOptions,
+    MachinesOptions,
+    ModelsOptions,
     PlanOptions,
     PredictRequest,
     SearchOptions,
     SearchRequest,
+    StacksOptions,
     SweepOptions,
     TraceOptions,
 )
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.requests.commands import Batch, Question
+    from fivefold.results.catalog import CatalogMachine, CatalogModel, CatalogStack
     from fivefold.results.comparison import Comparison
     from fivefold.results.objectives import Aim, By, Goal
     from fivefold.results.playbook import Playbook
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from fivefold.sweeps.journal import Journal
 
 __all__ = ["across", "ask", "compare", "dryrun", "plan", "playbook", "predict", "search", "sweep", "trace", "walk"]
+__all__ += ["machines", "models", "stacks"]  # the catalogs
 
 Where = str | PathLike[str]
 
@@ -396,6 +401,42 @@ def trace(
     result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
     rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
     return Traced(**dict(result.report), against=tuple(rows), predicted=predicted)
+
+
+@documented(ModelsOptions)
+def models(word: str | None = None) -> Rows[CatalogModel]:
+    """List the models of the catalog, or those that contain a word: names for ``model``.
+
+    ``models("qwen3").to_frame()``
+    """
+    from fivefold.display import Rows
+    from fivefold.requests.catalogs import list_models
+
+    return Rows(list_models(word))
+
+
+@documented(MachinesOptions)
+def machines(word: str | None = None) -> Rows[CatalogMachine]:
+    """List the machines of the catalog, or those that contain a word: names for ``machine``.
+
+    ``[machine.name for machine in machines("NVLink 5")]``
+    """
+    from fivefold.display import Rows
+    from fivefold.requests.catalogs import list_machines
+
+    return Rows(list_machines(word))
+
+
+@documented(StacksOptions)
+def stacks(word: str | None = None) -> Rows[CatalogStack]:
+    """List the training software that predictions know, or those that contain a word: names for ``stack``.
+
+    ``stacks("megatron")[0].schedules``
+    """
+    from fivefold.display import Rows
+    from fivefold.requests.catalogs import list_stacks
+
+    return Rows(list_stacks(word))
 
 
 def _warn(remarks: Sequence[str]) -> None:

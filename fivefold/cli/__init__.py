@@ -34,7 +34,8 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     for name in names:
         module = f"{name}_" if iskeyword(name) else name
         command = getattr(import_module(f"fivefold.cli.commands.{module}"), module)
-        commands.command(name, context_settings=SETTINGS.get(name))(command)
+        panel = COMMANDS[name].panel
+        commands.command(name, context_settings=SETTINGS.get(name), rich_help_panel=panel)(command)
     return commands
 
 

@@ -1,10 +1,10 @@
 """Printing and drawing of results: tables, charts, pages of text. Without torch.
 
-step_view · grid · table   a view: columns and sections as data; what a terminal prints of them compare · comparison ·
-search · robust · ratios · numerics · doctor · rehearsal · stages question · reading · budget · interval · verdict ·
-whole_run · playbook · lengths   pages of text, one for each result palette · charts · losses · pipeline · memory ·
-trace · figures/   colours; pictures as files; Perfetto traces html · rows · elements · drawing/ · drawn · report
-records as HTML, for notebooks; pictures in pages; reports trace_report · explanation · sweep/
-profiler traces; failures; a sweep's rows: pages and pictures progress
-progress bars on a terminal
+step_view · grid · table                   columns and sections of a table as data; what a terminal prints of them
+compare · comparison · search · robust · ratios · numerics · doctor · rehearsal · stages · question · reading
+budget · interval · verdict · whole_run · playbook · lengths · catalogs      pages of text, one for each result
+palette · charts · losses · pipeline · memory · trace · figures/             colours; pictures as files; Perfetto traces
+html · rows · elements · drawing/ · drawn · report     HTML for notebooks; pictures in pages; reports
+trace_report · explanation · sweep/        profiler traces; failures; a sweep's rows: pages and pictures
+progress                                   progress bars on a terminal
 """

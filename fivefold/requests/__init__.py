@@ -5,5 +5,6 @@ words · job · machines   numbers with units; a job from a file, options and ``
 search · across          the options of a search; one run on several machines, and their prices
 playbook · sweep         from tokens to a run file; where a sweep's rows go, and how they are measured
 configs                  configs of other software as questions, and what an answer must say about their keys
+catalogs                 lists of models, machines and stacks, in full or by a word
 answers · cases · extras the questions of ``ask``; the cases of a comparison; which extra brings a missing package
 """

@@ -41,7 +41,7 @@ from fivefold.requests.fields import (
     TokenCount,
     Where,
 )
-from fivefold.requests.schema import Argument, Option, Request
+from fivefold.requests.schema import PANELS, Argument, Option, Request
 from fivefold.results.objectives import Objective
 from fivefold.step import FITS_RISK
 
@@ -117,52 +117,8 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
     """Arguments and options of ``fivefold predict``."""
 
     command = "predict"
+    panel = "Plan"
     operations: Annotated[bool, Field(description="Also list every operation.")] = False
-
-
-class RatiosRequest(LayoutRequest):
-    """The fields of ``ratios`` on every interface."""
-
-    layout: Annotated[
-        Line, Field(description="Layout whose degrees stay fixed while one axis is varied."), Argument()
-    ] = "dp1"
-
-
-class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
-    """Arguments and options of ``fivefold ratios``."""
-
-    command = "ratios"
-    degrees: Annotated[bool, Field(description="Also list every degree.")] = False
-
-
-class AskRequest(MachineRequest):
-    """The fields of ``ask`` on every interface, without the question."""
-
-    layout: Annotated[
-        Line | None,
-        Field(description="Layout, for micro-batch, sequence, batch, run and changes. Default: the fastest that fits."),
-        Argument(),
-    ] = None
-    tokens: Annotated[
-        TokenCount,
-        Field(description="Training tokens of the run, for batch and run, such as 2T."),
-        TOKENS,
-    ] = 1e12
-    price: Prices = ()
-    assume: Assumptions = ()
-    noise: Annotated[
-        Line | None,
-        Field(description="For batch: gradient noise scale in tokens, or the folder of a run that logged it."),
-    ] = None
-    risk: Risk = FITS_RISK
-
-
-class AskOptions(AskRequest, JobOptions, JsonOption):
-    """Arguments and options of ``fivefold ask``."""
-
-    command = "ask"
-    question: Annotated[Question, Field(description="The question."), Argument(place=-1)]
-    chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
 
 
 class SearchRequest(MachineRequest):
@@ -221,6 +177,7 @@ class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
     """Arguments and options of ``fivefold search``."""
 
     command = "search"
+    panel = "Plan"
     chart: Annotated[Path | None, Field(description="Draw the Pareto front (.svg or .html).")] = None
     measure: Annotated[
         int, Field(ge=0, description="Number of best layouts to also train for a few steps each, on this computer.")
@@ -247,6 +204,7 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
     """Arguments and options of ``fivefold plan``."""
 
     command = "plan"
+    panel = "Plan"
     write: Annotated[Path | None, Field(description="Write the run file for `train`.")] = None
 
 
@@ -262,6 +220,7 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
     """Arguments and options of ``fivefold compare``."""
 
     command = "compare"
+    panel = "Plan"
     words: Annotated[
         tuple[str, ...],
         Field(description="A model, machines and layouts; or run files."),
@@ -277,6 +236,53 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
     charts: Annotated[Path | None, Field(description="Write time.svg and memory.svg into this folder.")] = None
 
 
+class RatiosRequest(LayoutRequest):
+    """The fields of ``ratios`` on every interface."""
+
+    layout: Annotated[
+        Line, Field(description="Layout whose degrees stay fixed while one axis is varied."), Argument()
+    ] = "dp1"
+
+
+class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
+    """Arguments and options of ``fivefold ratios``."""
+
+    command = "ratios"
+    panel = "Plan"
+    degrees: Annotated[bool, Field(description="Also list every degree.")] = False
+
+
+class AskRequest(MachineRequest):
+    """The fields of ``ask`` on every interface, without the question."""
+
+    layout: Annotated[
+        Line | None,
+        Field(description="Layout, for micro-batch, sequence, batch, run and changes. Default: the fastest that fits."),
+        Argument(),
+    ] = None
+    tokens: Annotated[
+        TokenCount,
+        Field(description="Training tokens of the run, for batch and run, such as 2T."),
+        TOKENS,
+    ] = 1e12
+    price: Prices = ()
+    assume: Assumptions = ()
+    noise: Annotated[
+        Line | None,
+        Field(description="For batch: gradient noise scale in tokens, or the folder of a run that logged it."),
+    ] = None
+    risk: Risk = FITS_RISK
+
+
+class AskOptions(AskRequest, JobOptions, JsonOption):
+    """Arguments and options of ``fivefold ask``."""
+
+    command = "ask"
+    panel = "Plan"
+    question: Annotated[Question, Field(description="The question."), Argument(place=-1)]
+    chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
+
+
 class SweepRequest(Request):
     """The fields of ``sweep`` on every interface, without its file."""
 
@@ -290,6 +296,7 @@ class SweepOptions(SweepRequest, JsonOption):
     """Arguments and options of ``fivefold sweep``."""
 
     command = "sweep"
+    panel = "Plan"
     file: Annotated[Path, Field(description="The sweep file (.toml)."), Argument()]
     out: Annotated[
         Path | None,
@@ -310,6 +317,7 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
     """Arguments and options of ``fivefold dryrun``."""
 
     command = "dryrun"
+    panel = "Run"
     schedule: Annotated[Path | None, Field(description="A custom pipeline schedule (.csv).")] = None
     every_rank: Annotated[bool, Field(description="Dry-run every rank, instead of one per pipeline rank.")] = False
     every_layer: Annotated[
@@ -321,10 +329,42 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
     ] = None
 
 
+class CatalogRequest(Request):
+    """The field that the lists of models, machines and stacks share."""
+
+    word: Annotated[
+        Line | None,
+        Field(description="List only the entries that contain this word, in any column."),
+        Argument(),
+    ] = None
+
+
+class ModelsOptions(CatalogRequest, JsonOption):
+    """Arguments and options of ``fivefold models``."""
+
+    command = "models"
+    panel = "Plan"
+
+
+class MachinesOptions(CatalogRequest, JsonOption):
+    """Arguments and options of ``fivefold machines``."""
+
+    command = "machines"
+    panel = "Plan"
+
+
+class StacksOptions(CatalogRequest, JsonOption):
+    """Arguments and options of ``fivefold stacks``."""
+
+    command = "stacks"
+    panel = "Plan"
+
+
 class ReportOptions(JobOptions):
     """Arguments and options of ``fivefold report``."""
 
     command = "report"
+    panel = "Share"
     what: Annotated[
         tuple[str, ...],
         Field(description="A run's folder, the output of --json, rows of a sweep, or a question with job options."),
@@ -345,6 +385,7 @@ class ReadOptions(JsonOption):
     """Arguments and options of ``fivefold read``."""
 
     command = "read"
+    panel = "Share"
     words: Annotated[
         tuple[str, ...], Field(description="A config, a script, or a launch command."), Argument(metavar="FILE|ARGS…")
     ]
@@ -357,6 +398,7 @@ class WriteOptions(JobOptions):
     """Arguments and options of ``fivefold write``."""
 
     command = "write"
+    panel = "Share"
     what: Annotated[
         str,
         Field(description="A layout, a run file, or any config to translate."),
@@ -377,6 +419,7 @@ class DrawOptions(JobOptions):
     """Arguments and options of ``fivefold draw``."""
 
     command = "draw"
+    panel = "Understand"
     picture: Annotated[Picture, Field(description="The picture to draw."), Argument()]
     words: Annotated[
         tuple[str, ...],
@@ -395,6 +438,7 @@ class CalibrateOptions(JobOptions, JsonOption):
     """Arguments and options of ``fivefold calibrate``."""
 
     command = "calibrate"
+    panel = "Run"
     layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
     run: Annotated[
         str | None,
@@ -425,6 +469,7 @@ class TraceOptions(TraceRequest, JobOptions, JsonOption):
     """Arguments and options of ``fivefold trace``."""
 
     command = "trace"
+    panel = "Understand"
     files: Annotated[
         tuple[Path, ...],
         Field(description="Traces (.json, .json.gz), one per rank, or their folder."),
@@ -440,6 +485,7 @@ class ExplainOptions(JobOptions, JsonOption):
     """Arguments and options of ``fivefold explain``."""
 
     command = "explain"
+    panel = "Understand"
     files: Annotated[
         tuple[Path, ...],
         Field(description="Logs, memory snapshots, flight recorder dumps, stacks, or their folder."),
@@ -472,6 +518,7 @@ class TrainOptions(TrainRequest, JsonOption):
     """Arguments and options of ``fivefold train``."""
 
     command = "train"
+    panel = "Run"
     run: RunFile
     slurm: Annotated[bool, Field(description="Submit the run as a Slurm job instead.")] = False
 
@@ -480,6 +527,7 @@ class DataOptions(JsonOption):
     """Arguments and options of ``fivefold data``."""
 
     command = "data"
+    panel = "Run"
     run: Annotated[Path, Field(description="The run file (.toml) whose [data] is prepared."), Argument()]
 
 
@@ -487,6 +535,7 @@ class ShowOptions(JsonOption):
     """Arguments and options of ``fivefold show``."""
 
     command = "show"
+    panel = "Understand"
     folder: Annotated[Path, Field(description="The folder of a run."), Argument()]
     charts: Annotated[bool, Field(description="Also draw loss.svg, memory.svg and compare.svg into the folder.")] = (
         False
@@ -497,6 +546,7 @@ class DoctorOptions(JsonOption):
     """Arguments and options of ``fivefold doctor``."""
 
     command = "doctor"
+    panel = "Understand"
     file: Annotated[
         Path,
         Field(
@@ -515,6 +565,7 @@ class GenerateOptions(JsonOption):
     """Arguments and options of ``fivefold generate``."""
 
     command = "generate"
+    panel = "Run"
     source: Annotated[
         Path, Field(description="A run file, the folder of a run or checkpoint, or a Hugging Face folder."), Argument()
     ]
@@ -540,6 +591,7 @@ class NumericsOptions(JsonOption):
     """Arguments and options of ``fivefold numerics``."""
 
     command = "numerics"
+    panel = "Understand"
     run: RunFile
     weights: Annotated[
         Path | None,
@@ -554,6 +606,7 @@ class ImportOptions(JsonOption):
     """Arguments and options of ``fivefold import``."""
 
     command = "import"
+    panel = "Share"
     folder: Annotated[Path, Field(description="A Hugging Face folder: config.json and safetensors."), Argument()]
     to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None
 
@@ -562,6 +615,7 @@ class ExportOptions(JsonOption):
     """Arguments and options of ``fivefold export``."""
 
     command = "export"
+    panel = "Share"
     source: Annotated[
         Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
     ]
@@ -574,6 +628,7 @@ class WebOptions(Request):
     """Arguments and options of ``fivefold web``."""
 
     command = "web"
+    panel = "Share"
     folder: Annotated[Path, Field(description="The folder whose runs and files the page may read."), Argument()] = (
         Path()
     )
@@ -585,6 +640,12 @@ class WebOptions(Request):
 
 COMMANDS: dict[str, type[Request]] = {  # in the order of the help page
     schema.command: schema
-    for schema in list(globals().values())
-    if isinstance(schema, type) and issubclass(schema, Request) and schema.__dict__.get("command")
+    for schema in sorted(
+        (
+            schema
+            for schema in list(globals().values())
+            if isinstance(schema, type) and issubclass(schema, Request) and schema.__dict__.get("command")
+        ),
+        key=lambda schema: PANELS.index(schema.panel),
+    )
 }

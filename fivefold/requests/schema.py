@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict
 
 from fivefold.record import Record
+
+Panel = Literal["Plan", "Run", "Understand", "Share"]
+PANELS: tuple[Panel, ...] = get_args(Panel)  # groups of commands, in the order of the help page
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Request(Record):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(defer_build=True)
     command: ClassVar[str] = ""  # the command of the terminal with these arguments and options
+    panel: ClassVar[Panel] = "Plan"  # the group of commands in which the help page lists it
 
 
 def describe_fields(schema: type[Request]) -> Iterator[tuple[str, str]]:

@@ -95,6 +95,7 @@ def play(task: str, *signals: int) -> int:
     return job.wait(timeout=30)
 
 
+@pytest.mark.processes
 def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"path": Path("big.toml"), "layout": Layout.parse("dp8 mbs1"), "machine": resolve("h100:8")}
     assert submit(RUN, **asked) == "Submitted batch job 7"

@@ -84,7 +84,7 @@ def test_a_name_is_one_node_and_a_count_is_that_many_ranks():
     ("text", "says"),
     [
         ("h1000", "did you mean h100"),
-        ("", "known: "),
+        ("", "`fivefold machines` lists all"),
         ("h100:0", "'0' is not a number of ranks"),
         ("h100:-8", "'-8' is not"),
         ("h100:many", "'many' is not"),

@@ -162,7 +162,7 @@ def test_bad_files_are_one_line(tmp_path: Path, file: str, text: str | None, say
     [
         ("lama3-8b", "unknown model 'lama3-8b'; did you mean llama3-8b"),
         ("Qwen3-8B", "did you mean"),
-        ("zzz", "unknown model 'zzz'; known: "),
+        ("zzz", "unknown model 'zzz'; `fivefold models` lists all"),
         ("", "unknown model ''"),
     ],
 )

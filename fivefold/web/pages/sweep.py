@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
@@ -82,8 +82,8 @@ def router(site: Site) -> APIRouter:
             found=content,
             mistake=mistake,
             values=VALUES,
-            axes=Across.__args__,
-        )  # type: ignore[attr-defined]
+            axes=get_args(Across),
+        )
 
     return pages
 

@@ -1,0 +1,21 @@
+"""``fivefold machines``: the catalog of machines. Does not import torch."""
+
+from __future__ import annotations
+
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import MachinesOptions
+
+
+@takes_request(MachinesOptions)
+def machines(request: MachinesOptions) -> None:
+    """List the machines of the catalog, or those that contain a word: names for MACHINE."""
+    from fivefold.rendering import catalogs
+    from fivefold.requests.catalogs import dump_entries, list_machines
+
+    entries = list_machines(request.word)
+    if request.as_json:
+        show(dump_entries(entries))
+        return
+    show(catalogs.list_machines(entries))
+    say("Write h100 for one node, h100:512 for 512 GPUs; local is this computer, after `fivefold calibrate`.")

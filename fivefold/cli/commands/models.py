@@ -1,0 +1,21 @@
+"""``fivefold models``: the catalog of models. Does not import torch."""
+
+from __future__ import annotations
+
+from fivefold.cli.options import say, show
+from fivefold.cli.request_options import takes_request
+from fivefold.requests.commands import ModelsOptions
+
+
+@takes_request(ModelsOptions)
+def models(request: ModelsOptions) -> None:
+    """List the models of the catalog, or those that contain a word: names for MODEL."""
+    from fivefold.rendering import catalogs
+    from fivefold.requests.catalogs import dump_entries, list_models
+
+    entries = list_models(request.word)
+    if request.as_json:
+        show(dump_entries(entries))
+        return
+    show(catalogs.list_models(entries))
+    say("Any Hugging Face config.json and any model file (.toml) work as well.")

@@ -1,0 +1,90 @@
+"""Show the catalogs of models, machines and stacks as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from fivefold.rendering.grid import Column, Grid, make_grid
+from fivefold.results.catalog import CatalogMachine, CatalogModel, CatalogStack
+from fivefold.stack.spec import Runs
+from fivefold.units import GIB, show_rate
+
+
+def _show_parameters(count: int) -> str:
+    """Return a number of parameters in millions, billions or trillions."""
+    for unit, size in (("M", 1e6), ("B", 1e9)):
+        if count < 999.5 * size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e12:.3g} T"
+
+
+def _show_heads(model: CatalogModel) -> str:
+    return f"{model.heads} ({model.kv_heads})"
+
+
+def _show_experts(model: CatalogModel) -> str | None:
+    return None if model.experts is None else f"{model.experts_per_token} of {model.experts}"
+
+
+def _find_peak(machine: CatalogMachine) -> float:
+    return max(machine.peak_flops.get("bf16", 0.0), machine.peak_flops.get("fp16", 0.0))
+
+
+def _show_links(machine: CatalogMachine) -> str:
+    return ", ".join(f"{link.name} {show_rate(link.bandwidth)}" for link in machine.links)
+
+
+def _join(values: Sequence[object], every: Sequence[object] = ()) -> str:
+    """Return values in a row; "all" if they are all that there are."""
+    return "all" if every and set(values) == set(every) else " ".join(map(str, values))
+
+
+MODELS: tuple[Column[CatalogModel], ...] = (
+    Column("model", attrgetter("name"), is_text=True),
+    Column("parameters", attrgetter("parameters"), _show_parameters),
+    Column("active", attrgetter("active_parameters"), _show_parameters),
+    Column("layers", attrgetter("layers")),
+    Column("heads (KV)", _show_heads),
+    Column("experts", _show_experts, missing=""),
+    Column("width", attrgetter("width"), is_wide=True),
+    Column("vocabulary", attrgetter("vocab"), "{:,}".format, is_wide=True),
+    Column("context", attrgetter("positions"), "{:,}".format),
+    Column("source", attrgetter("source"), is_text=True, is_wide=True),
+)
+MACHINES: tuple[Column[CatalogMachine], ...] = (
+    Column("machine", attrgetter("name"), is_text=True),
+    Column("memory", attrgetter("memory_bytes"), lambda size: f"{size / GIB:.1f} GiB"),
+    Column("bandwidth", attrgetter("memory_bandwidth"), show_rate),
+    Column("16-bit peak", _find_peak, lambda rate: f"{rate / 1e12:,.0f} TFLOP/s"),
+    Column("node", attrgetter("ranks_per_node"), "{} GPUs".format),
+    Column("in node", lambda machine: machine.links[0].bandwidth, show_rate),
+    Column("network", lambda machine: machine.links[-1].bandwidth, show_rate),
+    Column("links, near to far", _show_links, is_text=True, is_wide=True),
+    Column("power", attrgetter("power_watts"), "{:,.0f} W".format, is_wide=True),
+    Column("source", attrgetter("source"), is_text=True, is_wide=True),
+)
+STACKS: tuple[Column[CatalogStack], ...] = (
+    Column("stack", attrgetter("name"), is_text=True),
+    Column("parallelism", lambda stack: _join(stack.axes, Runs().axes), is_text=True),
+    Column("ZeRO", lambda stack: _join(stack.zero, Runs().zero), is_text=True),
+    Column("pipeline schedules", lambda stack: _join(stack.schedules, Runs().schedules), is_text=True),
+    Column("write --to", lambda stack: _join(stack.configs), is_text=True),
+    Column("version", attrgetter("version"), is_text=True, is_wide=True),
+    Column("family", attrgetter("family"), is_text=True, is_wide=True),
+)
+
+
+def list_models(models: Sequence[CatalogModel]) -> Grid:
+    """Return the table of models."""
+    return make_grid(MODELS, models)
+
+
+def list_machines(machines: Sequence[CatalogMachine]) -> Grid:
+    """Return the table of machines."""
+    return make_grid(MACHINES, machines)
+
+
+def list_stacks(stacks: Sequence[CatalogStack]) -> Grid:
+    """Return the table of stacks."""
+    return make_grid(STACKS, stacks)

@@ -1,0 +1,110 @@
+"""Lists the catalogs of models, machines and stacks, in full or the entries that contain a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from fivefold.record import Record, UserError
+from fivefold.results.catalog import CatalogLink, CatalogMachine, CatalogModel, CatalogStack
+
+Entry = TypeVar("Entry", bound=Record)
+
+
+def list_models(word: str | None = None) -> list[CatalogModel]:
+    """Return the models of the catalog, or those that contain ``word``."""
+    from fivefold.model.catalog import named, names
+
+    entries = []
+    for model in map(named, names()):
+        experts = {"experts": model.moe.experts, "experts_per_token": model.moe.topk} if model.moe else {}
+        entries.append(
+            CatalogModel(
+                name=model.name,
+                parameters=model.parameters,
+                active_parameters=model.active_parameters,
+                layers=model.layers,
+                width=model.width,
+                heads=model.heads,
+                kv_heads=model.kv_heads,
+                vocab=model.vocab,
+                positions=model.positions,
+                source=model.source,
+                **experts,
+            )
+        )
+    return _select(entries, word, kind="model")
+
+
+def list_machines(word: str | None = None) -> list[CatalogMachine]:
+    """Return the machines of the catalog, or those that contain ``word``."""
+    from fivefold.machine.catalog import names, resolve
+
+    entries = []
+    for name in names():
+        machine = resolve(name, local=Path())  # no file: the catalog's names come first
+        chip = machine.chip
+        entries.append(
+            CatalogMachine(
+                name=name,
+                ranks_per_node=machine.ranks_per_node,
+                memory_bytes=chip.memory_bytes,
+                memory_bandwidth=chip.memory_bandwidth,
+                peak_flops={**chip.peak_flops},
+                power_watts=chip.power_watts,
+                links=tuple(CatalogLink(name=link.name, bandwidth=link.bandwidth) for link in machine.links),
+                source=chip.source,
+            )
+        )
+    return _select(entries, word, kind="machine")
+
+
+def list_stacks(word: str | None = None) -> list[CatalogStack]:
+    """Return the stacks of the catalog, or those that contain ``word``."""
+    from fivefold.interop.registry import FORMATS
+    from fivefold.stack.catalog import STACKS
+
+    entries = []
+    for stack in STACKS.values():
+        runs = stack.runs
+        entries.append(
+            CatalogStack(
+                name=stack.name,
+                version=stack.version,
+                family=stack.family,
+                axes=runs.axes,
+                zero=runs.zero,
+                schedules=runs.schedules if "pp" in runs.axes else (),
+                configs=tuple(form.name for form in FORMATS if form.stack == stack.name and form.emit),
+            )
+        )
+    return _select(entries, word, kind="stack")
+
+
+def _select(entries: Sequence[Entry], word: str | None, *, kind: str) -> list[Entry]:
+    """Return the entries that contain a word in any field; raises ``UserError`` if none does."""
+    if word is None:
+        return list(entries)
+    selected = [entry for entry in entries if any(word.lower() in text.lower() for text in _texts(entry))]
+    if not selected:
+        raise UserError(f"no {kind} contains {word!r}; `fivefold {kind}s` lists all {len(entries)}")
+    return selected
+
+
+def _texts(value: object) -> list[str]:
+    """Return the texts in the fields of a record, without the names of its fields."""
+    if isinstance(value, Record):
+        return [text for _, inner in value for text in _texts(inner)]
+    if isinstance(value, dict):
+        return [text for key, inner in value.items() for text in (str(key), *_texts(inner))]
+    if isinstance(value, tuple):
+        return [text for inner in value for text in _texts(inner)]
+    return [value] if isinstance(value, str) else []
+
+
+def dump_entries(entries: Sequence[Record]) -> str:
+    """Return entries as a JSON list."""
+    import json
+
+    return json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2)

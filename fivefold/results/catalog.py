@@ -1,0 +1,54 @@
+"""Rows of the catalogs that ``fivefold models``, ``fivefold machines`` and ``fivefold stacks`` list."""
+
+from __future__ import annotations
+
+from fivefold.record import Record
+
+
+class CatalogModel(Record):
+    """A model of the catalog: its name, size and shape, and where its shape was published."""
+
+    name: str
+    parameters: int
+    active_parameters: int  # used per token: of the experts, only those that a token visits
+    layers: int
+    width: int  # of the residual stream
+    heads: int
+    kv_heads: int
+    experts: int | None = None
+    experts_per_token: int | None = None
+    vocab: int
+    positions: int  # longest supported sequence, in tokens
+    source: str
+
+
+class CatalogLink(Record):
+    """A link of a machine of the catalog."""
+
+    name: str
+    bandwidth: float  # bytes/s per rank and direction
+
+
+class CatalogMachine(Record):
+    """A machine of the catalog: one chip of it, and its node. Rates are per GPU and direction, peaks are dense."""
+
+    name: str
+    ranks_per_node: int
+    memory_bytes: int  # as PyTorch reports it
+    memory_bandwidth: float  # bytes/s
+    peak_flops: dict[str, float]  # FLOP/s by number format
+    power_watts: float | None = None
+    links: tuple[CatalogLink, ...]  # from near to far
+    source: str
+
+
+class CatalogStack(Record):
+    """A stack of the catalog: a training framework, and the parallelism that it supports."""
+
+    name: str
+    version: str  # version or commit that the catalog describes; empty: this version of Fivefold
+    family: str  # stacks of one family share code
+    axes: tuple[str, ...]  # mesh axes whose degree may exceed 1
+    zero: tuple[int, ...]  # ZeRO stages
+    schedules: tuple[str, ...]  # pipeline schedules; empty without pipeline parallelism
+    configs: tuple[str, ...]  # formats of its configs that ``fivefold write --to`` writes

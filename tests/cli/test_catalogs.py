@@ -1,0 +1,75 @@
+"""``fivefold models``, ``machines`` and ``stacks`` list the whole catalogs, or the entries that contain a word."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import fivefold as ff
+from fivefold.cli import app
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import names as machine_names
+from fivefold.model.catalog import named
+from fivefold.model.catalog import names as model_names
+from fivefold.record import UserError
+from fivefold.stack.catalog import STACKS
+
+
+def run(*words: str) -> str:
+    ended = CliRunner().invoke(app, words, env={"COLUMNS": "80", "TERM": "dumb"}, catch_exceptions=False)
+    return ended.output
+
+
+@pytest.mark.parametrize(
+    ("command", "known"), [("models", model_names()), ("machines", machine_names()), ("stacks", list(STACKS))]
+)
+def test_a_catalog_is_listed_in_full(command: str, known: list[str]) -> None:
+    assert [entry["name"] for entry in json.loads(run(command, "--json"))] == known
+    assert [entry.name for entry in getattr(ff, command)()] == known
+    lines = run(command).splitlines()
+    assert [name for name in known if not any(line.split()[:1] == [name] for line in lines)] == [], "a row each"
+    assert max(map(len, lines)) <= 100
+    with pytest.raises(UserError, match=f"`fivefold {command}` lists all {len(known)}"):
+        getattr(ff, command)("zzz")
+
+
+def test_a_word_selects_by_any_text_of_an_entry() -> None:
+    assert [model.name for model in ff.models("QWEN3-30")] == ["qwen3-30b-a3b"]
+    assert {machine.name for machine in ff.machines("nvlink 5")} == {"b200", "gb200", "b300", "gb300"}
+    assert {stack.name for stack in ff.stacks("zbv")} >= {"fivefold", "zero-bubble", "torchtitan"}
+    assert len(ff.machines("mi").to_frame("arrow")) == len(ff.machines("mi"))
+
+
+def test_figures_are_those_of_the_records() -> None:
+    model, listed = named("qwen3-30b-a3b"), ff.models("qwen3-30b")[0]
+    assert (listed.parameters, listed.active_parameters) == (model.parameters, model.active_parameters)
+    assert (listed.experts, listed.experts_per_token) == (128, 8)
+    row = next(line for line in run("models").splitlines() if line.startswith("qwen3-30b"))
+    assert row.split()[1:5] == ["30.5", "B", "3.35", "B"]
+    row = next(line for line in run("machines").splitlines() if line.startswith("h100 "))
+    assert " ".join(row.split()) == "h100 79.2 GiB 3.35 TB/s 989 TFLOP/s 8 GPUs 450 GB/s 50 GB/s"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
+    (listed,) = [entry for entry in ff.stacks() if entry.name == name]
+    model, job = named("nano").replace(layers=4), Job(sequence=64, global_batch=16, stack=name)
+    schedule = listed.schedules[0] if listed.schedules else "1f1b"
+    zero = f"zero{max(listed.zero)}"
+
+    def runs(layout: str) -> bool:
+        try:
+            refuse(Layout.parse(f"{layout} mbs1"), model=model, job=job)
+        except UserError:
+            return False
+        return True
+
+    for axis, layout in {"dp": f"dp2 {zero}", "tp": "tp2", "cp": "cp2", "pp": f"pp2 {schedule}"}.items():
+        kinds = ("", " cp=ulysses") if axis == "cp" else ("",)
+        stages = {"", f" {zero}"}
+        assert any(runs(layout + kind + stage) for kind in kinds for stage in stages) == (axis in listed.axes), axis
+    assert [stage for stage in range(4) if runs(f"dp2 zero{stage}")] == list(listed.zero)
