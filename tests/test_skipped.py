@@ -37,6 +37,7 @@ def test_ci_installs_the_browser_where_it_is_missing(tmp_path: Path, user: str, 
         "id": f"echo {user}",
         "apt-get": "echo apt-get $@",
         "make": "echo make $@",
+        "nice": 'shift 2; exec "$@"',
         **({"chromium": ""} if has else {}),
     }.items():
         (tmp_path / name).write_text(f"#!{shutil.which('sh')}\n{does}\n")
@@ -51,5 +52,5 @@ def test_ci_installs_the_browser_where_it_is_missing(tmp_path: Path, user: str, 
     )
     lines = ran.stdout.splitlines()
     assert ("apt-get install -y -qq --no-install-recommends chromium" in lines) == installs
-    assert lines[-2:] == ["make lint", "make test"]
+    assert sorted(lines[-2:]) == ["make lint", "make test"]  # lint runs while tests wait
     assert ("no Chromium" in ran.stderr) == (user != "0" and not has)

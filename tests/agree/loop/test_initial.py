@@ -18,7 +18,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import full_weights
-from tests.agree.loop.mutate import Mutation, plant
+from tests.agree.loop.mutate import Mutation, locate, plant
 from tests.agree.parity.processes import forked
 
 LAYERS = 3
@@ -135,7 +135,7 @@ MUTATIONS = [
     Mutation("outputs are not scaled", INITIAL, 'weight.kind in ("row", "expert_row")', "False"),
     Mutation("experts' outputs are not scaled", INITIAL, '("row", "expert_row")', '("row",)'),
     Mutation("outputs are scaled by L", INITIAL, "math.sqrt(2 * model.layers)", "math.sqrt(model.layers)"),
-    Mutation("weights are uniform", INITIAL, "normal_(0.0, spread,", "uniform_(-(3**0.5) * spread, 3**0.5 * spread,"),
+    Mutation("weights are uniform", INITIAL, "normal_(0.0, std,", "uniform_(-(3**0.5) * std, 3**0.5 * std,"),
 ]  # fmt: skip
 
 
@@ -143,3 +143,8 @@ MUTATIONS = [
 def test_a_mistake_is_seen(mutation: Mutation) -> None:
     first, second = start(MODELS[1], "dp1", partial(plant, mutation))
     assert wrong(first) or any(np.array_equal(first[name], second[name]) for name in first if first[name].ndim > 1)
+
+
+def test_every_mistake_finds_its_text() -> None:
+    for mutation in MUTATIONS:
+        assert locate(mutation).text.count(mutation.old) == 1, mutation
