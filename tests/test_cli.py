@@ -207,8 +207,11 @@ def test_a_full_disk_is_one_line(
     ("words", "job"),
     [
         ("--set loss=chunked --set optimizer.kind=muon", {"loss": "chunked", "optimizer.kind": "muon"}),
-        ("--set overlap=dp,pp --set joined=gradients", {"overlap": ["dp", "pp"], "joined": ["gradients"]}),
-        ("--set overlap= --set joined=weights,gradients", {"overlap": [], "joined": ["weights", "gradients"]}),
+        ("--set overlap=dp,pp --set flat_copies=gradients", {"overlap": ["dp", "pp"], "flat_copies": ["gradients"]}),
+        (
+            "--set overlap= --set flat_copies=weights,gradients",
+            {"overlap": [], "flat_copies": ["weights", "gradients"]},
+        ),
         ("--set optimizer.betas=0.8,0.9", {"optimizer.betas": [0.8, 0.9]}),
         ("--set precision.moments_bytes=2,2", {"precision.moments_bytes": [2, 2], "precision.name": "bf16"}),
         ("--precision bf16 --set precision.compute=fp16", {"precision.compute": "fp16", "precision.master_bytes": 4}),

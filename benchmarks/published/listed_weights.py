@@ -1,9 +1,9 @@
 """ZeRO-3 as DeepSpeed had it until 2021: each weight gathered alone, and its gradient reduced alone, as lists.
 
 A list has a tensor per rank, which PyTorch copies one by one to or from what is sent, and the host waits for the device
-before each gather. Weights of at most ``fetch_small`` elements stay gathered; after the update all of them are gathered
-at once and copied out part by part. What a full recomputation gathers stays for the backward within ``fetch_reuse``
-elements. Only rows of ``megatron2021`` ran so, without a pipeline.
+before each gather. Weights of at most ``param_persistence_threshold`` elements stay gathered; after the update all of
+them are gathered at once and copied out part by part. What a full recomputation gathers stays for the backward within
+``max_reuse_distance`` elements. Only rows of ``megatron2021`` ran so, without a pipeline.
 Sources: samyam/DeepSpeed@7fe8f97:deepspeed/runtime/zero/partition_parameters.py, _allgather_param, _allgather_params,
 _reduce_scatter_gradient; pytorch/pytorch@v1.8.0:torch/lib/c10d/ProcessGroupNCCL.cpp, allgather, reduce_scatter.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.layout.mesh import group_of
-from fivefold.layout.sharding import Unit, gathers_again
+from fivefold.layout.sharding import Unit, needs_backward_gather
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name
 from fivefold.planner.counts.memory.peak import RankMemory
@@ -34,7 +34,7 @@ class ListedWeight(NamedTuple):
     """A weight as it is sent: elements with padding, and how often a backward gathers it."""
 
     numel: int
-    gathers_again: int
+    backward_gathers: int
     stays: bool
 
 
@@ -78,7 +78,7 @@ def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         group = "expert_shard" if unit.name == "experts" else "shard"
         for weight in list_weights(counts, layout, name, unit, shards):
             if not weight.stays:
-                gathers = micro_batches * (1 + weight.gathers_again)
+                gathers = micro_batches * (1 + weight.backward_gathers)
                 yield Message("dp", "all_gather", gathers, weight.numel * recipe.wide_bytes, shards, group)
             yield Message("dp", "reduce_scatter", reduces, weight.numel * recipe.summed_bytes, shards, group)
 
@@ -89,12 +89,12 @@ def list_weights(counts: Counts, layout: Layout, name: Name, unit: Unit, shards:
     for weight in unit.weights:
         module, _, kind = weight.name.rpartition(".")
         outer, _, short = module.rpartition(".")
-        short = JOINED.get(short, short) if stack.joint else short
+        short = JOINED.get(short, short) if stack.merged_projections else short
         sizes[f"{outer}.{short}.{kind}"] = sizes.get(f"{outer}.{short}.{kind}", 0) + weight.numel
-    again, later, listed = gathers_again(name, layout, counts.job), 0, list[ListedWeight]()
+    again, later, listed = needs_backward_gather(name, layout, counts.job), 0, list[ListedWeight]()
     for size in reversed(sizes.values()):
-        stays = size <= stack.fetch_small
-        released = layout.ac == "full" and 2 * later >= stack.fetch_reuse
+        stays = size <= stack.param_persistence_threshold
+        released = layout.ac == "full" and 2 * later >= stack.max_reuse_distance
         listed.append(ListedWeight(shards * ceil_div(size, shards), again * (2 if released else 1), stays))
         later += 0 if stays else size
     return listed[::-1]

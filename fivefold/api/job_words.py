@@ -33,44 +33,44 @@ class JobWords(TypedDict, total=False):
     ramp: Mapping[str, Any] | None
     steps: int
     seed: int
-    loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"]
+    loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "chunked", "fused"]
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"]
-    rope: Literal["fused", "apart"]
+    rope: Literal["fused", "unfused"]
     compile: bool
     compile_loss: bool
-    joint: bool
-    linears: Literal["fanned", "apart"]
-    narrow_kept: Sequence[Literal["activation", "attention"]]
-    column_inputs: Literal["regathered", "kept"]
-    weight_gradients: Literal["apart", "late", "buckets", "bucketed", "summed", "placeholders"]
-    joined: Sequence[Literal["gradients", "weights"]]
+    merged_projections: bool
+    linears: Literal["fused_backward", "separate"]
+    low_precision_saved: Sequence[Literal["activation", "attention"]]
+    column_inputs: Literal["regathered", "saved"]
+    wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"]
+    flat_copies: Sequence[Literal["gradients", "weights"]]
     run_ahead: bool
-    graphs: Literal["none", "router", "partial", "full"]
-    further_kernels: Sequence[int]
+    cuda_graphs: Literal["none", "router", "partial", "full"]
+    extra_kernels: Sequence[int]
     dispatcher: Literal["all_to_all", "fused"]
     pairs: bool
     overlap: Sequence[Literal["dp", "tp", "cp", "ep", "pp"]]
     p2p_overlap: Literal["any", "interleaved"]
     reduce: Literal["step", "micro_batch", "unpipelined"]
     reshard: Literal["forward", "backward"]
-    gathers_again: Literal["needed", "all", "root"]
-    unit_buffers: Literal["let_go", "held"]
-    shards: Literal["within", "beside"]
-    fetch: Literal["units", "weights"]
-    fetch_ahead: int
-    fetch_small: int
-    fetch_reuse: int
-    fetch_live: int
+    backward_all_gather: Literal["needed", "all", "root"]
+    comm_buffers: Literal["freed", "retained"]
+    zero2_shards: Literal["view", "separate"]
+    zero3_gather: Literal["units", "weights"]
+    prefetch_bucket_size: int
+    param_persistence_threshold: int
+    max_reuse_distance: int
+    max_live_parameters: int
     reduce_bucket: int
-    copies: Literal["unit", "weight"]
-    outputs: Literal["let_go", "held"]
-    deferred: Literal["operands", "graph"]
-    received: Literal["let_go", "held"]
+    replicated_grad_reduce: Literal["unit", "weight"]
+    stage_outputs: Literal["freed", "retained"]
+    deferred_wgrad: Literal["operands", "graph"]
+    recv_buffers: Literal["freed", "preallocated"]
     reduce_in_fp32: bool
-    weights: Literal["ahead", "at_once", "broadcast"]
+    param_all_gather: Literal["overlapped", "before_forward", "broadcast"]
     async_tp: bool
-    blocking: bool
-    scatter_hops: bool
+    launch_blocking: bool
+    scatter_gather_tensors: bool
     early_stop: bool
     vocab_multiple: int
     expandable_segments: bool

@@ -43,7 +43,7 @@ def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    simple_layout = Layout(dp=2, zero=job.stack.runs.zero_told(1)[-1])
+    simple_layout = Layout(dp=2, zero=job.stack.runs.expressible_zero(1)[-1])
     small_job = job.replace(global_batch=2, ramp=None)
     run(
         Plan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2"),

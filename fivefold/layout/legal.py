@@ -20,7 +20,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.units import ceil_div
 
 
@@ -71,9 +71,9 @@ def told(layout: Layout, *, model: Model, job: Job) -> bool:
     """Tell whether the config of the job's stack can express axes, ZeRO stage, recomputation and experts."""
     runs, moe = job.stack.runs, model.moe is not None
     default_etp = layout.tp if layout.ep == 1 else 1
-    axes = all(getattr(layout, axis) == 1 for axis in get_args(Axis) if axis not in (runs.told_axes or runs.axes))
+    axes = all(getattr(layout, axis) == 1 for axis in get_args(Axis) if axis not in (runs.config_axes or runs.axes))
     zero = layout.dp * layout.cp == 1 or (
-        layout.zero in runs.zero_told(layout.pp, layout.cp) and runs.shards_told(layout.shards, layout.cp)
+        layout.zero in runs.expressible_zero(layout.pp, layout.cp) and runs.can_express_shards(layout.shards, layout.cp)
     )
     return (
         axes
@@ -137,7 +137,7 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
             yield f"{stack.name} has no {feature}; take {fix} or another stack"
 
 
-def _orders(runs: Runs) -> str:
+def _orders(runs: SupportedLayouts) -> str:
     """Return the orders of ranks that the stack supports, for a message."""
     orders = () if isinstance(runs.orders, bool) else runs.orders
     return " or ".join(["it without order=", *(f"order={order}" for order in orders)])

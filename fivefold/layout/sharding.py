@@ -52,7 +52,7 @@ def policy(layout: Layout, job: Job) -> Policy:
 
     Stage 2 has the policy of stage 3 where the stack keeps only shards from step to step.
     """
-    frees_weights = layout.zero == 2 and layout.pp == 1 and job.stack.shards == "beside"
+    frees_weights = layout.zero == 2 and layout.pp == 1 and job.stack.zero2_shards == "separate"
     return POLICIES[(3 if frees_weights else layout.zero) if layout.shards > 1 else 0]
 
 
@@ -72,16 +72,16 @@ def regathers(layout: Layout, job: Job) -> bool:
 
 def joins_ends(layout: Layout, job: Job) -> bool:
     """Tell whether embedding and head are one unit, gathered and reduced in one message."""
-    return job.stack.gathers_again == "root" and layout.pp == 1
+    return job.stack.backward_all_gather == "root" and layout.pp == 1
 
 
-def gathers_again(name: object, layout: Layout, job: Job) -> bool:
+def needs_backward_gather(name: object, layout: Layout, job: Job) -> bool:
     """Tell whether the weights of a unit are gathered again for its backward.
 
     Those of the head are not, as they are still gathered. The backward of the embedding does not need its weights, but
     some stacks gather them anyway.
     """
-    gathers_embedding = job.stack.gathers_again != "needed" and not joins_ends(layout, job)
+    gathers_embedding = job.stack.backward_all_gather != "needed" and not joins_ends(layout, job)
     return name != "head" and (name != "embed" or gathers_embedding) and regathers(layout, job)
 
 

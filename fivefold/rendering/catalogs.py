@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.results.catalog import CatalogMachine, CatalogModel, CatalogStack
-from fivefold.stack.spec import Runs
+from fivefold.stack.spec import SupportedLayouts
 from fivefold.units import GIB, show_rate
 
 
@@ -66,9 +66,9 @@ MACHINES: tuple[Column[CatalogMachine], ...] = (
 )
 STACKS: tuple[Column[CatalogStack], ...] = (
     Column("stack", attrgetter("name"), is_text=True),
-    Column("parallelism", lambda stack: _join(stack.axes, Runs().axes), is_text=True),
-    Column("ZeRO", lambda stack: _join(stack.zero, Runs().zero), is_text=True),
-    Column("pipeline schedules", lambda stack: _join(stack.schedules, Runs().schedules), is_text=True),
+    Column("parallelism", lambda stack: _join(stack.axes, SupportedLayouts().axes), is_text=True),
+    Column("ZeRO", lambda stack: _join(stack.zero, SupportedLayouts().zero), is_text=True),
+    Column("pipeline schedules", lambda stack: _join(stack.schedules, SupportedLayouts().schedules), is_text=True),
     Column("write --to", lambda stack: _join(stack.configs), is_text=True),
     Column("version", attrgetter("version"), is_text=True, is_wide=True),
     Column("family", attrgetter("family"), is_text=True, is_wide=True),

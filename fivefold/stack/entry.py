@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 
 
 class Fact(NamedTuple):
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
     def stack(self) -> Stack:
         """Return the record: the stated facts over the defaults."""
-        runs = Runs.model_validate({field: fact.value for field, fact in self.runs.items()})
+        runs = SupportedLayouts.model_validate({field: fact.value for field, fact in self.runs.items()})
         facts = {field: fact.value for field, fact in self.facts.items()}
         return Stack.model_validate(
             {"name": self.name, "version": self.version, "family": self.family, "runs": runs, **facts}

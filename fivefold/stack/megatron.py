@@ -13,8 +13,10 @@ HYDRA = "NVIDIA/dgxc-benchmarking@35a9aec:nemo_megatron/gpt3_175b_hydra.yaml"
 RECIPES = "NVIDIA-NeMo/Megatron-Bridge@00538e2:scripts/performance/utils/overrides.py"
 
 COMMON = {
-    "linears": Fact("apart", f"{LAYERS}, LinearWithGradAccumulationAndAsyncCommunication: an autograd function each"),
-    "joint": Fact(True, f"{LAYERS}; query_key_value of a ColumnParallelLinear, gate and up of another"),
+    "linears": Fact(
+        "separate", f"{LAYERS}, LinearWithGradAccumulationAndAsyncCommunication: an autograd function each"
+    ),
+    "merged_projections": Fact(True, f"{LAYERS}; query_key_value of a ColumnParallelLinear, gate and up of another"),
     "early_stop": Fact(
         False, "NVIDIA/Megatron-LM@cf547de:megatron/core/tensor_parallel/random.py, CheckpointFunction runs all again"
     ),
@@ -27,16 +29,16 @@ COMMON = {
 PLAIN = COMMON | {
     "attention": Fact("unfused", f"{PTD_P} §4.2: fused kernels for scale, mask and softmax on the scores"),
     "loss": Fact(
-        "widened", f"{PTD_P} §4.2 and Megatron-LM of that time: cross entropy of fp32 logits, split by vocabulary"
+        "upcast", f"{PTD_P} §4.2 and Megatron-LM of that time: cross entropy of fp32 logits, split by vocabulary"
     ),
     "overlap": Fact(
         (),
         "VIA-Research/vTrain@f8dda84: use_gradient_bucket false; Megatron-LM of that time reduces at the end",
     ),
-    "scatter_hops": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
+    "scatter_gather_tensors": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
     # backward: sums of four biases; two more kernels per norm; two sums of the residual stream's gradients; the second
     # products of scores and values, and two scalings of the former (alpha of baddbmm)
-    "further_kernels": Fact(
+    "extra_kernels": Fact(
         (0, 14), "VIA-Research/vTrain@f8dda84:src/model/gpt_modeling.py, as in Megatron-LM: a layer's nodes of autograd"
     ),
 }
@@ -74,7 +76,7 @@ MEGATRON_DEEPSPEED = Entry(
     family="megatron-deepspeed",
     facts=PLAIN
     | {
-        "joined": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
+        "flat_copies": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
         "reduce_in_fp32": Fact(False, f"{CHRONICLES}: 16-bit gradients unless a run says fp32"),
     },
     runs={
@@ -87,8 +89,9 @@ MEGATRON_DEEPSPEED = Entry(
 )
 
 TRANSFORMER_ENGINE = COMMON | {
-    "weight_gradients": Fact(
-        "placeholders", "NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
+    "wgrad_accumulation": Fact(
+        "fused_dummy",
+        "NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad",
     ),
     "p2p_overlap": Fact(
         "interleaved", f"{SCHEDULES}, forward_backward_pipelining_without_interleaving refuses overlap_p2p_comm"
@@ -114,7 +117,7 @@ MEGATRON_CORE = Entry(
     family="megatron",
     facts=TRANSFORMER_ENGINE
     | {
-        "loss": Fact("widened", f"{CORE_CONFIG}: cross_entropy_loss_fusion is off"),
+        "loss": Fact("upcast", f"{CORE_CONFIG}: cross_entropy_loss_fusion is off"),
         "overlap": Fact(
             ("dp", "cp", "pp"), f"{CORE_CONFIG}: tp_comm_overlap and overlap_moe_expert_parallel_comm are off"
         ),
@@ -159,7 +162,7 @@ DEEPSEEK = Entry(
         "overlap": Fact(("dp", "ep", "pp"), f"{DEEPSEEK_V3} §3.2.1: both all-to-all and pipeline messages are hidden"),
         "pairs": Fact(True, f"{DEEPSEEK_V3} §3.2.1: a pair of forward and backward chunks overlaps"),
         "dispatcher": Fact("fused", f"{DEEPSEEK_V3} §3.2.2: a token goes to at most four nodes, over NVLink within"),
-        "narrow_kept": Fact(("activation", "attention"), f"{DEEPSEEK_V3} §3.3.3: low-precision activation"),
+        "low_precision_saved": Fact(("activation", "attention"), f"{DEEPSEEK_V3} §3.3.3: low-precision activation"),
     },
     runs={
         "axes": Fact(("dp", "ep", "pp"), f"{DEEPSEEK_V3} §3.2: no tensor parallelism"),

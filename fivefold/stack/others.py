@@ -24,20 +24,22 @@ DEEPSPEED = Entry(
         ),
         "loss": Fact("plain", "huggingface/transformers@0114da0:src/transformers/loss/loss_utils.py, ForCausalLMLoss"),
         "kernels": Fact("plain", "huggingface/transformers: models are PyTorch's modules"),
-        "linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd"),
+        "linears": Fact("separate", "PyTorch: torch.nn.Linear, each a node of autograd"),
         "early_stop": Fact(False, f"{ENGINE}: use_reentrant is on"),
-        "joined": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
+        "flat_copies": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
         "overlap": Fact(("dp",), f"{ZERO_CONFIG}: overlap_comm, on by itself under stage 3"),
         "reduce_bucket": Fact(
             500_000_000, f"{ZERO_CONFIG}: reduce_bucket_size; {ZERO_1_2}, average_tensor: all-reduced; measured"
         ),
-        "fetch": Fact("weights", f"{ZERO_3}, fetch_sub_module; measured"),
-        "weights": Fact("at_once", f"{ZERO_CONFIG}: allgather_partitions, at the end of each step"),
-        "scatter_hops": Fact(True, f"{ENGINE}: is_pipe_partitioned"),
+        "zero3_gather": Fact("weights", f"{ZERO_3}, fetch_sub_module; measured"),
+        "param_all_gather": Fact("before_forward", f"{ZERO_CONFIG}: allgather_partitions, at the end of each step"),
+        "scatter_gather_tensors": Fact(True, f"{ENGINE}: is_pipe_partitioned"),
     },
     runs={
         "schedules": Fact(("1f1b",), f"{ENGINE}, train_batch: TrainSchedule"),
-        "told_axes": Fact(("dp", "cp"), "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/config.py: a pipeline is code"),
+        "config_axes": Fact(
+            ("dp", "cp"), "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/config.py: a pipeline is code"
+        ),
         "orders": Fact(False, "deepspeedai/DeepSpeed@0.19.8:deepspeed/utils/groups.py: sequence ranks in a row"),
         "recomputes": Fact(
             ("full",), "huggingface/transformers@5.23.0:src/transformers/modeling_layers.py, GradientCheckpointingLayer"
@@ -56,16 +58,26 @@ NANOTRON = Entry(
     family="nanotron",
     facts={
         "attention": Fact("flash2", f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: flash_attn"),
-        "loss": Fact("copied", f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel"),
+        "loss": Fact("upcast_copy", f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel"),
         "kernels": Fact(
             "norms", f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: flash_attn's norms, rotary"
         ),
-        "linears": Fact("apart", f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"),
-        "joint": Fact(True, f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: qkv_proj, gate_up_proj"),
+        "linears": Fact(
+            "separate", f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"
+        ),
+        "merged_projections": Fact(
+            True, f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: qkv_proj, gate_up_proj"
+        ),
         "early_stop": Fact(False, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel: layers are run again whole"),
-        "weight_gradients": Fact("late", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim: gradient accumulator"),
-        "joined": Fact(("weights",), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/distributed.py, of ZeRO-1's gather"),
-        "weights": Fact("at_once", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: after the update"),
+        "wgrad_accumulation": Fact(
+            "deferred", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim: gradient accumulator"
+        ),
+        "flat_copies": Fact(
+            ("weights",), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/distributed.py, of ZeRO-1's gather"
+        ),
+        "param_all_gather": Fact(
+            "before_forward", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: after the update"
+        ),
         "overlap": Fact(
             ("dp",), f"{NANOTRON_REPOSITORY}@0e0a27e:scripts/scaling_benchmarks.py; stages wait for theirs"
         ),
@@ -73,7 +85,7 @@ NANOTRON = Entry(
         # forward: sequence lengths from the mask (6), keys and values concatenated and transposed (2), the output
         # transposed (1), SiLU separate from its product (1); backward: 8 for these, gradient sums of 4 weights and 2
         # norms, the norms' second kernels (2), and sums of the residual stream (2)
-        "further_kernels": Fact(
+        "extra_kernels": Fact(
             (10, 18),
             f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py, CoreAttention, CausalSelfAttention, "
             "GLUActivation; @069c21c:src/nanotron/optim/gradient_accumulator.py, _accumulate_grad",
@@ -101,11 +113,13 @@ INTERNEVO = Entry(
     facts={
         "attention": Fact("flash1", "InternLM/InternLM:doc/en/install.md: FlashAttention 1.0.5"),
         "loss": Fact("plain", f"{INTERNEVO_REPOSITORY}:configs/7B_sft.py: logits are widened to fp32"),
-        "linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd"),
-        "joint": Fact(True, f"{INTERNEVO_REPOSITORY}:internlm/model: Wqkv"),
+        "linears": Fact("separate", "PyTorch: torch.nn.Linear, each a node of autograd"),
+        "merged_projections": Fact(True, f"{INTERNEVO_REPOSITORY}:internlm/model: Wqkv"),
         "early_stop": Fact(False, "InternLM/InternEvo@108e1a5:internlm/solver/activation_checkpoint.py, use_reentrant"),
         "overlap": Fact(("dp",), f"{INTERNEVO_CONFIG}: overlap_sync_grad, not overlap_sync_param"),
-        "weights": Fact("broadcast", f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: each owner's whole tensors"),
+        "param_all_gather": Fact(
+            "broadcast", f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: each owner's whole tensors"
+        ),
         "reduce_in_fp32": Fact(False, f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: 16-bit gradients"),
     },
     runs={
@@ -122,13 +136,15 @@ PADDLENLP = Entry(
     family="paddle",
     facts={
         "attention": Fact("flash2", f"{PADDLE_CONFIG}: use_flash_attention"),
-        "loss": Fact("widened", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
+        "loss": Fact("upcast", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
         "kernels": Fact("plain", f"{PADDLE_CONFIG}: use_fused_rms_norm is off (use_fused_rope is on)"),
-        "linears": Fact("apart", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
+        "linears": Fact("separate", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
         "early_stop": Fact(False, f"{PADDLE_LLAMA}: recompute runs whole layers again"),
         "overlap": Fact((), f"{PADDLE_CONFIG}: no sharding_parallel_config, so nothing is hidden"),
         "reduce_in_fp32": Fact(False, f"{PADDLE_CONFIG}: amp_master_grad is off"),
-        "weights": Fact("at_once", f"{PADDLE_CONFIG}: sharding stage2 hands out weights after the update"),
+        "param_all_gather": Fact(
+            "before_forward", f"{PADDLE_CONFIG}: sharding stage2 hands out weights after the update"
+        ),
     },
     runs={
         "axes": Fact(("dp", "tp", "pp"), f"{PADDLE_CONFIG}: tensor, pipeline and sharding degrees"),

@@ -14,20 +14,20 @@ FOUNDRY = "mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md"
 TORCHTUNE_README = "meta-pytorch/torchtune@bd2a0fc:README.md"
 FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
-AUTOGRAD = {"linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd")}
+AUTOGRAD = {"linears": Fact("separate", "PyTorch: torch.nn.Linear, each a node of autograd")}
 HOOKS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _register_pre_backward_hook"
 SHARDS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _sharded_param_data; measured"
 BUFFERS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py"
 FULLY_SHARDED = AUTOGRAD | {
-    "gathers_again": Fact("all", f"{HOOKS}: on the output of every unit; measured"),
-    "shards": Fact("beside", f"{SHARDS}: gathered weights are another tensor"),
-    "unit_buffers": Fact(
-        "held", f"{BUFFERS}: all_gather_state, _backward_prefetch, unsharded_grads, reduce_scatter_states; measured"
+    "backward_all_gather": Fact("all", f"{HOOKS}: on the output of every unit; measured"),
+    "zero2_shards": Fact("separate", f"{SHARDS}: gathered weights are another tensor"),
+    "comm_buffers": Fact(
+        "retained", f"{BUFFERS}: all_gather_state, _backward_prefetch, unsharded_grads, reduce_scatter_states; measured"
     ),
 }
 DTENSOR = {
     "column_inputs": Fact(
-        "kept", "PyTorch: PrepareModuleInput makes the input whole for torch.nn.Linear, which keeps it"
+        "saved", "PyTorch: PrepareModuleInput makes the input whole for torch.nn.Linear, which keeps it"
     )
 }
 DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
@@ -41,19 +41,21 @@ FSDP2 = Entry(
     | DTENSOR
     | {
         "attention": Fact("flash2", "pytorch/pytorch: scaled_dot_product_attention is FlashAttention-2 since 2.2"),
-        "loss": Fact("narrow", "pytorch/pytorch: torch.nn.functional.cross_entropy keeps the dtype of the logits"),
+        "loss": Fact(
+            "low_precision", "pytorch/pytorch: torch.nn.functional.cross_entropy keeps the dtype of the logits"
+        ),
         "kernels": Fact("plain", "PyTorch without torch.compile: a kernel for each operation"),
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
     },
     runs={
         "axes": Fact(("dp", "tp", "cp"), f"{FULLY_SHARD}: beside DTensor's tp and context_parallel's ring; {PLANS}"),
-        "told_axes": Fact(("dp", "cp"), f"{PLANS}: tp as transformers' models plan it, which is counted otherwise"),
+        "config_axes": Fact(("dp", "cp"), f"{PLANS}: tp as transformers' models plan it, which is counted otherwise"),
         "cp_shards": Fact(True, f"{PLANS}, dp_shard_cp_dim_names"),
         "cp_kinds": Fact(("ring",), f"{PLANS}, cp_backend: torch"),
         "orders": Fact(False, f"{PLANS}, _get_mesh: copies, shards, cp, tp"),
         "zero": Fact((2, 3), f"{FULLY_SHARD}, reshard_after_forward"),
         # reshard_after_forward=False gathers for every micro-batch: zero3 with reshard=backward
-        "told_zero": Fact((3,), "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py: of every module"),
+        "config_zero": Fact((3,), "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py: of every module"),
         "recomputes": Fact(
             ("full",), "huggingface/accelerate@1.15.0:src/accelerate/utils/fsdp_utils.py, fsdp2_apply_ac: whole blocks"
         ),
@@ -71,7 +73,9 @@ DDP = Entry(
         "loss": FSDP2.facts["loss"],
         "kernels": FSDP2.facts["kernels"],
         "overlap": Fact(("dp",), f"{REDUCER}: a bucket is reduced once its gradients are ready"),
-        "weight_gradients": Fact("bucketed", f"{REDUCER}: copied into buckets (no gradient_as_bucket_view); measured"),
+        "wgrad_accumulation": Fact(
+            "ddp_buckets", f"{REDUCER}: copied into buckets (no gradient_as_bucket_view); measured"
+        ),
     },
     runs={
         "axes": Fact(("dp",), f"{REDUCER}: one process group, of replicas"),
@@ -90,18 +94,20 @@ TORCHTITAN = Entry(
         "loss": Fact("plain", "pytorch/torchtitan@00a388d:torchtitan/components/loss.py: cross_entropy(pred.float())"),
         "compile": Fact(True, f"{PARALLELIZE}, apply_compile; as {TABLES} runs it"),
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
-        "outputs": Fact("held", "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache; measured"),
-        "received": Fact(
-            "held",
+        "stage_outputs": Fact(
+            "retained", "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache; measured"
+        ),
+        "recv_buffers": Fact(
+            "preallocated",
             "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, args_recv_info, grad_recv_info and "
             "clear_runtime_states; measured",
         ),
-        "deferred": Fact(
+        "deferred_wgrad": Fact(
             "graph",
             "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/_backward.py, stage_backward_input: retain_graph, "
             "param_groups; stage.py, backward_one_chunk: not of the first stage; measured",
         ),
-        "copies": Fact(
+        "replicated_grad_reduce": Fact(
             "weight", "pytorch/pytorch@v2.13.0:torch/distributed/tensor: each Partial gradient for itself; measured"
         ),
         "overlap": Fact(("dp",), f"{PARALLELIZE}: fully_shard; async tensor parallelism only by maybe_enable_async_tp"),
@@ -114,7 +120,7 @@ TORCHTITAN = Entry(
         ),
         "zero": Fact((0, 2, 3), f"{PARALLELIZE}: apply_ddp; fsdp_reshard_after_forward never or always"),
         "pipelined_zero": Fact((2, 3), f"{PARALLELIZE}: DDP has not supported > 1D parallelism"),
-        "told_zero": Fact((0, 3), f"{FULLY_SHARD}: gathered for every micro-batch, unless {STAGE} defers it"),
+        "config_zero": Fact((0, 3), f"{FULLY_SHARD}: gathered for every micro-batch, unless {STAGE} defers it"),
         "cp_shards": Fact(True, f"{PARALLEL_DIMS}, build_mesh: fsdp is dp_shard · cp"),
         "recomputes": Fact(
             ("full",),
@@ -133,7 +139,7 @@ KEMPNERFORGE = Entry(
     family="torch",
     facts=FULLY_SHARDED
     | {
-        "loss": Fact("narrow", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: PyTorch's cross entropy"),
+        "loss": Fact("low_precision", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: PyTorch's cross entropy"),
         "kernels": Fact("plain", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: torch.compile is an option"),
         "overlap": Fact(("dp",), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: fully_shard"),
         "reduce": Fact("step", f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/training/grad.py: set_requires_gradient_sync"),
@@ -198,7 +204,7 @@ NEMO_AUTOMODEL = Entry(
     family="torch",
     facts=FULLY_SHARDED
     | {
-        "loss": Fact("narrow", f"{AUTOMODEL_RECIPE}: fp32_upcast is off; {AUTOMODEL}: output_dtype is bf16"),
+        "loss": Fact("low_precision", f"{AUTOMODEL_RECIPE}: fp32_upcast is off; {AUTOMODEL}: output_dtype is bf16"),
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
         "reduce_in_fp32": Fact(False, f"{AUTOMODEL}: reduce_dtype is bf16"),
         "dispatcher": Fact("fused", f"{AUTOMODEL_RECIPE}: DeepEP"),

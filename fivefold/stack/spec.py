@@ -22,7 +22,7 @@ ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Launches = Annotated[int, Field(ge=0, le=1000)]
 
 
-class Runs(Record):
+class SupportedLayouts(Record):
     """The layouts that a stack supports."""
 
     axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # axes whose degree may exceed 1
@@ -40,8 +40,8 @@ class Runs(Record):
     recomputes: tuple[str, ...] = ()
     expert_recomputes: tuple[str, ...] = ()  # further groups, only in models with experts
     experts_as_mlp: bool = False  # its config can express etp = tp without ep, and etp = 1 with ep, only
-    told_axes: tuple[Axis, ...] = ()  # those of ``axes`` that its config can express; empty: all
-    told_zero: tuple[ZeroStage, ...] = ()  # those of ``zero`` that its config can express with pp = 1; empty: all
+    config_axes: tuple[Axis, ...] = ()  # those of ``axes`` that its config can express; empty: all
+    config_zero: tuple[ZeroStage, ...] = ()  # those of ``zero`` that its config can express with pp = 1; empty: all
     cp_shards: bool = False  # its config always shards weights over all of cp: no ZeRO-0 with cp, groups span cp
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
@@ -54,13 +54,13 @@ class Runs(Record):
             return self.orders or tuple(order) == DEFAULT_ORDER
         return tuple(order) == DEFAULT_ORDER or "-".join(order) in self.orders
 
-    def zero_told(self, pp: int, cp: int = 1) -> tuple[ZeroStage, ...]:
+    def expressible_zero(self, pp: int, cp: int = 1) -> tuple[ZeroStage, ...]:
         """Return the stages of ``zero_with`` that the config can express with ``cp`` ranks per sequence."""
-        expressible = self.told_zero if pp == 1 and self.told_zero else self.zero
+        expressible = self.config_zero if pp == 1 and self.config_zero else self.zero
         min_stage = 1 if self.cp_shards and cp > 1 else 0
         return tuple(stage for stage in self.zero_with(pp) if stage in expressible and stage >= min_stage)
 
-    def shards_told(self, shards: int, cp: int) -> bool:
+    def can_express_shards(self, shards: int, cp: int) -> bool:
         """Tell whether the config can express shard groups of ``shards`` ranks with ``cp`` ranks per sequence."""
         return not self.cp_shards or shards % cp == 0
 
@@ -87,10 +87,10 @@ class Stack(Record):
     # latent attention to one dim, as PyTorch's on CPU; unfused: materializes the scores
     attention: Attention = "flash"
     # fused: one buffer holds the logits, then their gradient; chunked: never all logits at once; plain: PyTorch's, with
-    # fp32 copies; narrow: PyTorch's in the dtype of the logits, which the caller holds until the end of the backward;
-    # widened: one fp32 copy that becomes the gradient (Megatron); copied: as widened, with the fp32 logits kept
-    # (nanotron)
-    loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
+    # fp32 copies; low_precision: PyTorch's in the dtype of the logits, which the caller holds until the end of the
+    # backward; upcast: one fp32 copy that becomes the gradient (Megatron); upcast_copy: as upcast, with the fp32 logits
+    # kept (nanotron)
+    loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "chunked", "fused"] = "fused"
     # Norms, rotary embedding, activation and loss. fused: one kernel each, Fivefold's in Triton on GPUs, PyTorch's on
     # CPUs; triton, compiled, eager: Fivefold's, written in Triton, by torch.compile of full blocks, or as separate
     # PyTorch kernels, which save no more tensors; plain: PyTorch's under autograd, which save more; norms: as plain for
@@ -98,38 +98,41 @@ class Stack(Record):
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"] = "fused"
     # rotary embedding if other kernels are fused: also fused, or separate PyTorch kernels with a concatenation of the
     # heads (Megatron's latent attention without apply_rope_fusion)
-    rope: Literal["fused", "apart"] = "fused"
+    rope: Literal["fused", "unfused"] = "fused"
     compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
     compile_loss: bool = True  # if blocks are compiled, PyTorch's loss as well (torchtitan, except at the end of 2024)
-    joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
-    # fanned: linear layers on one input are one operation, which computes one input gradient and accumulates the weight
-    # gradients itself (Fivefold); apart: separate layers under autograd. ``kernel_facts.py`` lists what follows
-    linears: Literal["fanned", "apart"] = "fanned"
+    merged_projections: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
+    # fused_backward: linear layers on one input are one operation, which computes one input gradient and accumulates
+    # the weight gradients itself (Fivefold); separate: a layer each under autograd. ``kernel_facts.py`` lists the
+    # effects
+    linears: Literal["fused_backward", "separate"] = "fused_backward"
     # with fp8 matmuls, tensors saved in fp8 besides the inputs of matmuls: the input of SwiGLU, and the output of
     # attention in 12 bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
-    narrow_kept: tuple[Literal["activation", "attention"], ...] = ()
+    low_precision_saved: tuple[Literal["activation", "attention"], ...] = ()
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
-    # gathered again for the weight gradients, or kept until then (PyTorch's autograd)
-    column_inputs: Literal["regathered", "kept"] = "regathered"
-    # apart: a weight gradient is a tensor until it is added to the accumulated gradient; summed: the matmul accumulates
-    # it into a buffer that is allocated from the start (Megatron); placeholders: as summed, with an unused gradient of
-    # each shape (Transformer Engine); late: all are kept until the backward ends, then added to buffers allocated from
-    # the start; buckets: as late, and copied for their reduction (nanotron); bucketed: as apart, where the first
-    # backward allocates the accumulated gradients, and copied into permanent buckets of 25 MiB, the first of 1 MiB
-    # (PyTorch's DistributedDataParallel)
-    weight_gradients: Literal["apart", "late", "buckets", "bucketed", "summed", "placeholders"] = "apart"
+    # gathered again for the weight gradients, or saved until then (PyTorch's autograd)
+    column_inputs: Literal["regathered", "saved"] = "regathered"
+    # separate: a weight gradient is a tensor until it is added to the accumulated gradient; fused: the matmul
+    # accumulates it into a buffer that is allocated from the start (Megatron); fused_dummy: as fused, with an unused
+    # gradient of each shape (Transformer Engine); deferred: all are kept until the backward ends, then added to buffers
+    # allocated from the start; deferred_buckets: as deferred, and copied for their reduction (nanotron); ddp_buckets:
+    # as separate, where the first backward allocates the accumulated gradients, and copied into permanent buckets of 25
+    # MiB, the first of 1 MiB (PyTorch's DistributedDataParallel)
+    wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"] = (
+        "separate"
+    )
     # what the update copies to one flat tensor: a rank's gradients, in their dtype and in fp32 (DeepSpeed), or all
     # weights as they are gathered (nanotron)
-    joined: tuple[Literal["gradients", "weights"], ...] = ()
+    flat_copies: tuple[Literal["gradients", "weights"], ...] = ()
     # memory of tensor-parallel messages is reused only when the device has sent them, while the host runs a pass ahead
     # (PyTorch's NCCL process groups hold what they send by record_stream)
     run_ahead: bool = False
     # CUDA graphs, which replace host launches: of the router, of all but the experts and their messages (Megatron's
     # scopes moe_router and moe_preprocess, and attn), or of the full step
-    graphs: Literal["none", "router", "partial", "full"] = "none"
+    cuda_graphs: Literal["none", "router", "partial", "full"] = "none"
     # kernels that the host launches for a block in addition to its operations, in forward and backward: masks, copies
     # of views, accumulation of each weight's gradient
-    further_kernels: tuple[Launches, Launches] = (0, 0)
+    extra_kernels: tuple[Launches, Launches] = (0, 0)
     # fused: a token is sent once to each rank that needs it and sorted by expert on the way (DeepEP, HybridEP)
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
     pairs: bool = False  # overlaps the forward of one micro-batch with the backward of another to hide ep messages
@@ -145,74 +148,74 @@ class Stack(Record):
     # what ZeRO-3 gathers again for the backward: the units that need it, or all, including the embedding, whose
     # backward does not use its weights (FSDP2's pre-backward hooks); root: as all, but without a pipeline embedding and
     # head are one unit, which stays gathered from its forward to its backward (accelerate's FSDP2)
-    gathers_again: Literal["needed", "all", "root"] = "needed"
-    # let_go: buffers of a unit's messages are allocated only while these are in flight; held: as the host allocates and
-    # frees them, on CPUs too (FSDP2). The output of a gather is kept next to the weights copied from it until the next
-    # unit's has arrived, and in a backward it is allocated from the start of the previous unit; gradients of a unit are
-    # kept until all are computed, and their copy for the reduction until the next unit's is made
-    unit_buffers: Literal["let_go", "held"] = "let_go"
-    # shards of ZeRO-2. within: a view of the weights, which stay gathered from step to step; beside: a tensor of its
+    backward_all_gather: Literal["needed", "all", "root"] = "needed"
+    # freed: buffers of a unit's messages are allocated only while these are in flight; retained: as the host allocates
+    # and frees them, on CPUs too (FSDP2). The output of a gather is kept next to the weights copied from it until the
+    # next unit's has arrived, and in a backward it is allocated from the start of the previous unit; gradients of a
+    # unit are kept until all are computed, and their copy for the reduction until the next unit's is made
+    comm_buffers: Literal["freed", "retained"] = "freed"
+    # shards of ZeRO-2. view: of the weights, which stay gathered from step to step; separate: a tensor of its
     # own, and weights are gathered for each forward and its backward, with a pipeline for each step (FSDP2 with
     # reshard_after_forward=False)
-    shards: Literal["within", "beside"] = "within"
+    zero2_shards: Literal["view", "separate"] = "view"
     # units: gathers as FSDP; weights: gathers and prefetches by modules, as DeepSpeed's coordinator
     # (``planner/counts/parameter_prefetch.py``), within the limits in elements that follow: prefetched at once, size of
     # weights that are never freed, distance to the next use below which a weight is not freed, and gathered in total
-    fetch: Literal["units", "weights"] = "units"
-    fetch_ahead: Elements = 50_000_000  # DeepSpeed's stage3_prefetch_bucket_size
-    fetch_small: Elements = 100_000  # DeepSpeed's stage3_param_persistence_threshold
-    fetch_reuse: Elements = 1_000_000_000  # DeepSpeed's stage3_max_reuse_distance
-    fetch_live: Elements = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
+    zero3_gather: Literal["units", "weights"] = "units"
+    prefetch_bucket_size: Elements = 50_000_000  # DeepSpeed's stage3_prefetch_bucket_size
+    param_persistence_threshold: Elements = 100_000  # DeepSpeed's stage3_param_persistence_threshold
+    max_reuse_distance: Elements = 1_000_000_000  # DeepSpeed's stage3_max_reuse_distance
+    max_live_parameters: Elements = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
     # elements of gradients that are reduced at once, unsharded under ZeRO-1 and -2, in an additional buffer
-    # (DeepSpeed); 0: unit by unit, or as ``weight_gradients`` says
+    # (DeepSpeed); 0: unit by unit, or as ``wgrad_accumulation`` says
     reduce_bucket: Elements = 0
     # gradients of weights that are replicated over tensor parallelism are all_reduced over it unit by unit, or weight
     # by weight (DTensor)
-    copies: Literal["unit", "weight"] = "unit"
+    replicated_grad_reduce: Literal["unit", "weight"] = "unit"
     # a pipeline stage frees its output after sending it, or holds it (in the last stage: the logits) until the backward
     # of that micro-batch (PyTorch)
-    outputs: Literal["let_go", "held"] = "let_go"
+    stage_outputs: Literal["freed", "retained"] = "freed"
     # kept between B and W of a split backward: operands of the deferred weight gradients; or the graph: all that the
     # forward saved below the last weight, and the gradient of each operation on weights, while the first stage defers
     # all of its backward (PyTorch)
-    deferred: Literal["operands", "graph"] = "operands"
+    deferred_wgrad: Literal["operands", "graph"] = "operands"
     # what a stage receives is kept while it is needed, or in permanent buffers for every micro-batch of a step, as are
     # the gradients of its inputs once they are computed (PyTorch)
-    received: Literal["let_go", "held"] = "let_go"
+    recv_buffers: Literal["freed", "preallocated"] = "freed"
     reduce_in_fp32: bool = True  # else gradients that a recipe accumulates in fp32 are kept and reduced in 16 bits
-    # when updated weights of ZeRO-1 and -2 are sent to other ranks. ahead: during the forward, before each unit needs
-    # them; at_once: before the forward; broadcast: before the forward, full tensors by each owner in turn
-    # (InternEvo)
-    weights: Literal["ahead", "at_once", "broadcast"] = "ahead"
+    # when updated weights of ZeRO-1 and -2 are sent to other ranks. overlapped: during the forward, before each unit
+    # needs them; before_forward: all; broadcast: before the forward, full tensors by each owner in turn (InternEvo)
+    param_all_gather: Literal["overlapped", "before_forward", "broadcast"] = "overlapped"
     # overlaps the second gather of a column-parallel layer's input, for its weight gradient, with the product of the
     # input gradient (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
     async_tp: bool = False
-    blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
+    # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
+    launch_blocking: bool = False
     # without sequence parallelism, each tensor-parallel rank sends 1/tp of the residual stream to the next pipeline
     # stage, which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends all of it
-    scatter_hops: bool = False
+    scatter_gather_tensors: bool = False
     # recomputation ends with the last operation whose result the backward needs (Fivefold, and PyTorch's non-reentrant
     # checkpoints); else the full layer runs again (Megatron)
     early_stop: bool = True
     vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
     expandable_segments: bool = False  # option of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
 
-    runs: Runs = Runs()  # layouts that the framework supports
+    runs: SupportedLayouts = SupportedLayouts()  # layouts that the framework supports
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
-        if self.linears == "fanned" and self.column_inputs == "kept":
+        if self.linears == "fused_backward" and self.column_inputs == "saved":
             raise ValueError(
-                "linears='fanned' gather their input again for dW; column_inputs='kept' needs linears='apart'"
+                "linears='fused_backward' gathers inputs again for dW; column_inputs='saved' needs linears='separate'"
             )
         return self
 
     @property
     def kernel_facts(self) -> KernelFacts:
         """Return the properties of its kernels, which follow from the kind of its linear layers."""
-        return FIVEFOLD if self.linears == "fanned" else AUTOGRAD
+        return FIVEFOLD if self.linears == "fused_backward" else AUTOGRAD
 
     @property
     def compiles(self) -> bool:

@@ -13,10 +13,10 @@ from fivefold.trainer.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine supports.
 OURS = {
-    "joint": False, "weight_gradients": "apart",
-    "received": "let_go", "joined": (), "shards": "within", "fetch": "units", "reduce_bucket": 0,
-    "unit_buffers": "let_go", "deferred": "operands", "dispatcher": "all_to_all", "scatter_hops": False,
-    "rope": "fused", "narrow_kept": (), "further_kernels": (0, 0),
+    "merged_projections": False, "wgrad_accumulation": "separate",
+    "recv_buffers": "freed", "flat_copies": (), "zero2_shards": "view", "zero3_gather": "units", "reduce_bucket": 0,
+    "comm_buffers": "freed", "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
+    "rope": "fused", "low_precision_saved": (), "extra_kernels": (0, 0),
 }  # fmt: skip
 
 KERNELS = ("fused", "triton", "compiled", "eager")

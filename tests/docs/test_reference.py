@@ -73,4 +73,6 @@ def test_help_is_the_comment_of_a_field(reference: Any) -> None:
     from fivefold.trainer.run import Run
 
     assert reference.describe_fields(Run)["evaluate_every"].startswith("steps between")  # at the end of its line
-    assert reference.describe_fields(Stack)["scatter_hops"].startswith("without sequence parallelism")  # above it
+    assert reference.describe_fields(Stack)["scatter_gather_tensors"].startswith(
+        "without sequence parallelism"
+    )  # above it

@@ -40,7 +40,7 @@ def main() -> None:
                     f"seed {seed}: {layout}, memory {found.bound_bytes / found.peak_bytes:.4f}, "
                     f"time {found.bound_seconds / found.seconds if found.seconds else 0:.4f} of the estimate; "
                     f"{layout.micro_batches(job)} micro-batches, offload={job.offload}, "
-                    f"deferred={job.stack.deferred}, stack {job.stack.name}",
+                    f"deferred={job.stack.deferred_wgrad}, stack {job.stack.name}",
                     flush=True,
                 )
     for schedule, each in sorted(shares.items()):

@@ -204,7 +204,7 @@ def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     found = read([f"{tmp_path}/mine.py:wide"], Asked(ranks=8))
     assert found.job is not None
     assert (str(found.layout), found.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
-    assert (found.job.stack.loss, found.job.stack.graphs, found.job.documents) == ("chunked", "none", "apart")
+    assert (found.job.stack.loss, found.job.stack.cuda_graphs, found.job.documents) == ("chunked", "none", "apart")
     assert [(said.key, said.value) for said in found.not_understood] == [("line 19", "if SOMETHING:")]
     with pytest.raises(UserError, match=r"holds 2 configs; name one, as .*mine.py:small"):
         read([f"{tmp_path}/mine.py"], Asked(ranks=8))

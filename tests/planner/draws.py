@@ -26,7 +26,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.search.space import divisors
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Group, LearningRate, Optimizer, Ramp
 
 Draw = Callable[[random.Random], Any]
@@ -159,40 +159,40 @@ STACK: dict[str, Draw] = {
     "loss": any_of(Stack, "loss"),
     "kernels": any_of(Stack, "kernels"),
     "compile": any_of(Stack, "compile"),
-    "joint": any_of(Stack, "joint"),
+    "merged_projections": any_of(Stack, "merged_projections"),
     "linears": any_of(Stack, "linears"),
     "column_inputs": any_of(Stack, "column_inputs"),
-    "weight_gradients": any_of(Stack, "weight_gradients"),
-    "joined": subset(Stack, "joined"),
+    "wgrad_accumulation": any_of(Stack, "wgrad_accumulation"),
+    "flat_copies": subset(Stack, "flat_copies"),
     "run_ahead": any_of(Stack, "run_ahead"),
-    "narrow_kept": subset(Stack, "narrow_kept"),
-    "further_kernels": one((0, 0), (0, 0), (10, 18)),
-    "graphs": any_of(Stack, "graphs"),
+    "low_precision_saved": subset(Stack, "low_precision_saved"),
+    "extra_kernels": one((0, 0), (0, 0), (10, 18)),
+    "cuda_graphs": any_of(Stack, "cuda_graphs"),
     "dispatcher": any_of(Stack, "dispatcher"),
     "pairs": any_of(Stack, "pairs"),
     "overlap": subset(Stack, "overlap"),
     "p2p_overlap": any_of(Stack, "p2p_overlap"),
     "reduce": any_of(Stack, "reduce"),
     "reshard": any_of(Stack, "reshard"),
-    "gathers_again": any_of(Stack, "gathers_again"),
-    "unit_buffers": any_of(Stack, "unit_buffers"),
-    "shards": any_of(Stack, "shards"),
+    "backward_all_gather": any_of(Stack, "backward_all_gather"),
+    "comm_buffers": any_of(Stack, "comm_buffers"),
+    "zero2_shards": any_of(Stack, "zero2_shards"),
     "rope": any_of(Stack, "rope"),
-    "fetch": any_of(Stack, "fetch"),
-    "fetch_ahead": one(0, 1000, 50_000_000),
-    "fetch_small": one(0, 100, 100_000),
-    "fetch_reuse": one(0, 10_000, 1_000_000_000),
-    "fetch_live": one(0, 100_000, 1_000_000_000),
+    "zero3_gather": any_of(Stack, "zero3_gather"),
+    "prefetch_bucket_size": one(0, 1000, 50_000_000),
+    "param_persistence_threshold": one(0, 100, 100_000),
+    "max_reuse_distance": one(0, 10_000, 1_000_000_000),
+    "max_live_parameters": one(0, 100_000, 1_000_000_000),
     "reduce_bucket": one(0, 0, 0, 1, 3000, 500_000_000),
-    "copies": any_of(Stack, "copies"),
-    "outputs": any_of(Stack, "outputs"),
-    "deferred": any_of(Stack, "deferred"),
-    "received": any_of(Stack, "received"),
+    "replicated_grad_reduce": any_of(Stack, "replicated_grad_reduce"),
+    "stage_outputs": any_of(Stack, "stage_outputs"),
+    "deferred_wgrad": any_of(Stack, "deferred_wgrad"),
+    "recv_buffers": any_of(Stack, "recv_buffers"),
     "reduce_in_fp32": any_of(Stack, "reduce_in_fp32"),
-    "weights": any_of(Stack, "weights"),
+    "param_all_gather": any_of(Stack, "param_all_gather"),
     "async_tp": any_of(Stack, "async_tp"),
-    "blocking": any_of(Stack, "blocking"),
-    "scatter_hops": any_of(Stack, "scatter_hops"),
+    "launch_blocking": any_of(Stack, "launch_blocking"),
+    "scatter_gather_tensors": any_of(Stack, "scatter_gather_tensors"),
     "early_stop": any_of(Stack, "early_stop"),
     "vocab_multiple": one(1, 1, 128, 7),
     "expandable_segments": any_of(Stack, "expandable_segments"),
@@ -362,7 +362,7 @@ def case(seed: int) -> Case:
             batch = spread.dp * spread.mbs * some.choice((1, 2, spread.pp, 2 * spread.pp, 3 * spread.pp + 1, 40))
             found = Case(chosen, machine(some, ranks=spread.world), spread, job(some, batch=batch))
             if next(reasons(spread, model=chosen, job=found.job, machine=None), ""):  # the facts under every layout
-                found = found._replace(job=found.job.replace(stack=found.job.stack.replace(runs=Runs())))
+                found = found._replace(job=found.job.replace(stack=found.job.stack.replace(runs=SupportedLayouts())))
             refuse(spread, model=chosen, job=found.job, machine=found.machine)
         except (UserError, ValidationError):
             continue

@@ -74,7 +74,7 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
     def of(**fields: object) -> list[RankMemory]:
         return memory(Counts(model, Job.read({"sequence": 1024, "global_batch": 32, **fields}, origin="test")), layout)
 
-    for apart, summed in zip(of(), of(weight_gradients="summed"), strict=True):
+    for apart, summed in zip(of(), of(wgrad_accumulation="fused"), strict=True):
         assert (apart.gradients_bytes, apart.activations_bytes) == (summed.gradients_bytes, summed.activations_bytes)
         states = summed.parameters_bytes + summed.gradients_bytes + summed.optimizer_bytes
         assert summed.passes_bytes > states + summed.activations_bytes
@@ -83,8 +83,8 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
 def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
     part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(named("llama3-8b"), Job()).kinds[0]
     apart, summed = (
-        Counts(named("llama3-8b"), Job.read({"weight_gradients": each}, origin="test")).split(part, block)
-        for each in ("apart", "summed")
+        Counts(named("llama3-8b"), Job.read({"wgrad_accumulation": each}, origin="test")).split(part, block)
+        for each in ("separate", "fused")
     )
     D, F, kv = 4096, 14336, 1024
     assert apart.late_bytes == summed.late_bytes > 0
@@ -94,7 +94,7 @@ def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
 
 def test_sums_live_before_a_matmul_adds_to_them() -> None:
     """Under ZeRO-2 they are born with a unit's backward: with its last product, not with the norm before it."""
-    counts = Counts(named("llama3-8b"), Job(weight_gradients="summed"))
+    counts = Counts(named("llama3-8b"), Job(wgrad_accumulation="fused"))
     part, block = part_of(Layout(dp=8, zero=2)), counts.kinds[0]
     born, none = (counts.profile(part, block, sums) for sums in (Sums(dense=10**9), Sums()))
     assert born.backward_peak_bytes == none.backward_peak_bytes + 10**9
@@ -106,8 +106,8 @@ def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
     layout, P = Layout.parse("pp2 zb1p"), 4 * named("llama3-8b").replace(layers=1).parameters
     job = Job(sequence=8, global_batch=8)
     for apart, late in zip(
-        memory(Counts(model, job.replace(weight_gradients="summed")), layout),
-        memory(Counts(model, job.replace(weight_gradients="late")), layout),
+        memory(Counts(model, job.replace(wgrad_accumulation="fused")), layout),
+        memory(Counts(model, job.replace(wgrad_accumulation="deferred")), layout),
         strict=True,
     ):
         assert "weights" in late.peak_cause
@@ -141,7 +141,7 @@ def test_ratios_are_of_the_layers_with_experts() -> None:
 
 
 def test_the_smallest_case_that_failed() -> None:
-    job = Job(global_batch=32, weight_gradients="summed")
+    job = Job(global_batch=32, wgrad_accumulation="fused")
     step = predict(model=named("tiny"), machine=H100, layout=Layout.parse("dp2 pp2 zb1p"), job=job)
     assert step.memory.fits
 

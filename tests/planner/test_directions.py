@@ -70,7 +70,7 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = ""
         overlap=draw(st.sampled_from([(), ("dp", "cp", "ep", "pp"), ("dp", "tp", "cp", "ep", "pp")])),
         reduce=draw(st.sampled_from(["step", "micro_batch"])),
         # A host that launches late hides what is asked here: work on the chip is then free, and messages are not.
-        graphs=draw(st.sampled_from(["none", "full"])) if late else "full",
+        cuda_graphs=draw(st.sampled_from(["none", "full"])) if late else "full",
     )
     given_fields = Layout.parse(layout).model_dump(exclude_unset=True) if layout else {}
     try:

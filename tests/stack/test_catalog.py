@@ -14,7 +14,7 @@ from fivefold.model.catalog import named as model
 from fivefold.record import UserError
 from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, named
 from fivefold.stack.entry import Entry
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 
 NAMES = ("name", "version", "family", "runs")
 REPOSITORY = r"[\w.-]+/[\w.-]+(@[0-9a-f]{7})?[:,; ]"  # NVIDIA/Megatron-LM@960c06b:
@@ -27,7 +27,9 @@ def changed(entry: Entry) -> set[str]:
     fields = {field for field in Stack.model_fields if field not in NAMES}
     found = {field for field in fields if getattr(stack, field) != getattr(usual, field)}
     return found | {
-        f"runs.{field}" for field in Runs.model_fields if getattr(stack.runs, field) != getattr(usual.runs, field)
+        f"runs.{field}"
+        for field in SupportedLayouts.model_fields
+        if getattr(stack.runs, field) != getattr(usual.runs, field)
     }
 
 

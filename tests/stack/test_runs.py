@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 
 MODEL = Model(
     name="small",
@@ -50,25 +50,28 @@ LACKS: tuple[tuple[str, Any, str, str], ...] = (
 
 
 def test_every_field_is_refused_by() -> None:
-    assert {field for field, *_ in LACKS} | SEARCHED == Runs.model_fields.keys()
+    assert {field for field, *_ in LACKS} | SEARCHED == SupportedLayouts.model_fields.keys()
 
 
 SEARCHED = {
     "recomputes",
     "expert_recomputes",
     "experts_as_mlp",
-    "told_axes",
-    "told_zero",
+    "config_axes",
+    "config_zero",
     "cp_shards",
 }  # what the search keeps to, and legality does not
 
 
 def test_what_shards_over_cp_has_no_zero0_beside_it() -> None:
-    assert (Runs(cp_shards=True).zero_told(1), Runs(cp_shards=True).zero_told(2, cp=2)) == ((0, 1, 2, 3), (1, 2, 3))
+    assert (
+        SupportedLayouts(cp_shards=True).expressible_zero(1),
+        SupportedLayouts(cp_shards=True).expressible_zero(2, cp=2),
+    ) == ((0, 1, 2, 3), (1, 2, 3))
 
 
 def test_orders_beside_the_usual_one() -> None:
-    job = Job(sequence=64, global_batch=16, stack=Stack(name="mine", runs=Runs(orders=("tp-cp-pp-dp",))))
+    job = Job(sequence=64, global_batch=16, stack=Stack(name="mine", runs=SupportedLayouts(orders=("tp-cp-pp-dp",))))
     refuse(Layout.parse("dp2 pp2 order=tp-cp-pp-dp"), model=DENSE, job=job)
     with pytest.raises(UserError, match="take it without order= or order=tp-cp-pp-dp or another stack"):
         refuse(Layout.parse("dp2 pp2 order=pp-tp-cp-dp"), model=DENSE, job=job)
@@ -82,8 +85,11 @@ def test_orders_beside_the_usual_one() -> None:
     ],
 )  # fmt: skip
 def test_what_a_config_can_be_told_to_recompute(ac: str, experts: bool, told: bool) -> None:
-    assert Runs(recomputes=("full", "core", "norm"), expert_recomputes=("act",)).told(ac, experts=experts) == told
-    assert Runs().told(ac, experts=experts)
+    assert (
+        SupportedLayouts(recomputes=("full", "core", "norm"), expert_recomputes=("act",)).told(ac, experts=experts)
+        == told
+    )
+    assert SupportedLayouts().told(ac, experts=experts)
 
 
 @pytest.mark.parametrize(("field", "value", "text", "reason"), LACKS)
@@ -92,11 +98,11 @@ def test_what_a_stack_lacks_is_refused(field: str, value: Any, text: str, reason
     job = Job(sequence=64, global_batch=16, stack=Stack(name="mine"))
     refuse(layout, model=model, job=job)
     with pytest.raises(UserError) as refused:
-        refuse(layout, model=model, job=job.replace(stack=Stack(name="mine", runs=Runs(**{field: value}))))
+        refuse(layout, model=model, job=job.replace(stack=Stack(name="mine", runs=SupportedLayouts(**{field: value}))))
     assert str(refused.value).startswith(f"layout {str(layout)!r}: {reason}")
 
 
 def test_one_rank_shards_nothing() -> None:
     """A stack that always shards (FSDP2) takes one rank, where zero0 is all there is."""
-    stack = Stack(name="mine", runs=Runs(zero=(3,)))
+    stack = Stack(name="mine", runs=SupportedLayouts(zero=(3,)))
     refuse(Layout.parse("tp2"), model=DENSE, job=Job(sequence=64, global_batch=16, stack=stack))

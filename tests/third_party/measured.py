@@ -131,17 +131,17 @@ def deepspeed(zero: int, micro_batches: int = 1, **facts: int) -> Case:
     """``facts``: limits of ZeRO-3's gathers."""
     keys = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
     loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, **keys)
-    changed = {"loss": "narrow", "reduce_bucket": engines.BUCKET, **facts}
+    changed = {"loss": "low_precision", "reduce_bucket": engines.BUCKET, **facts}
     changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
     norm = 8 if zero == 3 else 4
     return Case(loop, "deepspeed", f"dp2 zero{zero}", 2, micro_batches, changed, norm=norm, flat=zero == 3)
 
 
 KEYS = {
-    "fetch_ahead": "prefetch_bucket_size",
-    "fetch_small": "param_persistence_threshold",
-    "fetch_reuse": "max_reuse_distance",
-    "fetch_live": "max_live_parameters",
+    "prefetch_bucket_size": "prefetch_bucket_size",
+    "param_persistence_threshold": "param_persistence_threshold",
+    "max_reuse_distance": "max_reuse_distance",
+    "max_live_parameters": "max_live_parameters",
 }
 USED = 4 * 39  # which parameters were used: Trainer has DistributedDataParallel find those that were not
 if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as accelerate is
@@ -161,13 +161,19 @@ if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as
     )
     CASES["accelerate, FSDP2"] = Case(partial(engines.accelerate, pretrained=True), "fsdp2", "dp2 zero3", 2, 1)
     CASES["accelerate, FSDP2, no pretrained model"] = Case(
-        partial(engines.accelerate, pretrained=False), "fsdp2", "dp2 zero3", 2, 1, {"gathers_again": "root"}
+        partial(engines.accelerate, pretrained=False), "fsdp2", "dp2 zero3", 2, 1, {"backward_all_gather": "root"}
     )
     CASES |= {f"DeepSpeed, ZeRO-{zero}": deepspeed(zero) for zero in (0, 1, 2, 3)}
     CASES |= {f"DeepSpeed, ZeRO-{zero}, 2 micro-batches": deepspeed(zero, 2) for zero in (1, 2)}
-    CASES["DeepSpeed, ZeRO-3, a little ahead"] = deepspeed(3, 2, fetch_ahead=100_000, fetch_small=0, fetch_reuse=0)
-    CASES["DeepSpeed, ZeRO-3, weight by weight"] = deepspeed(3, fetch_ahead=0, fetch_small=1000, fetch_reuse=0)
-    CASES["DeepSpeed, ZeRO-3, near ones stay"] = deepspeed(3, fetch_ahead=50_000, fetch_small=200, fetch_reuse=300_000)
+    CASES["DeepSpeed, ZeRO-3, a little ahead"] = deepspeed(
+        3, 2, prefetch_bucket_size=100_000, param_persistence_threshold=0, max_reuse_distance=0
+    )
+    CASES["DeepSpeed, ZeRO-3, weight by weight"] = deepspeed(
+        3, prefetch_bucket_size=0, param_persistence_threshold=1000, max_reuse_distance=0
+    )
+    CASES["DeepSpeed, ZeRO-3, near ones stay"] = deepspeed(
+        3, prefetch_bucket_size=50_000, param_persistence_threshold=200, max_reuse_distance=300_000
+    )
 
 
 def predicted(case: Case) -> Step:

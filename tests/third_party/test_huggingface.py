@@ -75,7 +75,12 @@ def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 zero.max_live_parameters,
                 zero.max_reuse_distance,
             )
-            assert held == (stack.fetch_ahead, stack.fetch_small, stack.fetch_live, stack.fetch_reuse)
+            assert held == (
+                stack.prefetch_bucket_size,
+                stack.param_persistence_threshold,
+                stack.max_live_parameters,
+                stack.max_reuse_distance,
+            )
         assert bool(config.bfloat16_config.enabled) == (plan.job.precision.compute == "bf16")
         assert bool(config.float16_config.enabled) == (plan.job.precision.compute == "fp16")
 

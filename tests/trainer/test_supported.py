@@ -15,11 +15,12 @@ from fivefold.stack.catalog import STACKS
 from fivefold.trainer.supported import OURS, check_supported, idle_window
 
 OTHERS: dict[str, Any] = {
-    "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
-    "received": "held", "shards": "beside", "fetch": "weights", "reduce_bucket": 1000,
-    "unit_buffers": "held", "deferred": "graph", "dispatcher": "fused", "scatter_hops": True, "rope": "apart",
-    "narrow_kept": ("attention",),
-    "further_kernels": (10, 18), "offload": ("optimizer",),
+    "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
+    "recv_buffers": "preallocated", "zero2_shards": "separate", "zero3_gather": "weights", "reduce_bucket": 1000,
+    "comm_buffers": "retained", "deferred_wgrad": "graph", "dispatcher": "fused", "scatter_gather_tensors": True,
+    "rope": "unfused",
+    "low_precision_saved": ("attention",),
+    "extra_kernels": (10, 18), "offload": ("optimizer",),
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def _case(row: Row) -> Case:
     return case_of(
         SOURCE,
         row,
-        stack=named("megatron-deepspeed").replace(blocking=True),
+        stack=named("megatron-deepspeed").replace(launch_blocking=True),
         model=model,
         machine=machines,
         layout=layout,

@@ -112,7 +112,7 @@ def _case(row: Row) -> Case:
     if row["technique"] in PAIRS:
         pairs = PAIRS[row["technique"]]
         overlap = (*named("megatron-core").overlap, *(("ep",) if pairs else ()))
-        stack = stack.replace(graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
+        stack = stack.replace(cuda_graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
     recipe = narrow_gradients(precision_of(row["precision"], chip=on))
     return _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
 
@@ -122,7 +122,7 @@ def _moonlight(row: Row) -> Case:
     layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
     half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
-    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="apart")
+    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="unfused")
     made = _made(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
     return made._replace(rivals="moonlight recomputation")
 

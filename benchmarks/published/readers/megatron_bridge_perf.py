@@ -93,7 +93,7 @@ def recomputed_by_recipe(model: Model, *, chip: str, precision: str, pp: int = 1
 class Experts(NamedTuple):
     """How the experts of a run are launched and reached; the fields of a stack."""
 
-    graphs: Literal["none", "router", "partial", "full"]
+    cuda_graphs: Literal["none", "router", "partial", "full"]
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
     pairs: bool = False
 

@@ -73,7 +73,7 @@ def _stack(row: Row) -> Stack:
     return named("megatron-core").replace(
         overlap=overlap,
         pairs=pairs,
-        graphs="partial" if graphed else "none",
+        cuda_graphs="partial" if graphed else "none",
         dispatcher="all_to_all" if row["dispatcher"] == "A2A" else "fused",
     )
 

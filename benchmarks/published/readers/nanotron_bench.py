@@ -30,7 +30,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "nanotron_bench",
         row,
-        stack=ultrascale_playbook.stack_of(layout).replace(async_tp=False, column_inputs="kept"),
+        stack=ultrascale_playbook.stack_of(layout).replace(async_tp=False, column_inputs="saved"),
         model=model,
         machine=machines,
         layout=layout,

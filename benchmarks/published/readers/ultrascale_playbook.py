@@ -74,7 +74,7 @@ def stack_of(layout: Layout) -> Stack:
     stack = named("nanotron")
     if layout.zero:
         return stack
-    return stack.replace(joined=(), weight_gradients="late" if layout.dp == 1 else "buckets")
+    return stack.replace(flat_copies=(), wgrad_accumulation="deferred" if layout.dp == 1 else "deferred_buckets")
 
 
 def cases() -> Iterator[Case | Excluded]:

@@ -61,6 +61,6 @@ def _traced(squares: int) -> Stack:
 
     The fused softmax wants a multiple of 4; else scores are widened, scaled, masked and narrowed by a kernel each.
     """
-    forward, backward = STACK.further_kernels
+    forward, backward = STACK.extra_kernels
     more = (forward, backward) if squares % 4 == 0 else (forward + 5, backward + 6)
-    return STACK.replace(vocab_multiple=1, loss="narrow", further_kernels=more)
+    return STACK.replace(vocab_multiple=1, loss="low_precision", extra_kernels=more)

@@ -52,12 +52,12 @@ class Pricer:
         share = constants.compiled_launch_share if job.stack.compiles else 1
         self.host = machine.chip.launch_seconds * share if self.nccl else 0.0
         self.apart = self.prices.plain or self.prices.eager  # the host launches elementwise operations one by one
-        if job.stack.graphs == "full":
+        if job.stack.cuda_graphs == "full":
             self.host = 0.0
 
     def costs(self, tape: Tape) -> Costs:
         """Return the seconds of every kernel and message in the tape's lists."""
-        can_slow = self.nccl and not self.job.stack.blocking
+        can_slow = self.nccl and not self.job.stack.launch_blocking
         return Costs(
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             launches=[self.host * (kernel.launches if self.apart else 1) for kernel in tape.kernels],
@@ -68,7 +68,7 @@ class Pricer:
             ],
             reads=[message.dtype in INTEGERS for message in tape.messages],
             launch=self.host,
-            blocking=self.job.stack.blocking and self.nccl,
+            blocking=self.job.stack.launch_blocking and self.nccl,
         )
 
     def kernel(self, kernel: Kernel, *, line: str = "") -> float:

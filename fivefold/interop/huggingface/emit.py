@@ -208,6 +208,6 @@ def emit_deepspeed(plan: Plan) -> Written:
 def written_sizes(stack: Stack, *, zero: int) -> dict[str, int]:
     """Return the keys of ``zero_optimization`` for a ZeRO stage."""
     bucket_sizes = {"reduce_bucket_size": stack.reduce_bucket} if zero and stack.reduce_bucket else {}
-    if zero == 3 and stack.fetch == "weights":
+    if zero == 3 and stack.zero3_gather == "weights":
         bucket_sizes |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}
     return bucket_sizes

@@ -128,10 +128,10 @@ DEEPSPEED: Table = {
     f"{DS}zero_optimization.zero_quantized_gradients": foreign("ZeRO++: reductions in 4 bits", False),
     f"{DS}zero_optimization.mics_shard_size": part("layout.shard_group", -1),
     f"{DS}zero_optimization.reduce_bucket_size": part("job.stack.reduce_bucket", 500_000_000),
-    f"{DS}zero_optimization.stage3_prefetch_bucket_size": part("job.stack.fetch_ahead", 50_000_000),
-    f"{DS}zero_optimization.stage3_param_persistence_threshold": part("job.stack.fetch_small", 100_000),
-    f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.fetch_live", 1_000_000_000),
-    f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.fetch_reuse", 1_000_000_000),
+    f"{DS}zero_optimization.stage3_prefetch_bucket_size": part("job.stack.prefetch_bucket_size", 50_000_000),
+    f"{DS}zero_optimization.stage3_param_persistence_threshold": part("job.stack.param_persistence_threshold", 100_000),
+    f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.max_live_parameters", 1_000_000_000),
+    f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.max_reuse_distance", 1_000_000_000),
     f"{DS}zero_optimization.sub_group_size": foreign("the update in parts", 1_000_000_000),
     f"{DS}optimizer.type": part("job.optimizer.kind; without it as the trainer says", None),
     f"{DS}optimizer.params.lr": part("job.learning_rate.peak", None),
@@ -158,8 +158,8 @@ OF_WIDTH: dict[str, Callable[[int], int]] = {
 }
 
 STAGE_3 = {
-    "stage3_prefetch_bucket_size": "fetch_ahead",
-    "stage3_param_persistence_threshold": "fetch_small",
-    "stage3_max_live_parameters": "fetch_live",
-    "stage3_max_reuse_distance": "fetch_reuse",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_param_persistence_threshold": "param_persistence_threshold",
+    "stage3_max_live_parameters": "max_live_parameters",
+    "stage3_max_reuse_distance": "max_reuse_distance",
 }

@@ -229,7 +229,7 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
     if values.says(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
         values.doubt(policy, "units of another size; counted as blocks")
     stays_gathered = version == 1 or model.tied_embeddings
-    return {"job.stack.gathers_again": "root"} if stays_gathered else {}
+    return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
 
 
 def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -186,12 +186,14 @@ def of_stack(plan: Plan) -> dict[str, Any]:
     """Return the arguments that set facts of the stack."""
     stack, moe = plan.job.stack, plan.model.moe is not None
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}
-    graphs = stack.graphs if stack.graphs != "none" else None
+    graphs = stack.cuda_graphs if stack.cuda_graphs != "none" else None
     return {
         "transformer_impl": "transformer_engine",
         "attention_backend": "unfused" if stack.attention == "unfused" else None,
         "overlap_grad_reduce": "dp" in stack.overlap,
-        "overlap_param_gather": plan.layout.zero == 1 and stack.weights == "ahead" and "dp" in stack.overlap,
+        "overlap_param_gather": plan.layout.zero == 1
+        and stack.param_all_gather == "overlapped"
+        and "dp" in stack.overlap,
         "tp_comm_overlap": plan.layout.tp > 1 and plan.layout.sp and "tp" in stack.overlap,
         "overlap_moe_expert_parallel_comm": moe and stack.pairs,
         "moe_token_dispatcher_type": ("flex" if stack.dispatcher == "fused" else "alltoall") if moe else None,

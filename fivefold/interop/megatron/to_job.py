@@ -451,7 +451,7 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
         if "attn" in scope_text or "preprocess" in scope_text
         else "router"
     )
-    weight_gradients = {True: "late", False: "summed" if local else "placeholders"}[
+    wgrad_accumulation = {True: "deferred", False: "fused" if local else "fused_dummy"}[
         bool(values["no_gradient_accumulation_fusion"])
     ]
     return {
@@ -460,9 +460,9 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
         "job.stack.pairs": pairs,
         "job.stack.dispatcher": "fused" if dispatcher == "flex" or values["moe_enable_deepep"] else "all_to_all",
         "job.stack.attention": "flash" if fused else "unfused",
-        "job.stack.weight_gradients": weight_gradients,
-        "job.stack.weights": "ahead" if values["overlap_param_gather"] else "at_once",
-        "job.stack.graphs": scope if graphs else "none",
+        "job.stack.wgrad_accumulation": wgrad_accumulation,
+        "job.stack.param_all_gather": "overlapped" if values["overlap_param_gather"] else "before_forward",
+        "job.stack.cuda_graphs": scope if graphs else "none",
         "job.stack.reduce_in_fp32": not values["grad_reduce_in_bf16"],
     }
 

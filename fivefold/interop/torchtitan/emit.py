@@ -55,7 +55,7 @@ def emit(plan: Plan) -> Written:
         )
     if model.moe and layout.ep > 1 and layout.etp > 1:
         raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 has no etp beside ep; take etp1")
-    uses_graphs = job.stack.graphs == "full" and layout.pp == 1 and layout.ep == 1
+    uses_graphs = job.stack.cuda_graphs == "full" and layout.pp == 1 and layout.ep == 1
     values |= {
         "training.disable_cuda_graphs": not uses_graphs,
         "activation_checkpoint": "FullAC" if mode == "full" else None,

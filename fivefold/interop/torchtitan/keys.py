@@ -104,7 +104,7 @@ PYTHON: Table = {
     "model_spec.non_blocking_capacity_factor": foreign("tokens over a capacity are dropped", None),
     "model_spec.tp_gemm_backend": part("job.stack.overlap: tp beside compute", "default"),
     **SHARED,
-    "training.disable_cuda_graphs": part("job.stack.graphs", False),
+    "training.disable_cuda_graphs": part("job.stack.cuda_graphs", False),
     "parallelism.enable_sequence_parallel": field("layout.sp", True),
     "parallelism.enable_fsdp_symm_mem": foreign("gathers through symmetric memory", False),
     "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),

@@ -36,7 +36,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     fields["job.seed"] = values["debug.seed"] or 0
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
     fields["job.stack.overlap"] = ("dp", "tp") if is_async_tp else ("dp",)
-    fields["job.stack.graphs"] = "none" if values["training.disable_cuda_graphs"] else "full"
+    fields["job.stack.cuda_graphs"] = "none" if values["training.disable_cuda_graphs"] else "full"
     fields["job.stack.dispatcher"] = (
         "all_to_all" if values["model_spec.moe_comm_backend"] in ("standard", None) else "fused"
     )

@@ -119,7 +119,7 @@ class Counts:
         split_profile = self._splits.get(key)
         if split_profile is None:
             unit = self._entered_unit(part, name)
-            graph = self.job.stack.deferred == "graph"
+            graph = self.job.stack.deferred_wgrad == "graph"
             split_profile = play_graph(unit, sums=sums) if graph else play_split(unit, sums=sums, waits=waits)
             self._splits[key] = split_profile
         return split_profile
@@ -226,7 +226,7 @@ class Counts:
             layout.expert_shards,
             layout.dp * layout.cp,
             self.model.shares_table and apart(layout),
-            self.job.stack.shards == "beside" and layout.pp == 1,
+            self.job.stack.zero2_shards == "separate" and layout.pp == 1,
             layout.offload,
         )
 

@@ -35,14 +35,14 @@ class Gradient(NamedTuple):
 
 def joins_reductions(counts: Counts) -> bool:
     """Return True if gradients are reduced in buckets, not unit by unit."""
-    return counts.job.stack.weight_gradients == "bucketed" or counts.job.stack.reduce_bucket > 0
+    return counts.job.stack.wgrad_accumulation == "ddp_buckets" or counts.job.stack.reduce_bucket > 0
 
 
 def joins_gathers(counts: Counts, layout: Layout) -> bool:
     """Return True if weights are gathered all at once or weight by weight, not unit by unit."""
     if policy(layout, counts.job).weights_stay:
         return counts.job.stack.reduce_bucket > 0
-    return counts.job.stack.fetch == "weights"
+    return counts.job.stack.zero3_gather == "weights"
 
 
 def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
@@ -97,7 +97,7 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
     job, reduced = counts.job, gradients(counts, layout, chunks)
     width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
     reduced = [gradient for gradient in reduced if gradient.shards * gradient.replicas > 1]
-    if job.stack.weight_gradients == "bucketed":
+    if job.stack.wgrad_accumulation == "ddp_buckets":
         yield from _filled(reversed(reduced), width=width)
         return
     bucket_elements = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED

@@ -2,7 +2,8 @@
 gathered.
 
     a module's weights are gathered before its forward and its backward, together with those of the next modules up to
-    ``fetch_ahead`` elements; freed after it unless they recur within ``fetch_reuse`` elements; never if they are small
+    ``prefetch_bucket_size`` elements; freed after it unless they recur within ``max_reuse_distance`` elements; never if
+    they are small
 
 Modules are those of Hugging Face's decoders. Sizes are in elements, padded to equal shards. Source:
 deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/partitioned_param_coordinator.py, of a recorded trace.
@@ -75,7 +76,7 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
 
 def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
     """Return the gathers of a stage; None if weights are gathered by units, or stay gathered."""
-    if counts.job.stack.fetch == "units" or policy(layout, counts.job).weights_stay:
+    if counts.job.stack.zero3_gather == "units" or policy(layout, counts.job).weights_stay:
         return None
     stack, weight_numbers, sizes = counts.job.stack, dict[tuple[int, str], int](), list[int]()
     vocab, unit_index = padded_vocab(counts.model, counts.job, tp=layout.tp), 0
@@ -100,7 +101,12 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
 
 def limits(stack: Stack) -> Limits:
     """Return the prefetch limits of a stack."""
-    return Limits(stack.fetch_ahead, stack.fetch_small, stack.fetch_reuse, stack.fetch_live)
+    return Limits(
+        stack.prefetch_bucket_size,
+        stack.param_persistence_threshold,
+        stack.max_reuse_distance,
+        stack.max_live_parameters,
+    )
 
 
 def _calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool]) -> Iterator[Call]:

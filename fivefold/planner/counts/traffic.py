@@ -2,9 +2,9 @@
 
 zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
 stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.gathers_again``); of several units: ``ddp_buckets.py`` · tp, cp, ep as in the operation lists · pp the
-stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per further predicted
-token
+(``sharding.needs_backward_gather``); of several units: ``ddp_buckets.py`` · tp, cp, ep as in the operation lists · pp
+the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per further
+predicted token
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import (
     extra_reduce_axis,
-    gathers_again,
     joins_ends,
     multiplies,
+    needs_backward_gather,
     padded_numel,
     policy,
     shard_numel,
@@ -76,7 +76,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
-            regathers = gathers_again(name, layout, counts.job)
+            regathers = needs_backward_gather(name, layout, counts.job)
             gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if regathers else 1)
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
@@ -121,7 +121,9 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
     for unit, shards, _ in counts.local_parts(layout, name):
         sizes: dict[str, list[int]] = {replica_group: [] for replica_group in groups}
-        per_weight = counts.job.stack.copies == "weight"  # reduced as they are made, before ZeRO shards them
+        per_weight = (
+            counts.job.stack.replicated_grad_reduce == "weight"
+        )  # reduced as they are made, before ZeRO shards them
         times = passes(layout, counts.job) if per_weight and counts.reduces_each(layout) else 1
         for weight in unit.weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
@@ -244,7 +246,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     if not sends:
         return
     size, tp = counts.local(part_of(layout)).entry_bytes, layout.tp
-    if counts.job.stack.scatter_hops and tp > 1 and not layout.sp:
+    if counts.job.stack.scatter_gather_tensors and tp > 1 and not layout.sp:
         yield Message("pp", "p2p", sends, size // tp, 2, "pp")
         yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
     else:

@@ -215,11 +215,11 @@ class Bounds:
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
-        if self.planner.job.stack.shards == "beside":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
+        if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
             stays &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
         reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
-        if self.planner.job.stack.weights == "broadcast":  # no bound for it
+        if self.planner.job.stack.param_all_gather == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
         gathers, reduces, copies = (over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
         if not self.planner.units.overlaps:
@@ -234,7 +234,7 @@ class Bounds:
         ahead, behind = over(pipe.lead, unit[:, 0]), over(pipe.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         early = gathers
-        if self.planner.job.stack.weights == "ahead":
+        if self.planner.job.stack.param_all_gather == "overlapped":
             early = first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead)
         hidden = gathers + reduces - early - late
         return np.asarray(early + late + copies + self.planner.units.contention * np.maximum(0.0, hidden))

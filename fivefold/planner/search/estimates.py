@@ -213,11 +213,15 @@ class Estimates(Tables):
     def _gathered_ahead(self, layout: Layout, name: Name) -> int:
         """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""
         stack, parts = self.counts.job.stack, self.counts.parts(layout, name)
-        if isinstance(name, str) or not regathers(layout, self.counts.job) or stack.fetch == "weights":
+        if isinstance(name, str) or not regathers(layout, self.counts.job) or stack.zero3_gather == "weights":
             return 0
-        if stack.unit_buffers == "held":
+        if stack.comm_buffers == "retained":
             return sum(part.whole for part in parts)
-        return parts[-1].travel + parts[-1].whole if "dp" in stack.overlap and stack.weights == "ahead" else 0
+        return (
+            parts[-1].travel + parts[-1].whole
+            if "dp" in stack.overlap and stack.param_all_gather == "overlapped"
+            else 0
+        )
 
     def _reduced(self, layout: Layout, name: Name) -> int:
         """Return bytes of whole gradients that live as a block's are reduced in every backward, at least: those of its
@@ -347,7 +351,7 @@ class Estimates(Tables):
         columns += [self.each(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
         dual = self._dual[candidates.shape]
-        if self.counts.job.stack.copies == "weight":  # after every backward
+        if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += [s.mbs, s.cp]
         if self.counts.job.stack.reduce_bucket:  # by stage other messages
             columns.append(candidates.zero)

@@ -139,7 +139,7 @@ class MemoryBounds:
     def __init__(self, counts: Counts, shapes: list[Shape]) -> None:
         self.counts, self.shapes = counts, shapes
         stack, recipe = counts.job.stack, counts.job.precision
-        apart = stack.weight_gradients in ("apart", "bucketed")
+        apart = stack.wgrad_accumulation in ("separate", "ddp_buckets")
         self._lasting = not apart  # gradients that stay live from the start
         self._become = recipe.gradients_bytes == recipe.summed_bytes and apart and not stack.kernel_facts.allocates_sums
         self._known: dict[tuple[int, int, int], LiveUnits] = {}
@@ -183,11 +183,11 @@ class MemoryBounds:
         begins = np.take_along_axis(opening, pipe.block, axis=1) + np.take_along_axis(ahead, pipe.next, axis=1)
         of_head = np.where(m > 1, during, ends)[:, None, HEAD] * (pipe.held[:, :, HEAD] > 0)
         begins = np.where(splitting, first, begins + of_head)
-        if self.counts.job.stack.deferred == "graph":  # the backward of the first stage waits for its W
+        if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
             waits = pipe.front & np.isin(pipe.schedule, SPLIT)
             first, least, begins = (np.where(waits, 0.0, each) for each in (first, least, begins))
         there, coming = pipe.held[:, :, HEAD] > 0, np.take_along_axis(ahead, pipe.block, axis=1)
-        coming = coming * (self.counts.job.stack.unit_buffers != "held")  # else after the loss
+        coming = coming * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
         loss = np.where(there, peak[:, None, HEAD] + coming, 0.0)
         opens = np.where(there & ~splitting, opening[:, None, HEAD] + coming, loss)
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
@@ -201,7 +201,7 @@ class MemoryBounds:
         blocks = np.where(pipe.known, np.maximum(first, reducing) - own, least) - gone
         late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + whole + later
         full = base + np.maximum(late, np.maximum(begins - own, opens) + body)
-        if len(split) and self.counts.job.stack.deferred != "graph":  # all units but one wait for W as a B ends
+        if len(split) and self.counts.job.stack.deferred_wgrad != "graph":  # all units but one wait for W as a B ends
             block = pipe.closing[:, :, 0]
             waits = over(pipe.lead, deferred) - np.take_along_axis(deferred, block, axis=1)
             waits += np.take_along_axis(kept + peak, block, axis=1) + np.where(
@@ -231,7 +231,7 @@ class MemoryBounds:
         if stack.reduce_bucket:
             return peak
         born = ~(stays & self._lasting)
-        held = born & (self._become | (~stays & (stack.unit_buffers == "held")))
+        held = born & (self._become | (~stays & (stack.comm_buffers == "retained")))
         found = peak.copy()
         for birth, rows in ((Birth.HELD, held), (Birth.ALL, born & ~held)):
             at = np.flatnonzero(rows)
@@ -262,7 +262,7 @@ class MemoryBounds:
     def _backward_bytes(self, candidates: CandidateLayouts, estimates: Estimates, whole: Floats, m: Ints) -> Floats:
         """Return bytes [n, units] of a block's last backward with the gradients that it allocates, not as ``whole``."""
         job, stays = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
-        holds = ~stays & (job.stack.unit_buffers == "held")
+        holds = ~stays & (job.stack.comm_buffers == "retained")
         births = np.full(len(m), Birth.NONE)
         births[estimates.each(candidates)] = Birth.DENSE
         births[(m == 1) & ~(stays & self._lasting)] = Birth.ALL

@@ -68,7 +68,7 @@ class Space:
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
-        words = stack.told_axes or stack.axes
+        words = stack.config_axes or stack.axes
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words)
         self.where = where
         tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.named("ac")))
@@ -193,8 +193,8 @@ class Space:
             pairs = [(0, 1)]
         else:
             sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-            sizes = [size for size in sizes if self.stack.shards_told(size, cp)]
-            stages = [zero for zero in self.stack.zero_told(pp, cp) if zero >= 2 or not self.reduces_often]
+            sizes = [size for size in sizes if self.stack.can_express_shards(size, cp)]
+            stages = [zero for zero in self.stack.expressible_zero(pp, cp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
         return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
 

@@ -76,7 +76,7 @@ class Tables:
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
         """The columns on which ``part_of`` depends."""
         s = self.partials.take(candidates.partial)
-        piped = ((s.pp > 1) & (self.planner.job.stack.outputs == "held")).astype(np.int64)
+        piped = ((s.pp > 1) & (self.planner.job.stack.stage_outputs == "retained")).astype(np.int64)
         return [s.mbs, piped, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
 
     def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:

@@ -54,7 +54,10 @@ class Prices:
         self.plain = job.stack.kernels == "plain" and not job.stack.compiles and machine.backend == "nccl"
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"
         # our engine on a GPU: one kernel for all experts; separate kernels add gradients and branches
-        adds_in_matmul = job.stack.weight_gradients in ("summed", "placeholders")  # the matmul adds them (Megatron)
+        adds_in_matmul = job.stack.wgrad_accumulation in (
+            "fused",
+            "fused_dummy",
+        )  # the matmul adds them (Megatron)
         self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
 
     def operation(self, op: Op, *, heads: int) -> OpTime:
@@ -83,7 +86,7 @@ class Prices:
             return self._chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
             return self._in_passes(op, eager_passes(op, width=activation_width(self.job)))
-        if op.kind == "rope" and self.job.stack.rope == "apart" and self.measured is None:
+        if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
             return self._in_passes(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate, rounds = self.constants.loss_bytes_per_second * self.chip.multiprocessors, self._rounds(*op.shape[:2])
@@ -185,7 +188,7 @@ class Prices:
         kernels_per_expert = self.constants.expert_kernels[low_precision]
         if self.measured is None:
             wgrad += self._summing(numel)
-        if op.batch > 1 and not self.ours and self.job.stack.graphs != "full" and self.measured is None:
+        if op.batch > 1 and not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None:
             launch_overhead = self.constants.smallest_kernel_seconds * (
                 op.batch * kernels_per_expert - 1
             )  # full CUDA graphs hold fused kernels

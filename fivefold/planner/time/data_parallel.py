@@ -81,12 +81,14 @@ def end_seconds(units: Units, layout: Layout, chunks: tuple[int, ...], seconds: 
                 forward.append((unit.ahead, n_units))
                 backward.append((unit.behind, n_units))
     gather, reduce = (sum([times * message.seconds for message, times in messages]) for messages in (gathers, reduces))
-    if stays_gathered and units.job.stack.weights == "broadcast":
+    if stays_gathered and units.job.stack.param_all_gather == "broadcast":
         gather = _broadcast_seconds(units, layout, chunks)
     if not units.overlaps:
         return StepEnds(gather + reduce + copies, 0.0)
     exposed_gather = (
-        gather - _hidden(gathers, forward, chunks=len(chunks)) if units.job.stack.weights == "ahead" else gather
+        gather - _hidden(gathers, forward, chunks=len(chunks))
+        if units.job.stack.param_all_gather == "overlapped"
+        else gather
     )
     exposed_reduce = reduce - _hidden(reduces, backward, chunks=len(chunks))
     return StepEnds(

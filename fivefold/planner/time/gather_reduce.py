@@ -45,7 +45,7 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
         layout.order,
         layout.pipeline.enters_both_ends,
         apart(layout),
-        counts.job.stack.copies == "weight" and layout.mbs,
+        counts.job.stack.replicated_grad_reduce == "weight" and layout.mbs,
     )
 
 

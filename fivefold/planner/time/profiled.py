@@ -19,7 +19,7 @@ from fivefold.planner.counts.counts import Counts, Run, run_part
 from fivefold.planner.counts.operations.local_shapes import part_of
 
 # Properties of a stack that change the work of a unit but not its list of operations.
-FACTS = ("attention", "loss", "kernels", "compile", "linears", "weight_gradients")
+FACTS = ("attention", "loss", "kernels", "compile", "linears", "wgrad_accumulation")
 
 
 class Profiled:

@@ -138,11 +138,9 @@ def between_stages(units: Units, layout: Layout) -> tuple[float, float]:
 
 
 def _hop(units: Units, layout: Layout) -> MessageTime:
-    """Return the seconds of a message from one stage to the next; with ``scatter_hops``, its parts are gathered over
-    tp.
-    """
+    """Return the seconds of a message from one stage to the next, gathered over tp by ``scatter_gather_tensors``."""
     size, network, pp = units.counts.local(part_of(layout)).entry_bytes, units.network, group(layout, "pp")
-    if layout.tp == 1 or layout.sp or not units.job.stack.scatter_hops:
+    if layout.tp == 1 or layout.sp or not units.job.stack.scatter_gather_tensors:
         return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
     p2p_seconds = network.seconds("p2p", size // layout.tp, pp)
     return MessageTime(p2p_seconds + network.seconds("all_gather", size, group(layout, "tp")), 0.0)

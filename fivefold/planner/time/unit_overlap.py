@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import gathers_again, policy
+from fivefold.layout.sharding import needs_backward_gather, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, Run
 from fivefold.planner.time.gather_reduce import GatherReduceTime
@@ -102,7 +102,7 @@ def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> U
     time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
     gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
     backward_gather = gather if time.again is None else MessageTime(time.again, 0.0)
-    backward_gather = backward_gather if gathers_again(name, layout, units.job) else no_message
+    backward_gather = backward_gather if needs_backward_gather(name, layout, units.job) else no_message
     if reduces_every_backward and not reduces_in_forward:
         backward_gather = MessageTime(backward_gather.seconds + reduce.seconds, backward_gather.busy + reduce.busy)
     following = reduce if reduces_every_backward and reduces_in_forward else no_message

@@ -74,7 +74,7 @@ def unit_kernels(
         (0, 0) if index in graphed else (time.kernels, time.backward_kernels + (time.kernels if op.recomputed else 0))
         for index, (op, time) in enumerate(ops_and_times)
     ]
-    if stack.graphs == "none":
+    if stack.cuda_graphs == "none":
         (forward_launches, backward_launches), (more_forward, more_backward) = launches[0], further
         launches[0] = (
             forward_launches + more_forward,
@@ -94,9 +94,9 @@ def unit_kernels(
 
 def _in_graph(op: Op, stack: Stack) -> bool:
     """Return True if the operation is in a CUDA graph, so that the host does not launch it by itself."""
-    if stack.graphs in ("none", "full"):
-        return stack.graphs == "full"
-    return op.name in ("moe.router", "moe.topk") or (stack.graphs == "partial" and not op.name.startswith("moe."))
+    if stack.cuda_graphs in ("none", "full"):
+        return stack.cuda_graphs == "full"
+    return op.name in ("moe.router", "moe.topk") or (stack.cuda_graphs == "partial" and not op.name.startswith("moe."))
 
 
 class UnitTimer:
@@ -277,7 +277,7 @@ class UnitTimer:
         leave time to launch.
         """
         moe = self.model.moe
-        waits_for_counts = moe is not None and moe.capacity is None and self.job.stack.graphs != "full"
+        waits_for_counts = moe is not None and moe.capacity is None and self.job.stack.cuda_graphs != "full"
         launches = [ahead for ahead, _ in self.unit.launches]
         for index, (ahead, _) in self.launched.items():
             launches[index] += ahead
@@ -305,7 +305,7 @@ class UnitTimer:
             host = self.machine.chip.launch_seconds * per_launch
             forward_launch, backward_launch = (host * times for times in self._launches())
             exponent = self.constants.host_device_exponent
-            if self.job.stack.blocking:  # +: the host launches a kernel only when the previous one has ended
+            if self.job.stack.launch_blocking:  # +: the host launches a kernel only when the previous one has ended
                 forward += forward_launch
                 backward += backward_launch
             else:  # max: the host runs ahead, and can launch while the device waits for messages

@@ -157,7 +157,7 @@ class Units:
         unit = self._anywhere.get(key)
         if unit is None:
             times, ops = self.kernels(part, run, ranks=ranks), self.counts.in_order(part, run.name)
-            further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
+            further = (0, 0) if isinstance(run.name, str) else self.job.stack.extra_kernels
             unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
         return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
 

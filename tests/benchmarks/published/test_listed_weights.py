@@ -30,7 +30,7 @@ QKV, OUT, UP, DOWN = 3 * 64 * 64, 64 * 64, 4 * 64 * 64, 4 * 64 * 64
 
 
 def job(reuse: int = 40_000, **facts: object) -> Job:
-    stack = named("megatron-deepspeed").replace(fetch_small=1000, fetch_reuse=reuse, **facts)
+    stack = named("megatron-deepspeed").replace(param_persistence_threshold=1000, max_reuse_distance=reuse, **facts)
     return Job(stack=stack, sequence=64, global_batch=16, precision="bf16-grad16")
 
 

@@ -155,14 +155,14 @@ def test_exchanges_of_qwen3_run_beside_another_micro_batch_or_not() -> None:
         (True, True),
         (True, True),
     ]
-    assert {(case.job.stack.graphs, case.job.stack.dispatcher) for case in runs} == {("none", "all_to_all")}
+    assert {(case.job.stack.cuda_graphs, case.job.stack.dispatcher) for case in runs} == {("none", "all_to_all")}
     assert {case.layout.micro_batches(case.job) for case in runs} == {64}
 
 
 def test_deepseek_v3_fits_as_its_authors_keep_activations() -> None:
     """On 80 GB, with which it ran: 17 chunks live on every rank (table 2 of the report). In 16 bits it would not."""
     (case,) = cases("deepseek_v3").values()
-    wide = case.job.replace(stack=case.job.stack.replace(narrow_kept=()))
+    wide = case.job.replace(stack=case.job.stack.replace(low_precision_saved=()))
     peaks, wider = (
         [rank.peak_bytes for rank in planner(case.model, case.machine, job).memory(case.layout)]
         for job in (case.job, wide)

@@ -150,7 +150,7 @@ def test_vtrain_composes_as_its_predictor_does() -> None:
     of = {(case.layout.tp, case.layout.mbs): case for case in cases("vtrain").values() if case.composed}
     assert {case.layout.ac for case in of.values()} == {"none"}
     assert [of[tp, 1].model.vocab for tp in (1, 2, 4, 8)] == [50257, 50256, 50256, 50256]
-    kernels = [of[at].job.stack.further_kernels for at in ((4, 1), (8, 1), (8, 2))]
+    kernels = [of[at].job.stack.extra_kernels for at in ((4, 1), (8, 1), (8, 2))]
     assert kernels == [(0, 14), (5, 20), (0, 14)]
 
 

@@ -122,7 +122,7 @@ def test_playbook_stages_share_layers_and_head() -> None:
     found = cases("ultrascale_playbook")
     assert found["ultrascale_playbook-0001"].layout.stages == (11, 5)
     assert found["ultrascale_playbook-0025"].layout.stages == (6, *[5] * 13, 6, 3)
-    buckets = {row[-4:] for row, case in found.items() if case.job.stack.weight_gradients == "buckets"}
+    buckets = {row[-4:] for row, case in found.items() if case.job.stack.wgrad_accumulation == "deferred_buckets"}
     assert buckets == {"0006", "0013", "0020"}  # data parallel without ZeRO
 
 

@@ -22,10 +22,11 @@ from fivefold.stack.catalog import named
 MODEL = Model(name="small", layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)
 WHOLE = 1_000_576  # elements
 NORMS, BLOCKS = {128: 9}, {16384: 8, 8192: 8, 45056: 12, 131072: 2}
+LEAST_PREFETCH = {"param_persistence_threshold": 0, "prefetch_bucket_size": 0, "max_reuse_distance": 0}
 
 
 def job(micro_batches: int = 1, **facts: object) -> Job:
-    stack = named("deepspeed").replace(loss="narrow", reduce_bucket=300_000, **facts)
+    stack = named("deepspeed").replace(loss="low_precision", reduce_bucket=300_000, **facts)
     return Job(stack=stack, sequence=128, global_batch=4 * micro_batches, precision="fp32")
 
 
@@ -55,20 +56,19 @@ def test_zero3_gathers_modules_and_ahead_of_them() -> None:
     # small weights stay, and are gathered one by one after the update; the others ahead, at once
     usual = Counter({("all_gather", size): times for size, times in (NORMS | BLOCKS).items() if size < 100_000})
     assert sent("dp2 zero3 mbs2", job()) == reduced + usual + all_of("all_gather", 2 * 131072)
-    assert sent("dp2 zero3 mbs2", job(fetch_small=0)) == reduced + all_of("all_gather", WHOLE)
+    assert sent("dp2 zero3 mbs2", job(param_persistence_threshold=0)) == reduced + all_of("all_gather", WHOLE)
     each = Counter({("all_gather", size): 2 * times for size, times in (NORMS | BLOCKS).items()})
-    assert sent("dp2 zero3 mbs2", job(fetch_small=0, fetch_ahead=0, fetch_reuse=0)) == reduced + each
+    assert sent("dp2 zero3 mbs2", job(**LEAST_PREFETCH)) == reduced + each
 
 
 def test_what_lives_gathered_follows_from_the_limits() -> None:
-    counts = Counts(MODEL, job(fetch_small=0))
+    counts = Counts(MODEL, job(param_persistence_threshold=0))
     found = fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert found is not None
     block = 184_576
     assert found.forward == (WHOLE,) * 6  # all is ahead, and near
     assert found.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
-    limits = {"fetch_small": 0, "fetch_ahead": 0, "fetch_reuse": 0}
-    few = fetches(Counts(MODEL, job(**limits)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    few = fetches(Counts(MODEL, job(**LEAST_PREFETCH)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert few is not None
     assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight of each
     assert fetches(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
@@ -81,7 +81,7 @@ def test_what_lives_gathered_follows_from_the_limits() -> None:
         ("dp2 zero1 mbs2", job(2, overlap=()), 28338584),
         ("dp2 zero2 mbs2", job(2, overlap=()), 25137688),
         ("dp2 zero3 mbs2", job(), 28338588),
-        ("dp2 zero3 mbs2", job(2, fetch_small=0, fetch_ahead=0, fetch_reuse=0), 24860572),
+        ("dp2 zero3 mbs2", job(2, **LEAST_PREFETCH), 24860572),
     ],
 )  # fmt: skip
 def test_peaks_are_as_measured(text: str, asked: Job, measured: int) -> None:

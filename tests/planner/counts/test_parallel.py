@@ -246,7 +246,7 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:
     model = named(name)
     layout = legal(data.draw, model, sp=False)
-    job = Job(sequence=64, weight_gradients="apart")
+    job = Job(sequence=64, wgrad_accumulation="separate")
     counts, vocab = Counts(model, job), padded_vocab(model, job, tp=layout.tp)
     table = vocab // layout.tp * model.width
     lists = {"embed": embedding_weights(model), "head": head_weights(model)}
@@ -302,7 +302,7 @@ def copied_flops(model: Model, layout: Layout, job: Job) -> int:
 @pytest.mark.parametrize("model", [LLAMA, MIXTURE, WINDOWS, GPT], ids=lambda model: model.name)
 def test_all_ranks_together_do_the_work_of_the_model(model: Model, data: st.DataObject) -> None:
     layout = legal(data.draw, model)
-    job = Job(sequence=64, global_batch=32, linears="apart")  # our own ring pads heads
+    job = Job(sequence=64, global_batch=32, linears="separate")  # our own ring pads heads
     full, causal, _ = issued(model, layout, job)
     done, added = work(model, layout=layout, job=job), copied_flops(model, layout, job)
     assert full == done.model_flops_full + added

@@ -277,7 +277,7 @@ def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
         ("pp2 tp2", JOB, stream // 2),
         ("pp2 cp2", JOB, stream // 2),
         ("pp2 tp2 nosp", JOB, stream),
-        ("pp2 tp2 nosp", JOB.replace(scatter_hops=True), stream // 2),
+        ("pp2 tp2 nosp", JOB.replace(scatter_gather_tensors=True), stream // 2),
     ):
         assert said(text, axis="pp", job=job) == {("p2p", size): 2 * 16}
 

@@ -21,7 +21,7 @@ from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
 from fivefold.record import UserError
 from fivefold.stack.catalog import named
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Ramp
 
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
@@ -123,7 +123,9 @@ def test_other_orders_alone() -> None:
     assert 0 < len(mine) < len(every)
 
 
-NARROW = Stack(name="narrow", runs=Runs(expert_tensor=False, no_sp=False, cp_kinds=("ulysses",), pipelined_zero=(1,)))
+NARROW = Stack(
+    name="narrow", runs=SupportedLayouts(expert_tensor=False, no_sp=False, cp_kinds=("ulysses",), pipelined_zero=(1,))
+)
 
 
 @pytest.mark.parametrize("stack", [*map(named, LEAVE_OUT), NARROW], ids=lambda stack: stack.name)

@@ -13,7 +13,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import walk
 from fivefold.planner.search.stage_balance import balanced, gain, recomputing_less
-from fivefold.stack.spec import Runs, Stack
+from fivefold.stack.spec import Stack, SupportedLayouts
 from tests.planner.search.test_search import FEW, NODE, SMALL, tight
 
 LAYERS = 8
@@ -50,7 +50,7 @@ def test_what_cannot_be_evened_out_is_left_alone() -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
         assert balanced(Layout.parse(words), planner) is None
-    job = FEW.replace(stack=Stack(name="mine", runs=Runs(uneven_stages=False)))
+    job = FEW.replace(stack=Stack(name="mine", runs=SupportedLayouts(uneven_stages=False)))
     assert balanced(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
 
 

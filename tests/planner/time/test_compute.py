@@ -22,7 +22,7 @@ def machine(text: str):
 
 def prices(**job: object) -> Prices:
     """Of Transformer Engine, whose kernels were measured."""
-    return Prices(machine("b200"), ranks=1, job=Job(linears="apart", **job))
+    return Prices(machine("b200"), ranks=1, job=Job(linears="separate", **job))
 
 
 def experts(count: int, rows: int, outof: int, into: int) -> Op:
@@ -59,7 +59,7 @@ def test_products_of_many_experts():
 
 def test_a_whole_graph_holds_fused_experts():
     op = experts(16, 2048, 1536, 2048)
-    apart, fused = (prices(precision="mxfp8", graphs=graphs).operation(op, heads=1) for graphs in ("none", "full"))
+    apart, fused = (prices(precision="mxfp8", cuda_graphs=graphs).operation(op, heads=1) for graphs in ("none", "full"))
     kernels = 16 * 3 - 1  # cast, scales and product of each expert
     assert apart.forward - fused.forward == pytest.approx(kernels * 3e-6, rel=1e-9)
 
@@ -91,7 +91,8 @@ def test_measured_loss():
 
 def unit(chip: str, **job: object) -> UnitTime:
     found, layout = model("qwen3-30b-a3b"), Layout(dp=8, ep=8, zero=1, mbs=1)
-    job = {"precision": "mxfp8", "overlap": ("dp", "ep"), "joint": True, "linears": "apart", **job}  # Megatron
+    megatron = {"merged_projections": True, "linears": "separate"}
+    job = {"precision": "mxfp8", "overlap": ("dp", "ep"), **megatron, **job}
     counts = Counts(found, Job(global_batch=64, **job))
     run = next(run for stage in counts.stage_work(layout) for run, _ in stage if "moe=True" in run.name.__repr__())
     return Units(counts, machine(f"{chip}:8")).unit(layout, run)
@@ -99,7 +100,7 @@ def unit(chip: str, **job: object) -> UnitTime:
 
 def test_graphs_spare_the_host():
     """Ungraphed, 64 x 48 layers of Qwen3-30B take 27.1 to 28.3 s on B200 (Megatron-Bridge 26.02 and 25.11)."""
-    by_graphs = [unit("b200", graphs=graphs) for graphs in ("none", "router", "partial", "full")]
+    by_graphs = [unit("b200", cuda_graphs=graphs) for graphs in ("none", "router", "partial", "full")]
     times = [sum((u.forward, u.backward, u.weight, *u.forward_exposed, *u.backward_exposed)) for u in by_graphs]
     assert times == sorted(times, reverse=True)
     assert times[0] == pytest.approx(9.0e-3, rel=0.2)
@@ -107,7 +108,7 @@ def test_graphs_spare_the_host():
 
 
 def test_pairs_hide_the_tokens_way():
-    alone, paired = unit("b200", graphs="full"), unit("b200", graphs="full", pairs=True)
+    alone, paired = unit("b200", cuda_graphs="full"), unit("b200", cuda_graphs="full", pairs=True)
     assert sum(alone.forward_exposed) > 0
     assert sum(alone.backward_exposed) > 0
     assert sum(paired.forward_exposed) == sum(paired.backward_exposed) == 0
@@ -116,7 +117,7 @@ def test_pairs_hide_the_tokens_way():
 
 def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
     """GPT-2's 50257 against 50304; torch.compile pads it, and no other layer has rows of its width."""
-    job: dict[str, object] = {"sequence": 4096, "global_batch": 8, "loss": "narrow", "linears": "apart"}
+    job: dict[str, object] = {"sequence": 4096, "global_batch": 8, "loss": "low_precision", "linears": "separate"}
     seconds: dict[object, dict[str, float]] = {}
     for vocab, compiled in ((50_304, False), (50_257, False), (50_257, True)):
         shape = model("llama3-8b").replace(vocab=vocab)

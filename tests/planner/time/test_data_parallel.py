@@ -19,7 +19,7 @@ from fivefold.planner.time.stage_time import stage_seconds
 from fivefold.planner.time.unit_overlap import unit_seconds
 from fivefold.stack.catalog import named as named_stack
 
-JOB = Job(sequence=2048, global_batch=64, graphs="full")
+JOB = Job(sequence=2048, global_batch=64, cuda_graphs="full")
 
 
 def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
@@ -59,7 +59,7 @@ def test_the_last_reduction_hides_behind_nothing() -> None:
     """Nor does the first gather; each other one is under way beside the unit before it."""
     layout = Layout.parse("dp8 zero2")
     for stack in ("fivefold", "fsdp2"):
-        plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch", shards="within")))
+        plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch", zero2_shards="view")))
         runs = [run for run, times in plan.counts.stage_work(layout)[0] for _ in range(times)]
         gathers = [plan.units.gather_reduce(layout, run.name).gather for run in runs]
         units = [plan.units.unit(layout, run) for run in runs]

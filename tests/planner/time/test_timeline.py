@@ -50,9 +50,9 @@ def legal(text: str, job: Job = JOB) -> Layout | None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(text=LAYOUTS, overlap=OVERLAPS, weights=st.sampled_from(["ahead", "at_once", "broadcast"]))
+@given(text=LAYOUTS, overlap=OVERLAPS, weights=st.sampled_from(["overlapped", "before_forward", "broadcast"]))
 def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights):
-    job = JOB.replace(overlap=overlap, weights=weights)
+    job = JOB.replace(overlap=overlap, param_all_gather=weights)
     layout = legal(text, job)
     if layout is None:
         return
@@ -173,7 +173,7 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
     overlap=OVERLAPS.map(lambda axes: (*axes, "ep")),
 )
 def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(text, overlap):
-    job = JOB.replace(overlap=overlap, global_batch=256, graphs="full")
+    job = JOB.replace(overlap=overlap, global_batch=256, cuda_graphs="full")
     layout, plan = Layout.parse(text), planner(job, model="qwen3-30b-a3b", machine="h800:256")
     stages = stage_seconds(plan.units, layout)
     for other in range(layout.pp * layout.v):
@@ -198,10 +198,10 @@ def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
     text = f"dp4 ep4 tp2 pp4 {schedule}"
     known = {"model": "qwen3-30b-a3b", "machine": "h800:32"}
     shown, hidden = (
-        planner(JOB.replace(overlap=axes, graphs="full"), **known).estimate(Layout.parse(text)).step_time
+        planner(JOB.replace(overlap=axes, cuda_graphs="full"), **known).estimate(Layout.parse(text)).step_time
         for axes in (("dp", "pp"), ("dp", "ep", "pp"))
     )
-    flat = planner(JOB.replace(overlap=("dp", "pp"), graphs="full"), **known)
+    flat = planner(JOB.replace(overlap=("dp", "pp"), cuda_graphs="full"), **known)
     layout = Layout.parse(text)
     fb, *apart = costs_of(stage_seconds(flat.units, layout), Task("FB", 1, 2), Task("F", 1, -1), Task("BW", 2, -1))
     assert fb.exposed["ep"] == pytest.approx(sum(each.exposed["ep"] for each in apart), rel=1e-9)
@@ -234,7 +234,7 @@ def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
 
 def test_weights_handed_out_in_turn_grow_with_the_ranks_and_gathers_do_not():
     """InternEvo on A100: 4.06 to 2.86 thousand tokens/s per GPU from 8 to 512 ranks, sharded in eights 4.08 to 3.84."""
-    job = JOB.replace(global_batch=4096, overlap=("dp",), weights="broadcast")
+    job = JOB.replace(global_batch=4096, overlap=("dp",), param_all_gather="broadcast")
     known = {"machine": "a100:512", "model": "llama2-7b"}
     few, many = (seconds(f"dp{dp} zero1 mbs2", job=job.replace(global_batch=8 * dp), **known) for dp in (8, 512))
     eights = seconds("dp512 zero1/8 mbs2", job=job, **known)
@@ -245,7 +245,7 @@ def test_weights_handed_out_in_turn_grow_with_the_ranks_and_gathers_do_not():
 def test_parts_of_a_stream_cross_a_slow_link_faster_than_the_whole():
     job = JOB.replace(overlap=())
     whole, parts = (
-        seconds("dp1 tp8 pp8 nosp", job=job.replace(scatter_hops=on), machine="a100:64", model="llama2-13b")
+        seconds("dp1 tp8 pp8 nosp", job=job.replace(scatter_gather_tensors=on), machine="a100:64", model="llama2-13b")
         for on in (False, True)
     )
     hop = 2048 * 5120 * 2 / (0.95 * 25e9)  # 21 MB over a NIC of 200 Gbit/s

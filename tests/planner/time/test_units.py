@@ -54,16 +54,16 @@ def test_a_block_launches_further_kernels():
     narrow = gpt(layers=16, width=1024, heads=16, vocab=50257, positions=1024)
     job = JOB.replace(sequence=1024, async_tp=False)
     for text, times in (("tp1", 1), ("tp1 ac=full", 2)):  # recomputed, those of the forward come again
-        plain, more = (layer(text, job.replace(further_kernels=kernels), narrow) for kernels in ((0, 0), (10, 18)))
+        plain, more = (layer(text, job.replace(extra_kernels=kernels), narrow) for kernels in ((0, 0), (10, 18)))
         assert more[0] - plain[0] == pytest.approx(10 * 0.067, rel=0.05)
         assert more[1] - plain[1] == pytest.approx((18 + 10 * (times - 1)) * 0.067, rel=0.05)
-    graphed = job.replace(graphs="full")
-    assert layer("tp1", graphed.replace(further_kernels=(10, 18)), narrow) == layer("tp1", graphed, narrow)
+    graphed = job.replace(cuda_graphs="full")
+    assert layer("tp1", graphed.replace(extra_kernels=(10, 18)), narrow) == layer("tp1", graphed, narrow)
 
 
 def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
     for text in ("tp8 mbs4 nosp ac=full", "tp8 mbs1 nosp ac=full"):
-        apart = sum(layer(text, JOB.replace(blocking=True))) - sum(layer(text))
+        apart = sum(layer(text, JOB.replace(launch_blocking=True))) - sum(layer(text))
         assert 3.0 < apart < 5.0, text  # some 55 launches of 67 us, however large the micro-batch
 
 

@@ -171,7 +171,7 @@ def _concatenated(
     They are a reduction bucket, with the larger of the largest weight's gradient in fp64 (for the norm) and all
     gradients of this rank twice (as summed and as cast); and all weights.
     """
-    recipe, joined = counts.job.precision, counts.job.stack.joined
+    recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes = []
     if "gradients" in joined:
         norm_copies = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]

@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from fivefold.layout.sharding import gathers_again, joins_ends, policy, regathers
+from fivefold.layout.sharding import joins_ends, needs_backward_gather, policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Run
 from fivefold.planner.counts.memory.in_flight import PassKind
@@ -98,7 +98,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
     local, gathers = counts.local(part), not policy(layout, job).weights_stay
     buffers = stage_buffers(layout, job, stages=len(stages.chunks), stream=local.entry_bytes)
     coalesced = _coalesced(counts, layout)
-    retains_gather_output = stack.unit_buffers == "held" and layout.shards > 1 and not coalesced.by_weights
+    retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.by_weights
     first_stages: dict[tuple[int, int], int] = {}
     equality_keys = [(chunk.alike, buffers.output(stage)) for stage, chunk in enumerate(stages.chunks)]
     return PassRules(
@@ -110,12 +110,12 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
         coalesced=coalesced,
         gathers=gathers,
         keeps=gathers and not regathers(layout, job),
-        ahead="dp" in stack.overlap and stack.weights == "ahead" and not retains_gather_output,
+        ahead="dp" in stack.overlap and stack.param_all_gather == "overlapped" and not retains_gather_output,
         holds=retains_gather_output,
         root=joins_ends(layout, job),
-        embed=retains_gather_output and gathers_again("embed", layout, job),
-        graph=stack.deferred == "graph",
-        lingers=stack.loss == "narrow",
+        embed=retains_gather_output and needs_backward_gather("embed", layout, job),
+        graph=stack.deferred_wgrad == "graph",
+        lingers=stack.loss == "low_precision",
         offloads="activations" in layout.offloads(job),
         stream=local.entry_bytes,
         own_tokens=16 * local.rows if layout.cp > 1 else 0,
@@ -603,7 +603,7 @@ def _coalesced(counts: Counts, layout: Layout) -> Coalesced:
     """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, policy(layout, counts.job)
     bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if layout.shards > 1 else 0
-    by_weights = stack.fetch == "weights" and not keeps.weights_stay
+    by_weights = stack.zero3_gather == "weights" and not keeps.weights_stay
     return Coalesced(bucket, by_weights, bucket > 0 and keeps.weights_stay and not keeps.gradients_stay, {})
 
 

@@ -404,4 +404,4 @@ def _widened(job: Job, total: UnitStates) -> int:
     recipe, copy_bytes = job.precision, 0
     if recipe.summed_bytes != recipe.updated_bytes:  # a copy in the update's dtype
         copy_bytes = total.updated * recipe.updated_bytes
-    return copy_bytes + (total.updated * recipe.summed_bytes if "gradients" in job.stack.joined else 0)
+    return copy_bytes + (total.updated * recipe.summed_bytes if "gradients" in job.stack.flat_copies else 0)

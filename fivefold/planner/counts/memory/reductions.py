@@ -238,7 +238,7 @@ def reductions_of(counts: Counts, layout: Layout) -> Reductions:
     bucketed = destination in ("bucket", "lasting_bucket")
     release: Release = "at_once"
     if not gradients_stay and not bucketed:
-        if stack.unit_buffers == "held":
+        if stack.comm_buffers == "retained":
             release = "next_copy"
         elif "dp" in stack.overlap and (facts.overlaps_each_reduction or not reduces_every_backward):
             release = "next_reduction"
@@ -260,8 +260,8 @@ def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destinat
     recipe, stack = counts.job.precision, counts.job.stack
     if stack.reduce_bucket > 0 and not stays:
         return "bucket" if weights_stay else "lasting_bucket"
-    if stack.weight_gradients not in ("apart", "bucketed"):
-        is_late = stack.weight_gradients in ("late", "buckets")
+    if stack.wgrad_accumulation not in ("separate", "ddp_buckets"):
+        is_late = stack.wgrad_accumulation in ("deferred", "deferred_buckets")
         return ("late" if is_late else "lasting") if stays else "allocated"
     return (
         "first"

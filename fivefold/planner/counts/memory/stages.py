@@ -240,9 +240,9 @@ def stage_buffers(layout: Layout, job: Job, *, stages: int, stream: int) -> Stag
     return StageBuffers(
         stages,
         stream,
-        received=piped and stack.received == "held",
-        outputs=piped and stack.outputs == "held",
-        graph=stack.deferred == "graph",
+        received=piped and stack.recv_buffers == "preallocated",
+        outputs=piped and stack.stage_outputs == "retained",
+        graph=stack.deferred_wgrad == "graph",
         turn=stages // 2 - 1 if layout.pipeline.places_v else -1,
     )
 
@@ -285,9 +285,9 @@ def spare_gradients_bytes(job: Job, chunks: Collection[Chunk], *, layout: Layout
     recipe = job.precision
     if job.stack.reduce_bucket and not policy(layout, job).weights_stay:
         return job.stack.reduce_bucket * recipe.summed_bytes
-    if job.stack.weight_gradients == "placeholders":
+    if job.stack.wgrad_accumulation == "fused_dummy":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
         return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes
-    if job.stack.weight_gradients in ("buckets", "bucketed"):
+    if job.stack.wgrad_accumulation in ("deferred_buckets", "ddp_buckets"):
         return sum(chunk.states.sums for chunk in chunks) * recipe.gradients_bytes // recipe.summed_bytes
     return 0

@@ -76,7 +76,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     shard_numel_padded, weights_bytes = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
     gathers_fp8 = recipe.gathers == "fp8" and any(map(multiplies, unit.weights))
-    keeps_copy = shards > 1 and layout.zero == 2 and job.stack.shards == "beside"
+    keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     has_own_shard = (
         gathers_fp8 or keeps_copy or not recipe.sends_masters or not (zero_policy.weights_stay or stays_gathered)
     )

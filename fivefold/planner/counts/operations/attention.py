@@ -63,7 +63,7 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     qkv_input = Source(local, source, into=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     ops, sizes = [*qkv_input.ops], {"q": q_columns, "k": kv_columns, "v": kv_columns}
-    if local.job.stack.joint:
+    if local.job.stack.merged_projections:
         ops.append(qkv_input.column("attention.qkv", "qkv", outof=q_columns + 2 * kv_columns, bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
     else:

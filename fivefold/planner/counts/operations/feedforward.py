@@ -248,7 +248,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
     def grouped(op: Op) -> Op:
-        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.joint
+        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
         op = casting(op._replace(batch=1), local, first=first, experts=local_experts)
         widths = tuple(size * local_experts for size in op.gradient_widths)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
@@ -308,7 +308,7 @@ def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool
     """List the matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, gate first."""
     if local.model.mlp == "plain":
         return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
-    if local.job.stack.joint:
+    if local.job.stack.merged_projections:
         return [entry.column(f"{name}.gate_up", f"{name}.gu", outof=2 * ffn, bias=bias)]
     return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", outof=ffn, bias=bias) for part in ("gate", "up")]
 
@@ -326,14 +326,14 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     )
     gated = gated._replace(forward_scratch=activation.gated_scratch * size, scratch_tensor=size if scratch > 1 else 0)
     plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
-    if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
+    if local.job.stack.merged_projections:  # one kernel writes the gradient of both halves, or two gradients are joined
         gated = gated._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
         if activation.clamps:
             gated = _clamped_apart(gated, size=size)
     if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
         gated = gated._replace(writes=gated.writes | {silu: size}, keeps=(*gated.keeps, silu))
-        one_gradient = local.job.stack.joint or activation.clamps
+        one_gradient = local.job.stack.merged_projections or activation.clamps
         return (
             gated if one_gradient else gated._replace(backward_scratch=0)
         )  # the product's backward frees silu's gradient

@@ -180,10 +180,10 @@ def head(local: Local) -> list[Op]:
     )
     fp32_logits, keeps_logits = (
         rows * vocab * 4,
-        job.stack.loss == "narrow" or (part.piped and job.stack.outputs == "held"),
+        job.stack.loss == "low_precision" or (part.piped and job.stack.stage_outputs == "retained"),
     )
     if job.stack.loss == "plain" or (
-        job.stack.loss == "narrow" and local.autocast
+        job.stack.loss == "low_precision" and local.autocast
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
@@ -196,7 +196,7 @@ def head(local: Local) -> list[Op]:
             moved_bytes=logits + 3 * fp32_logits,
             moved_backward_bytes=logits + 3 * fp32_logits,
         )
-    elif job.stack.loss == "narrow":  # the caller holds the logits too
+    elif job.stack.loss == "low_precision":  # the caller holds the logits too
         loss = loss._replace(
             writes={"loss": 4, "softmax": logits},
             keeps=("logits", "softmax"),
@@ -206,13 +206,13 @@ def head(local: Local) -> list[Op]:
             moved_bytes=3 * logits,
             moved_backward_bytes=4 * logits,
         )
-    elif job.stack.loss in ("widened", "copied"):
+    elif job.stack.loss in ("upcast", "upcast_copy"):
         loss = loss._replace(
             writes={"loss": 4, "softmax": fp32_logits},
             keeps=("softmax",),
             in_place=False,
             # the 16-bit logits are freed before the fp32 ones are copied
-            forward_scratch=fp32_logits - logits if job.stack.loss == "copied" else 0,
+            forward_scratch=fp32_logits - logits if job.stack.loss == "upcast_copy" else 0,
             # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * fp32_logits,
             moved_backward_bytes=logits + 3 * fp32_logits,

@@ -48,7 +48,7 @@ class Source:
             return
         self.read = f"{tensor}.whole{reader}"
         if part.sp:
-            keeps_gathered = local.job.stack.column_inputs == "kept"
+            keeps_gathered = local.job.stack.column_inputs == "saved"
             self.rows, self.regathered = local.rows, 0 if keeps_gathered else size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
             gradient_bytes = local.rows * into * local.width
@@ -165,7 +165,7 @@ def settled(op: Op, job: Job) -> Op:
     """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates into the gradient sums
     itself.
     """
-    if job.stack.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
+    if job.stack.wgrad_accumulation not in ("fused", "fused_dummy") or not sums_itself(op):
         return op
     return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
 

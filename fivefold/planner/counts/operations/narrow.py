@@ -17,13 +17,13 @@ from fivefold.planner.counts.operations.op import Op
 
 def narrowed(local: Local, ops: Sequence[Op]) -> Sequence[Op]:
     """Return a block's ``ops`` with the activations that the stack keeps in low precision."""
-    if not (local.job.stack.narrow_kept and keeps_casts(local)):
+    if not (local.job.stack.low_precision_saved and keeps_casts(local)):
         return ops
     return [*_narrowed(local, ops)]
 
 
 def _narrowed(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
-    kept_groups, sizes = local.job.stack.narrow_kept, dict[str, int]()
+    kept_groups, sizes = local.job.stack.low_precision_saved, dict[str, int]()
     for op in ops:
         sizes |= op.writes
         if "attention" in kept_groups and op.name == "attention.core":

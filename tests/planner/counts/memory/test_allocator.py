@@ -19,7 +19,12 @@ STREAMS = 12 + 1 + 8  # inputs of 12 blocks and of the head's norm, cut by tp; t
 LLAMA_70B = named("llama3-70b").replace(layers=12)
 # Megatron-Core with Transformer Engine, 8 B200: MooreThreads/SimuMax@4dcaae5:docs/b200/b200_release_v1.2_summary.json
 MEGATRON = Job(
-    sequence=4096, global_batch=16, overlap=(), vocab_multiple=128, joint=True, weight_gradients="placeholders"
+    sequence=4096,
+    global_batch=16,
+    overlap=(),
+    vocab_multiple=128,
+    merged_projections=True,
+    wgrad_accumulation="fused_dummy",
 )
 
 
@@ -60,8 +65,8 @@ def reserved(job: Job, text: str) -> int:
 
 
 def test_joined_weights_are_a_segment_of_their_own() -> None:
-    job = Job(sequence=4096, global_batch=4, weight_gradients="late")
-    more = reserved(job.replace(joined=("weights",)), "dp4 zero1") - reserved(job, "dp4 zero1")
+    job = Job(sequence=4096, global_batch=4, wgrad_accumulation="deferred")
+    more = reserved(job.replace(flat_copies=("weights",)), "dp4 zero1") - reserved(job, "dp4 zero1")
     assert 0 <= more - 2 * LLAMA_70B.parameters < 2 * MIB
 
 

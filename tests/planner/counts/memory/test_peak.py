@@ -161,18 +161,18 @@ def test_published_peaks_of_megatron(
 ) -> None:
     """To 0.3 %: with the unused gradients that Transformer Engine keeps, a tenth less without."""
     model = named(name).replace(layers=layers, kv_heads=kv_heads)
-    job = Job(sequence=sequence, global_batch=16, overlap=(), vocab_multiple=128, joint=True)
+    job = Job(sequence=sequence, global_batch=16, overlap=(), vocab_multiple=128, merged_projections=True)
     layout = Layout.parse(text)
-    ranks = memory(Counts(model, job.replace(weight_gradients="placeholders")), layout)
+    ranks = memory(Counts(model, job.replace(wgrad_accumulation="fused_dummy")), layout)
     assert [rank.peak_bytes / MIB for rank in ranks] == pytest.approx(measured, rel=0.003)
 
 
 def test_placeholders_are_one_of_each_shape() -> None:
     model = named("llama3-8b")
-    job = Job(sequence=1024, global_batch=8, joint=True, weight_gradients="summed")
+    job = Job(sequence=1024, global_batch=8, merged_projections=True, wgrad_accumulation="fused")
     summed, kept = (
-        memory(Counts(model, job.replace(weight_gradients=each)), Layout(dp=8, zero=1))[0].peak_bytes
-        for each in ("summed", "placeholders")
+        memory(Counts(model, job.replace(wgrad_accumulation=each)), Layout(dp=8, zero=1))[0].peak_bytes
+        for each in ("fused", "fused_dummy")
     )
     D, F, kv = model.width, model.ffn, model.kv_heads * model.head_dim
     assert kept - summed == 2 * ((D + 2 * kv) * D + D * D + 2 * F * D + D * F)
@@ -183,8 +183,8 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
     model = named("llama3-8b").replace(layers=4)
     layout, P = Layout(dp=2, zero=0), model.parameters
     apart, late, buckets = (
-        memory(Counts(model, Job(sequence=64, global_batch=2, weight_gradients=each)), layout)[0].passes_bytes
-        for each in ("apart", "late", "buckets")
+        memory(Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=each)), layout)[0].passes_bytes
+        for each in ("separate", "deferred", "deferred_buckets")
     )
     assert buckets - late == 2 * P
     assert late == pytest.approx((2 + 12 + 4 + 2) * P, rel=0.05)  # weights, the optimizer's, sums, gradients
@@ -193,7 +193,7 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
 
 def test_gradients_joined_for_the_update() -> None:
     """Each rank's half of them, in 2 bytes and in 4."""
-    job = JOB.replace(joined=("gradients",))
+    job = JOB.replace(flat_copies=("gradients",))
     apart, joined = (only_rank(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=each) for each in (JOB, job))
     assert (apart.peak_cause, joined.peak_cause) == ("optimizer", "optimizer")
     assert joined.peak_bytes - apart.peak_bytes == 2 * joined.updated
@@ -201,11 +201,11 @@ def test_gradients_joined_for_the_update() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "per_logit"), [("fused", 2), ("narrow", 8), ("widened", 6), ("copied", 8), ("plain", 12)]
+    ("loss", "per_logit"), [("fused", 2), ("low_precision", 8), ("upcast", 6), ("upcast_copy", 8), ("plain", 12)]
 )
 def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit: int) -> None:
-    """fused: logits; narrow: they, their log-softmax and two gradients in 16 bits; widened: fp32 and a 16-bit copy;
-    copied: fp32 twice; plain: log-softmax and two gradients in fp32."""
+    """fused: logits; low_precision: they, their log-softmax and two gradients in 16 bits; upcast: fp32 and 16 bits;
+    upcast_copy: fp32 twice; plain: log-softmax and two gradients in fp32."""
     model = named("llama3-8b").replace(layers=1)
     job = Job.read({"sequence": 4096, "global_batch": 8, "loss": loss}, origin="test")
     head = Counts(model, job).profile(part_of(Layout(dp=8)), "head")
@@ -271,7 +271,7 @@ def test_the_optimizer_sees_the_reduced_gradients(zero: int, reduce: str) -> Non
 def test_memory_is_the_same_whatever_was_asked_before() -> None:
     """Of four stages in a line or in a V, whose middle keeps no output for another rank, in either order."""
     model = Model(name="m", layers=8, width=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=300)
-    job = JOB.replace(outputs="held", global_batch=8)
+    job = JOB.replace(stage_outputs="retained", global_batch=8)
     layouts = [Layout.parse(f"pp2 v2 {name}") for name in ("interleaved", "zbv", "dualpipev")]
     alone = [memory(Counts(model, job), layout) for layout in layouts]
     for order in permutations(range(3)):

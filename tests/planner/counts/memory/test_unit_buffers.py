@@ -54,7 +54,7 @@ def test_gradients_are_copied_when_all_are_made_and_their_copy_stays_for_a_unit(
 
 def test_the_logits_of_a_plain_loop_live_until_the_backward_has_ended() -> None:
     logits = 128 * MODEL.vocab * 4
-    held, let_go = (moments("dp2 zero3 mbs1 ac=full", loss=loss, overlap=()) for loss in ("narrow", "plain"))
+    held, let_go = (moments("dp2 zero3 mbs1 ac=full", loss=loss, overlap=()) for loss in ("low_precision", "plain"))
     assert held["block 0 reduce"].temporary_bytes - let_go["block 0 reduce"].temporary_bytes == logits
 
 
@@ -63,7 +63,7 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     model = MODEL.replace(layers=4)
     job = Job(stack=stack_named("torchtitan").replace(compile=False, kernels="plain"), sequence=128, global_batch=8)
     peaks = {
-        each: [rank.peak_bytes for rank in memory(Counts(model, job.replace(deferred=each)), layout)]
+        each: [rank.peak_bytes for rank in memory(Counts(model, job.replace(deferred_wgrad=each)), layout)]
         for each in ("operands", "graph")
     }
     assert all(more > less for more, less in zip(peaks["graph"], peaks["operands"], strict=True))
@@ -80,7 +80,7 @@ def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
     gradients and their copy follow.
     """
     moe, layout = named("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
-    job = Job(stack=stack_named("fivefold").replace(unit_buffers="held"), sequence=128, global_batch=8)
+    job = Job(stack=stack_named("fivefold").replace(comm_buffers="retained"), sequence=128, global_batch=8)
     counts = Counts(moe, job)
     (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}
     assert min(each.gradients_bytes for each in over_time(counts, layout) if each.cause.endswith("reduce")) >= block

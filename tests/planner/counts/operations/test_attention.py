@@ -40,7 +40,9 @@ def test_kernels_by_blocks_compute_on_padded_values() -> None:
 @pytest.mark.parametrize("cp", [2, 4])
 def test_our_ring_pads_and_others_do_not(cp: int) -> None:
     layout = Layout(cp=cp)
-    ours, others = (work(LATENT, layout=layout, job=JOB.replace(linears=kind)) for kind in ("fanned", "apart"))
+    ours, others = (
+        work(LATENT, layout=layout, job=JOB.replace(linears=kind)) for kind in ("fused_backward", "separate")
+    )
     assert ours.hardware_flops - others.hardware_flops == PADDED * (cp + 1) // (2 * cp)
 
 

@@ -113,6 +113,6 @@ def test_a_capacity_drops_rows_and_adds_none_but_where_they_are_padded(
 ) -> None:
     assert MIXTURE.moe is not None
     model = MIXTURE.replace(moe=MIXTURE.moe.replace(capacity=capacity))
-    for linears, share in (("fanned", ours), ("apart", padded)):
+    for linears, share in (("fused_backward", ours), ("separate", padded)):
         local = Counts(model, Job(sequence=T, linears=linears)).local(part_of(Layout(ep=2, dp=2)))
         assert routed_rows(local) == T * K * share

@@ -79,11 +79,14 @@ def test_flash_attention_keeps_no_squares() -> None:
 def test_joint_projections_compute_and_keep_the_same() -> None:
     """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
     apart, joint = (
-        block(Local(LLAMA, Job(sequence=64, joint=each), Part(2, tp=2, sp=True)), layer=0) for each in (False, True)
+        block(Local(LLAMA, Job(sequence=64, merged_projections=each), Part(2, tp=2, sp=True)), layer=0)
+        for each in (False, True)
     )
     for field in ("flops", "causal_flops", "parameters"):
         assert sum(getattr(op, field) for op in joint) == sum(getattr(op, field) for op in apart)
-    assert kept(LLAMA, Job(sequence=64), sequences=2) == kept(LLAMA, Job(sequence=64, joint=True), sequences=2)
+    assert kept(LLAMA, Job(sequence=64), sequences=2) == kept(
+        LLAMA, Job(sequence=64, merged_projections=True), sequences=2
+    )
     shapes = {op.name: op.shape for op in joint if op.kind == "matmul"}
     assert shapes["attention.qkv"] == (2 * 64, (4 + 2 * 2) * 32 // 2, 128)
     assert shapes["mlp.gate_up"] == (2 * 64, 2 * 344 // 2, 128)
@@ -92,7 +95,7 @@ def test_joint_projections_compute_and_keep_the_same() -> None:
 def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
     """The whole inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
     B, T, D = 3, 64, LLAMA.width
-    again, whole = (Job(sequence=T, linears="apart", column_inputs=each) for each in ("regathered", "kept"))
+    again, whole = (Job(sequence=T, linears="separate", column_inputs=each) for each in ("regathered", "saved"))
     for tp in (2, 4):
         parts = kept(LLAMA, whole, sequences=B, tp=tp) - kept(LLAMA, again, sequences=B, tp=tp)
         assert parts == 2 * 2 * (B * T * D - B * T * D // tp)
@@ -114,7 +117,7 @@ def test_pytorchs_own_kernels_keep_more() -> None:
     assert plain - fused == B * T * (2 * (4 * D + 2 * D - 2 * D) + 2 * F)
     assert kept(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
     for joint in (False, True):  # beside gate and up, in one tensor or in two
-        assert kept(LLAMA, job.replace(kernels="norms", joint=joint), sequences=B) - fused == B * T * 2 * F
+        assert kept(LLAMA, job.replace(kernels="norms", merged_projections=joint), sequences=B) - fused == B * T * 2 * F
 
 
 def test_forward_is_two_flops_per_parameter_and_token() -> None:

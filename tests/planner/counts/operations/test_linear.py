@@ -18,7 +18,7 @@ MODEL = Model(name="m", layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ff
 ROWS, INTO, OUTOF = 300, 200, 130
 
 
-def counted(name: str, *, linears: str = "fanned", first: bool = True) -> Casts:
+def counted(name: str, *, linears: str = "fused_backward", first: bool = True) -> Casts:
     job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
     op = matmul("mlp.up", "x", "u", rows=ROWS, into=INTO, outof=OUTOF, width=2)
     return casting(op, Local(MODEL, job, Part(sequences=1)), first=first).casts
@@ -35,7 +35,7 @@ def test_scales_are_counted_by_hand() -> None:
     careful = counted("fp8-rowwise-gw")  # dW of what is not cast; one scale for the weight of dx
     assert careful[3:] == (200 * 130 + 4, 300 * 200 * 2, 0, 0)
     assert counted("fp8", first=False)[::5] == (0, 0)  # x is cast once for all layers on it
-    assert counted("bf16") == counted("fp8", linears="apart") == Casts()
+    assert counted("bf16") == counted("fp8", linears="separate") == Casts()
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])

@@ -52,7 +52,7 @@ def test_casts_of_what_is_recomputed_cheaply_are_made_again_with_it(recomputed: 
 def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twelve_bits() -> None:
     """Gate and up: 1 byte instead of 2, and a scale per 128; the output and its cast: 1.5 instead of 3."""
     wide = Job(stack=named("megatron-core"), precision="fp8-tiles", sequence=1024)
-    narrow = wide.replace(stack=wide.stack.replace(narrow_kept=("activation", "attention")))
+    narrow = wide.replace(stack=wide.stack.replace(low_precision_saved=("activation", "attention")))
     gates, heads = 1024 * 2 * MODEL.ffn, 1024 * MODEL.heads * MODEL.head_dim
     freed = {job: kept(block(job, "")) for job in (wide, narrow)}
     assert freed[wide] - freed[narrow] == gates - 4 * gates // 128 + 2 * heads - heads // 2
@@ -64,8 +64,8 @@ def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twe
 def test_what_any_activation_reads_is_kept_in_fp8(joint: bool, mlp: str, parts: int) -> None:
     """Gate and up as one tensor or as two, or up alone."""
     model = MODEL.replace(mlp=mlp, activation="silu" if mlp == "gated" else "gelu")
-    wide = Job(stack=named("megatron-core").replace(joint=joint), precision="fp8-tiles", sequence=1024)
-    narrow = wide.replace(stack=wide.stack.replace(narrow_kept=("activation",)))
+    wide = Job(stack=named("megatron-core").replace(merged_projections=joint), precision="fp8-tiles", sequence=1024)
+    narrow = wide.replace(stack=wide.stack.replace(low_precision_saved=("activation",)))
     read = 1024 * parts * MODEL.ffn
     freed = kept(block(wide, "", model=model)) - kept(block(narrow, "", model=model))
     assert freed == read - 4 * read // 128
