@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
 from fivefold.record import Record, UserError, nearest
 from fivefold.stack.catalog import STACKS, named
@@ -283,6 +284,7 @@ class Job(Record):
     optimizer: Optimizer = Optimizer()  # update rule and its settings
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size
+    adapter: Adapter | None = None  # LoRA over frozen weights, as a table or ``lora:16``; None: all weights are trained
     steps: Steps = 1000  # optimizer steps of the run
     seed: Seed = 0  # of initial weights and of the order of the data
     stack: Stack = Stack()  # the software that runs it
@@ -290,7 +292,7 @@ class Job(Record):
     @model_validator(mode="before")
     @classmethod
     def _by_name(cls, values: object) -> object:
-        """Resolve a stack and a recipe given by name, or with some of their fields changed."""
+        """Resolve a stack, a recipe and an adapter given by name, or with some of their fields changed."""
         if not isinstance(values, dict):
             return values
         try:
@@ -304,6 +306,8 @@ class Job(Record):
                 )
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
                 values["precision"] = RECIPES[name].model_dump() | precision
+            if isinstance(adapter := values.get("adapter"), str):
+                values["adapter"] = parse_adapter(adapter)
         except UserError as error:
             raise ValueError(str(error)) from None
         return values
@@ -315,6 +319,11 @@ class Job(Record):
         if self.ramp is not None and (sizes := len(self.ramp.sizes(self.global_batch))) > RAMP_SIZES:
             raise ValueError(f"ramp.step={self.ramp.step} makes {sizes} sizes of the batch, more than {RAMP_SIZES}")
         return self
+
+    @property
+    def activation_bytes(self) -> int:
+        """Return the bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only in matmuls."""
+        return 4 if self.precision.compute in ("fp32", "tf32") else 2
 
     @property
     def even_batch(self) -> int:

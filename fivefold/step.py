@@ -104,6 +104,7 @@ class Work(Record):
 
     parameters: NonNegativeInt
     active_parameters: NonNegativeInt
+    trainable_parameters: NonNegativeInt | None = None  # of adapters over frozen weights; None: all are trained
     model_flops_causal: NonNegativeInt
     model_flops_full: NonNegativeInt
     hardware_flops: NonNegativeInt

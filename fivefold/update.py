@@ -26,11 +26,11 @@ def quantised(numel: int, *, vector: bool) -> bool:
     return not vector and numel >= QUANTISED_LEAST
 
 
-FULL_FINE_TUNING = (
-    "Fivefold plans full fine-tuning only, for now: all weights are trained, and adapters (LoRA) over frozen or "
-    "quantized weights are not modelled"
+ADAPTERS_ARE_A_FIELD = (
+    "adapters over frozen or quantized weights are the field adapter: lora:16, qlora:16, or a table of rank, alpha, "
+    "dropout, targets and base"
 )
-NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), FULL_FINE_TUNING)
+NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), ADAPTERS_ARE_A_FIELD)
 
 
 class Group(Record):

@@ -21,6 +21,7 @@ class JobWords(TypedDict, total=False):
     seq: int | None
     gbs: int | None
     precision: str | Mapping[str, Any] | None
+    adapter: str | Mapping[str, Any] | None
     attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
     sequence: int
     global_batch: int

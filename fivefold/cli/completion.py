@@ -27,6 +27,14 @@ def precisions(incomplete: str) -> list[str]:
     return [name for name in RECIPES if name.startswith(incomplete)]
 
 
+def adapters(incomplete: str) -> list[str]:
+    """Complete an adapter of a usual rank."""
+    from fivefold.adapter import ADAPTERS
+
+    names = [f"{kind}:{rank}" for kind in ADAPTERS for rank in (8, 16, 32, 64)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def stacks(incomplete: str) -> list[str]:
     """Complete the name of a stack."""
     from fivefold.stack.catalog import STACKS

@@ -60,6 +60,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _order(layout, model)
     yield from _pipeline(layout, model=model, job=job)
     yield from _ramp(layout, model=model, job=job)
+    yield from _adapter(layout, model=model, job=job)
 
 
 def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> bool:
@@ -313,6 +314,41 @@ def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         for reason in _pipeline(layout, model=model, job=job.replace(global_batch=size, ramp=None)):
             yield f"ramp: batch {size}: {reason.rpartition('; ')[0]}; begin with a larger one, or lower mbs or pp"
             return
+
+
+def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why adapters are not modelled with this layout, model or job."""
+    adapter, recipe, stack = job.adapter, job.precision, job.stack
+    if adapter is None:
+        return
+    for is_present, feature, fix in (
+        (model.moe is not None, f"experts of {model.name}", "a dense model"),
+        (model.mla is not None, f"latent attention of {model.name}", "a model with grouped-query attention"),
+        (model.mtp is not None, f"multi-token prediction of {model.name}", "mtp=none"),
+        (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
+        (layout.pipeline.splits_backward, f"{layout.schedule}, whose backward is split", "1f1b"),
+        (layout.pipeline.enters_both_ends, layout.schedule, "1f1b"),
+        (recipe.narrow, f"precision {recipe.name}", "bf16"),
+        (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),
+        (stack.merged_projections, f"merged projections of the stack {stack.name}", "merged_projections=false"),
+        (
+            stack.wgrad_accumulation in ("fused", "fused_dummy"),
+            f"wgrad_accumulation={stack.wgrad_accumulation} of the stack {stack.name}",
+            "wgrad_accumulation=separate",
+        ),
+        (
+            stack.zero3_gather == "weights" and layout.zero == 3 and layout.shards > 1,
+            f"ZeRO-3 of the stack {stack.name}, which gathers weight by weight",
+            "zero2, or another stack",
+        ),
+        (stack.backward_all_gather == "root" and layout.zero >= 2, f"sharding of the stack {stack.name}", "fsdp2"),
+    ):
+        if is_present:
+            yield f"adapters are not modelled with {feature}; take {fix}"
+    in_fp32 = job.activation_bytes == 4
+    if adapter.base is not None and adapter.base != "nf4" and (adapter.base == "fp32") != in_fp32:
+        fix = "fp32" if in_fp32 else "bf16"
+        yield f"adapter.base={adapter.base} is not modelled with {recipe.name} activations; take base={fix} or nf4"
 
 
 def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:

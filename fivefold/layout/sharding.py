@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from fivefold.adapter import nf4_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -158,6 +159,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
 
     - tp: every tp rank holds the weight, but sees only its rows (under sp) or, for per-head norms, its heads
     - kv: the tp ranks that hold the same kv head see different queries
+    - an adapter's factor that is not sharded: tp
     """
     if layout.tp == 1 or weight.kind.startswith("expert"):
         return ""
@@ -165,6 +167,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         if weight.name.endswith(HEAD_NORMS):
             return "tp"
         return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
+    if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
+        return "tp"
     norms_all_heads = model.qk_norm in ("full", "heads")
     is_key = weight.name.endswith(KEYS) or (norms_all_heads and "attention.k_norm" in weight.name)
     if model.mla is None and is_key and layout.tp > model.kv_heads:
@@ -175,7 +179,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
     return "tp" if is_replicated and layout.sp else ""
 
 
-KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias"))
+KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b"))
 HEAD_NORMS = tuple(f"attention.{part}_norm.{leaf}" for part in "qk" for leaf in ("weight", "bias"))
 
 
@@ -196,3 +200,36 @@ def multiplies(weight: Weight) -> bool:
 def padded_numel(unit: Unit, *, shards: int) -> int:
     """Return the elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards
+
+
+def trained(unit: Unit, job: Job) -> Unit:
+    """Return the unit with its trained weights only: all, or the factors of adapters."""
+    if job.adapter is None:
+        return unit
+    return unit._replace(weights=tuple(weight for weight in unit.weights if weight.is_adapter))
+
+
+class FrozenBytes(NamedTuple):
+    """Bytes of frozen weights on one rank: gathered, its shard of them, and what is never sharded (scales of nf4)."""
+
+    whole: int
+    shard: int
+    scales: int
+
+
+def frozen_bytes(unit: Unit, *, shards: int, job: Job) -> FrozenBytes:
+    """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
+    whole = shard = scales = 0
+    if job.adapter is None:
+        return FrozenBytes(0, 0, 0)
+    for weight in unit.weights:
+        if weight.is_adapter:
+            continue
+        elements = shard_numel(weight, shards=shards)
+        if job.adapter.base == "nf4" and multiplies(weight):
+            elements_bytes, _ = nf4_bytes(elements)
+            scales += nf4_bytes(weight.numel)[1]
+        else:
+            elements_bytes = elements * job.activation_bytes
+        whole, shard = whole + shards * elements_bytes, shard + elements_bytes
+    return FrozenBytes(whole, shard, scales)

@@ -6,18 +6,27 @@ with the expert dim first. Names follow the module tree of ``trainer/model/trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
+from fivefold.adapter import Adapter
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 
-Kind = Literal["embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector"]
+Kind = Literal[
+    "embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector", "lora"
+]
+
+
+FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
 
 
 class Weight(NamedTuple):
-    """One trainable tensor. ``kind`` decides sharding and weight decay."""
+    """One tensor of a model. ``kind`` decides sharding and weight decay.
+
+    Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +45,19 @@ class Weight(NamedTuple):
     @property
     def is_hidden(self) -> bool:
         """Tell whether it is a matrix (or the stacked matrices of experts) inside a block."""
-        return not self.is_vector and self.kind in ("column", "row", "router", "expert_column", "expert_row")
+        return not self.is_vector and self.kind in (
+            "column",
+            "row",
+            "router",
+            "expert_column",
+            "expert_row",
+            "lora",
+        )
+
+    @property
+    def is_adapter(self) -> bool:
+        """Tell whether it is a factor of an adapter."""
+        return self.name.endswith(FACTORS)
 
 
 def weights(model: ModelShape) -> Iterator[Weight]:
@@ -98,6 +119,34 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)
     if model.block == "sandwich":
         yield from _norm(model, "norm2_post", model.width)
+
+
+def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
+    """Yield the weights of a block, and after each matrix that the adapter targets its factors A and B.
+
+    Tensor parallelism shards A like the input of its linear layer and B like the output; the other factor is whole.
+    """
+    for weight in block:
+        yield weight
+        linear, _, leaf = weight.name.rpartition(".")
+        if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.adapts(linear):
+            continue
+        (out, into), column = weight.shape, weight.kind == "column"
+        yield Weight(f"{linear}.lora_a", (adapter.rank, into), "lora" if column else "row")
+        yield Weight(f"{linear}.lora_b", (out, adapter.rank), "column" if column else "lora")
+
+
+def adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
+    """Yield the factors of all adapters of a model."""
+    for layer in range(model.layers):
+        for weight in with_adapters(block_weights(model, layer), adapter):
+            if weight.is_adapter:
+                yield weight._replace(name=f"blocks.{layer}.{weight.name}")
+
+
+def count_adapters(model: ModelShape, adapter: Adapter) -> int:
+    """Count the parameters of all adapters of a model."""
+    return sum(weight.numel for weight in adapter_weights(model, adapter))
 
 
 def norm_shape(model: ModelShape, heads: int) -> tuple[int, ...] | None:

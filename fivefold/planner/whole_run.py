@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import adapter_weights, weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.results.whole_run import Goodput, WholeRun
@@ -167,7 +167,7 @@ def _curve(interval: float, *, blocked: float, restart: float, between: float) -
 
 def checkpoint_bytes(model: Model, job: Job) -> int:
     """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
-    every = tuple(weights(model))
+    every = tuple(weights(model) if job.adapter is None else adapter_weights(model, job.adapter))
     scaled = frozenset(each.name for each in every if quantised(each.numel, vector=each.is_vector))
     states = find_cost(job.optimizer.kind).state_bytes(every, shards=1, quantised=scaled, job=job)
-    return model.parameters * job.precision.updated_bytes + states
+    return sum(each.numel for each in every) * job.precision.updated_bytes + states

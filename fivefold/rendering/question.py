@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from fivefold.adapter import Adapter, parse_adapter
 from fivefold.job import RECIPES, Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -93,6 +94,9 @@ def changed_settings(job: Job) -> Iterator[tuple[str, str]]:
         value, default = getattr(job, name), getattr(default_job, name)
         if value == default:
             continue
+        if isinstance(value, Adapter):
+            yield name, value.name
+            value, default = value, Adapter.model_validate(parse_adapter(value.name))
         if isinstance(value, Record) and isinstance(default, Record):
             for field in type(value).model_fields:
                 if getattr(value, field) != getattr(default, field):

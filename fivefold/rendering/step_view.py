@@ -153,8 +153,18 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
     """Return parameters, FLOPs of the whole step, and GPU-hours per 1 T tokens, as (label, text)."""
     work = step.work
     active = f", {show_count(work.active_parameters)} active" if work.active_parameters != work.parameters else ""
+    trainable = work.trainable_parameters
+    adapters = (
+        []
+        if trainable is None
+        else [
+            ("trainable parameters", f"{trainable:,} ({trainable / (work.parameters + trainable):.2%} of all)"),
+            ("FLOPs per parameter and token", _per_parameter(step)),
+        ]
+    )
     lines = [
         ("parameters", show_count(work.parameters) + active),
+        *adapters,
         ("model FLOPs, causal", show_count(work.model_flops_causal)),
         ("model FLOPs, full", show_count(work.model_flops_full)),
         ("hardware FLOPs", show_count(work.hardware_flops)),
@@ -162,6 +172,13 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
     if step.tokens_per_second_per_gpu:
         lines.append(("GPU-hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))
     return tuple(lines)
+
+
+def _per_parameter(step: Step) -> str:
+    """Return the model FLOPs per parameter and token: 6 if all weights are trained, about 4 if most are frozen."""
+    tokens = step.tokens_per_second_per_gpu * step.world * step.time.step_seconds
+    flops = step.work.model_flops_causal / (step.work.active_parameters * tokens)
+    return f"{flops:.2f} with causal attention"
 
 
 def _view_memory(fullest: StageMemory, *, many: bool) -> Section:

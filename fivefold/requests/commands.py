@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fivefold.requests.fields import (
     TOKENS,
+    AdapterText,
     Assumptions,
     AttentionKernel,
     ConfigFile,
@@ -60,6 +61,7 @@ class JobRequest(Request):
     seq: Sequence = None
     gbs: GlobalBatch = None
     precision: PrecisionName = None
+    adapter: AdapterText = None
     attention: AttentionKernel = None
     set: Settings = ()
 

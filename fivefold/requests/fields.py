@@ -51,6 +51,11 @@ PrecisionName = Annotated[
     Field(description="Precision recipe: fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …"),
     Option(completion="precisions"),
 ]
+AdapterText = Annotated[
+    Line | None,
+    Field(description="Train low-rank adapters over frozen weights: lora:RANK, or qlora:RANK over weights in nf4."),
+    Option(completion="adapters"),
+]
 AttentionKernel = Annotated[Attention | None, Field(description="Attention kernel.")]
 Settings = Annotated[
     Lines, Field(description="Any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon.")

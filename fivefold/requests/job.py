@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fivefold.adapter import parse_adapter
 from fivefold.record import UserError
 from fivefold.requests.commands import JobRequest
 
@@ -55,6 +56,8 @@ def _put(values: dict[str, Any], setting: str) -> str:
         raise UserError(f"--set {setting!r} is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon")
     for parent in parents:
         table = values.setdefault(parent, {})
+        if parent == "adapter" and isinstance(table, str):
+            table = values[parent] = parse_adapter(table)
         if parent in ("precision", "stack"):  # a named record or the default, with some of its fields changed
             table = values[parent] = _table(table, parent)
         if not isinstance(table, dict):

@@ -41,6 +41,11 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"layout {str(layout)!r}: the engine cuts tensors over one axis, as a second saves 10 to 13 % of tp's "
             f"messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
+    if job.adapter is not None:
+        raise UserError(
+            f"job: the engine trains all weights, not adapters (adapter of rank {job.adapter.rank}); drop the adapter, "
+            "or train with peft; `predict` plans both"
+        )
     if job.stack.name != "fivefold":
         raise UserError(
             f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "

@@ -119,12 +119,12 @@ def test_ignore_goes_with_a_config(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.parametrize("setting", ["lora=16", "lora_rank=8", "quantization=nf4", "optimizer.adapter=1"])
-def test_adapters_are_said_not_to_be_planned(
+def test_unknown_keys_of_adapters_lead_to_the_field(
     setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "predict", "tiny", "h100:2", "dp2", "--set", setting) == 2
     said = capsys.readouterr().err
-    assert "full fine-tuning only, for now" in said
+    assert "are the field adapter: lora:16, qlora:16, or a table" in said
     assert "the keys are sequence, global_batch, precision" in said
 
 

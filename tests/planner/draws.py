@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fivefold.adapter import Adapter
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.names import DEFAULT_ORDER
@@ -139,6 +140,22 @@ def ramp(some: random.Random) -> dict[str, Any] | None:
     return None if some.random() < 0.9 else found if some.random() < 0.5 else found | {"every": None, "samples": 100}
 
 
+ADAPTER: dict[str, Draw] = {
+    "kind": one("lora"),
+    "rank": one(1, 3, 16),
+    "alpha": one(None, 8.0),
+    "dropout": one(0.0, 0.0, 0.1),
+    "targets": one(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
+    "rank_stabilized": one(False, True),
+    "base": one(None, None, "nf4", "nf4", "bf16", "fp32"),
+}
+
+
+def adapter(some: random.Random) -> dict[str, Any] | None:
+    """Of a chance of its own, lest the draws after it change."""
+    return fields(ADAPTER, some) if some.random() < 0.4 else None
+
+
 JOB: dict[str, Draw] = {
     "sequence": one(1, 2, 30, 64, 96, 128, 1024, 4096, 6000, 131072),
     "global_batch": one(1),  # as the layout needs it: ``layout_and_job``
@@ -150,6 +167,7 @@ JOB: dict[str, Draw] = {
     "optimizer": lambda some: fields(OPTIMIZER, some) if some.random() < 0.5 else Optimizer(),
     "learning_rate": lambda some: fields(RATE, some),
     "ramp": ramp,
+    "adapter": lambda some: adapter(random.Random(some.getstate()[1][0] + some.getstate()[1][-1])),
     "steps": one(1, 1000),
     "seed": one(0, 7),
 }
@@ -208,6 +226,7 @@ TABLES: dict[type[BaseModel], dict[str, Draw]] = {
     Group: GROUP,
     LearningRate: RATE,
     Ramp: RAMP,
+    Adapter: ADAPTER,
 }
 
 

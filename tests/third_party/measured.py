@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 import fivefold as ff
-from fivefold.job import Job, Recipe
+from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.planner.predict import predict
 from fivefold.stack.catalog import named
 from fivefold.step import Step
 from fivefold.units import show_bytes
-from tests.third_party import engines, loops
+from tests.third_party import adapters, engines, loops
 
 MACHINE = Machine(
     name="here", ranks=4, ranks_per_node=4, backend="gloo",
@@ -53,6 +53,7 @@ class Case(NamedTuple):
     open: float = 0.0  # that a peak is known to be off, for a reason that the page states
     work: bool = True  # whether FLOPs are; if not likewise
     flat: bool = False  # parameters are views of other tensors, or but shards once a step has ended
+    adapter: dict[str, object] | None = None
 
 
 CASES = {
@@ -176,6 +177,31 @@ if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as
     )
 
 
+BF16 = RECIPES["bf16-pure"].replace(name="bf16-moments", moments_bytes=(2, 2))  # as AdamW of bf16 weights
+
+
+def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32", **how: object) -> Case:
+    """A loop over an adapter of peft; ``how``: as ``adapters.loop`` takes it."""
+    adapter: dict[str, object] = {"rank": adapters.RANK}
+    adapter |= {name: how[name] for name in ("dropout", "targets") if name in how}
+    loop = partial(adapters.loop, autocast=precision == "bf16-autocast", half=precision == BF16, **how)
+    return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter)
+
+
+if importlib.util.find_spec("peft") is not None:  # by ``make interop``
+    CASES["peft LoRA"] = peft("dp1")
+    CASES["peft LoRA, recomputed"] = peft("dp1 ac=full", recompute=True)
+    CASES["peft LoRA on q and v"] = peft("dp1", targets=("q_proj", "v_proj"))
+    CASES["peft LoRA, DDP, 2 micro-batches"] = peft("dp2 zero0", 2)
+    CASES["peft LoRA, bf16"] = peft("dp1", precision=BF16)
+    CASES["peft LoRA on q, k and v, recomputed"] = peft(
+        "dp1 ac=full", recompute=True, targets=("q_proj", "k_proj", "v_proj")
+    )
+    CASES["peft LoRA on the MLP, DDP"] = peft("dp2 zero0", targets=("gate_proj", "up_proj", "down_proj"))
+    CASES["peft LoRA, autocast"] = peft("dp1", precision="bf16-autocast")
+    CASES["peft LoRA, autocast, recomputed"] = peft("dp1 ac=full", precision="bf16-autocast", recompute=True)
+
+
 def predicted(case: Case) -> Step:
     layout = Layout.parse(f"{case.layout} mbs{case.mbs}")
     stack = named(case.stack)
@@ -187,6 +213,7 @@ def predicted(case: Case) -> Step:
         sequence=loops.SEQUENCE,
         global_batch=layout.dp * case.mbs * case.micro_batches,
         precision=case.precision,
+        adapter=case.adapter,
     )
     machine = MACHINE.replace(ranks=layout.world, ranks_per_node=layout.world)
     return predict(model=loops.SHAPE, machine=machine, layout=layout, job=job)

@@ -7,6 +7,7 @@ import pytest
 from tests.selection import one_in
 from tests.third_party.measured import CASES, beside
 
+PEFT = ("peft LoRA, recomputed", "peft LoRA, DDP, 2 micro-batches", "peft LoRA, bf16", "peft LoRA, autocast")
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 
@@ -19,3 +20,11 @@ def test_a_stack_is_as_it_is_predicted(name: str) -> None:
     assert found.predicted.work.hardware_flops == found.measured.work.hardware_flops
     assert max(map(abs, found.errors)) < 0.02
     assert found.agrees
+
+
+@pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
+@pytest.mark.parametrize("name", one_in(2, PEFT))
+def test_adapters_of_peft_are_as_they_are_predicted(name: str) -> None:
+    found = beside(name)
+    assert found.agrees
+    assert max(map(abs, found.errors)) < 0.005

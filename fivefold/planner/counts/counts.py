@@ -15,7 +15,7 @@ from fivefold.layout.sharding import reduces_each
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
+from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
 from fivefold.planner.counts.cache import Cache, Caches
 from fivefold.planner.counts.memory.liveness import (
     NO_SUMS,
@@ -84,6 +84,8 @@ class Counts:
         self.caches = Caches()  # of the modules that count from these counts
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
+        if job.adapter is not None:
+            kinds[0] = kinds[0]._replace(leads=True)
         self.kinds = tuple(kinds)
         self.alike = {kind.alike: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
@@ -129,7 +131,8 @@ class Counts:
         local, width = self.local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
-        unit = fuse_linears(unit, width=width) if self.job.stack.kernel_facts.fuses_linears else unit
+        fuses = self.job.stack.kernel_facts.fuses_linears and self.job.adapter is None
+        unit = fuse_linears(unit, width=width) if fuses else unit
         return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
@@ -243,7 +246,8 @@ class Counts:
             shared = self.model.shares_table and apart(layout)
             return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if shared else ())]
         assert isinstance(name, Kind)
-        return list(block_weights(self.model, self.example[name]))
+        block = block_weights(self.model, self.example[name])
+        return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
 
     def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""

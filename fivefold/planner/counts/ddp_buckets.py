@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fivefold.layout.sharding import Unit, policy, shard_numel
+from fivefold.layout.sharding import Unit, policy, shard_numel, trained
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.states import gathered_bytes
@@ -54,8 +54,8 @@ def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
             yield from fetch_messages(counts, layout, chunks=chunks)
         elif layout.shards > 1:
             recipe = counts.job.precision
-            parts = list(_parts(counts, layout, chunks))
-            weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit, *_ in parts)
+            units = [trained(unit, counts.job) for unit, *_ in _parts(counts, layout, chunks)]
+            weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
             alignment = ALIGNED * layout.shards * recipe.wide_bytes
             yield Message("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
 
@@ -69,11 +69,11 @@ def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tu
 
 
 def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gradient]:
-    """Return the gradients of the stages in the order of their weights."""
+    """Return the gradients of the stages in the order of their trained weights."""
     return [
         Gradient(shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas)
         for unit, shards, replicas in _parts(counts, layout, chunks)
-        for weight in unit.weights
+        for weight in trained(unit, counts.job).weights
     ]
 
 

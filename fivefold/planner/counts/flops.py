@@ -1,8 +1,9 @@
 """FLOPs of one optimizer step over all ranks, and the parameters that they act on.
 
-model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the full square hardware FLOPs
-= all FLOPs that the ranks execute: the full square (of a window only its visible part), recomputed forwards, replicated
-key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
+model FLOPs = 3 x forward (backward is twice forward; once where a weight is frozen); causal: only visible pairs, full:
+the full square
+hardware FLOPs = all FLOPs that the ranks execute: the full square (of a window only its visible part), recomputed
+forwards, replicated key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, run_part
 from fivefold.planner.counts.operations.local_shapes import Part, part_of
 from fivefold.planner.counts.operations.op import Op
@@ -26,8 +28,9 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
     return Work(
         parameters=model.parameters,
         active_parameters=model.active_parameters,
-        model_flops_causal=3 * causal * job.global_batch,
-        model_flops_full=3 * full * job.global_batch,
+        trainable_parameters=None if job.adapter is None else count_adapters(model, job.adapter),
+        model_flops_causal=causal * job.global_batch,
+        model_flops_full=full * job.global_batch,
         hardware_flops=_hardware_flops(model, layout, job),
     )
 
@@ -36,7 +39,7 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
     rank_flops = sum(
-        times * (4 if op.recomputed else 3) * _executed(op, part)
+        times * (_both_passes(op) + op.recomputed) * _executed(op, part)
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
@@ -53,14 +56,21 @@ def _executed(op: Op, part: Part) -> int:
     return op.flops * part.cp
 
 
+def _both_passes(op: Op) -> int:
+    """Return the forwards that the FLOPs of an operation's forward and backward equal: 3, less where weights stay."""
+    return 1 + op.backward_products
+
+
 @lru_cache(maxsize=256)
 def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
-    """Return the forward FLOPs of one sequence: attention as the full square, and causal."""
+    """Return the FLOPs of one sequence, forward and backward: attention as the full square, and causal."""
     counts, part = Counts(model, job), Part(sequences=1)
     names: tuple[Name, ...] = ("embed", *counts.example, "head")
     ops_by_unit = {name: counts.unit(part, name).ops for name in names}
     tally = Counter[Name](("embed", *counts.kinds, "head"))
     return (
-        sum(times * sum(op.flops for op in ops_by_unit[name]) for name, times in tally.items()),
-        sum(times * sum(op.causal_flops for op in ops_by_unit[name]) for name, times in tally.items()),
+        sum(times * sum(_both_passes(op) * op.flops for op in ops_by_unit[name]) for name, times in tally.items()),
+        sum(
+            times * sum(_both_passes(op) * op.causal_flops for op in ops_by_unit[name]) for name, times in tally.items()
+        ),
     )

@@ -15,12 +15,14 @@ from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import (
     extra_reduce_axis,
+    frozen_bytes,
     joins_ends,
     multiplies,
     needs_backward_gather,
     padded_numel,
     policy,
     shard_numel,
+    trained,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -72,17 +74,23 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     reduces_every_backward = counts.reduces_each(layout, name)
-    for unit, shards, replicas in counts.local_parts(layout, name):
+    for whole_unit, shards, replicas in counts.local_parts(layout, name):
+        unit, stay = trained(whole_unit, counts.job), policy(layout, counts.job).weights_stay
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
             regathers = needs_backward_gather(name, layout, counts.job)
-            gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if regathers else 1)
+            gathers = 1 if stay else micro_batches * (2 if regathers else 1)
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
-            yield Message("dp", "all_gather", gathers, payload, shards, group)
+            payload += 0 if stay else frozen_bytes(whole_unit, shards=shards, job=counts.job).whole
+            if payload:
+                yield Message("dp", "all_gather", gathers, payload, shards, group)
+        if not padded:  # every weight is frozen
+            continue
+        if shards > 1:
             reduces = micro_batches if reduces_every_backward else 1
-            all_reduces = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
+            all_reduces = counts.job.stack.reduce_bucket and stay
             yield Message(
                 "dp",
                 "all_reduce" if all_reduces else "reduce_scatter",
@@ -125,7 +133,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             counts.job.stack.replicated_grad_reduce == "weight"
         )  # reduced as they are made, before ZeRO shards them
         times = passes(layout, counts.job) if per_weight and counts.reduces_each(layout) else 1
-        for weight in unit.weights:
+        for weight in trained(unit, counts.job).weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind].append(weight.numel if per_weight else shard_numel(weight, shards=shards))
         for replica_group, ranks in groups.items():
@@ -188,7 +196,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     ends = {0, len(stages) - 1} & set(chunks)
     if layout.world > 1:
         yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.predicted, layout.world, "world")
-    if layout.pp > 1 and counts.model.shares_table and len(ends) == 1:
+    if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.job.adapter is None:
         (unit, shards, _), *_ = counts.local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
         payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes

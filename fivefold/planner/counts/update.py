@@ -19,11 +19,13 @@ from fivefold.planner.counts.message import Message
 
 
 def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
-    """Yield all weights of the stages ``chunks``, as they are sharded."""
+    """Yield all trained weights of the stages ``chunks``, as they are sharded."""
     vocab, work = padded_vocab(counts.model, counts.job, tp=layout.tp), counts.stage_work(layout)
     for chunk in chunks:
         for run, times in work[chunk]:
             for weight in counts.weights(layout, run.name):
+                if counts.job.adapter is not None and not weight.is_adapter:
+                    continue
                 local = local_weight(weight, model=counts.model, layout=layout, vocab=vocab)
                 experts = weight.kind.startswith("expert")
                 sizes = (layout.expert_shards, layout.etp) if experts else (layout.shards, layout.tp)

@@ -62,9 +62,11 @@ class Prices:
 
     def operation(self, op: Op, *, heads: int) -> OpTime:
         """Return the seconds of ``op``; ``heads``: attention heads on this rank."""
+        time = self._linear(op) if op.kind == "matmul" else self._other(op, heads=heads)
+        if not op.backward_products:  # nothing that it reads needs a gradient
+            return time._replace(backward=0.0, weight=0.0, backward_kernels=0)
         if op.kind == "matmul":
-            return self._linear(op)
-        time = self._other(op, heads=heads)
+            return time
         if not self.ours or not op.parameters or op.kind == "loss":
             return time
         # a table's gradient is as large as the table
@@ -154,16 +156,20 @@ class Prices:
         rows, vocab, width = op.shape
         chunk = min(rows, LOSS_CHUNK_ROWS)
         shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
-        products = sum(self.matmul(*shape, dtype=self.wide, aligned=self._aligned(vocab, width)) for shape in shapes)
+        products = sum(  # no dW of a frozen head
+            self.matmul(*shape, dtype=self.wide, aligned=self._aligned(vocab, width))
+            for shape in shapes[: 1 + op.backward_products]
+        )
         seconds = self.moving(op.moved_backward_bytes, kernel=KERNELS["loss"])
         if self.measured is None:
             rate = self.constants.loss_bytes_per_second * self.chip.multiprocessors
             seconds = max(seconds, op.moved_backward_bytes / rate)
             recipe = self.job.precision  # each chunk reads and writes dW; at the end it is added to the gradient sums
             exposed_share = 1 - self.constants.hidden_sums_share
-            products += exposed_share * self.moving(2 * vocab * width * recipe.table_gradients_bytes)
+            if op.parameters:
+                products += exposed_share * self.moving(2 * vocab * width * recipe.table_gradients_bytes)
             products += (self._rounds(chunk, vocab) - 1) * self.constants.smallest_kernel_seconds
-            seconds += self._summing(vocab * width)
+            seconds += self._summing(vocab * width) if op.parameters else 0.0
         launches = ceil_div(rows, chunk) * (4 + self._rounds(chunk, vocab))
         return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=launches)
 
@@ -188,6 +194,10 @@ class Prices:
         kernels_per_expert = self.constants.expert_kernels[low_precision]
         if self.measured is None:
             wgrad += self._summing(numel)
+        if op.differentiates == ():  # no layer below is trained
+            dgrad = 0.0
+        if not op.gradient_widths:  # the weight is frozen
+            wgrad = 0.0
         if op.batch > 1 and not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None:
             launch_overhead = self.constants.smallest_kernel_seconds * (
                 op.batch * kernels_per_expert - 1
@@ -211,7 +221,13 @@ class Prices:
         backward_casts = sum(
             map(bool, (cast_sizes.gradient, cast_sizes.transposed, cast_sizes.columns, cast_sizes.gradient_columns))
         )
-        return OpTime(forward, dgrad, wgrad, launches + forward_casts, 2 * launches + backward_casts + self.ours)
+        return OpTime(
+            forward,
+            dgrad,
+            wgrad,
+            launches + forward_casts,
+            op.backward_products * launches + backward_casts + self.ours,
+        )
 
     def _summing(self, numel: int) -> float:
         """Return the seconds to add a gradient of ``numel`` elements to the sums: within the matmul that makes it, or

@@ -15,7 +15,7 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import policy
+from fivefold.layout.sharding import policy, trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, Run, run_part
@@ -185,10 +185,10 @@ def _concatenated(
 
 
 def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int]:
-    """Yield the elements of every weight of ``runs`` on one rank."""
+    """Yield the elements of every trained weight of ``runs`` on one rank."""
     for run in runs:
         for unit, *_ in counts.local_parts(layout, run.name):
-            yield from (weight.numel for weight in unit.weights)
+            yield from (weight.numel for weight in trained(unit, counts.job).weights)
 
 
 def _largest(counts: Counts, layout: Layout, runs: Iterable[Run], *, most: int) -> list[int]:

@@ -274,6 +274,7 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
     model, adds = counts.model, counts.adds(layout)
     is_local = adds or (model.shares_table and layout.pp == 1)
     gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp
+    gradient_bytes = 0 if counts.job.adapter is not None else gradient_bytes  # the table is frozen
     return SharedTable(
         here=is_local,
         adds=adds,

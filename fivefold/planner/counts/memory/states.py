@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import padded_vocab
-from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_numel, policy, shard_numel
+from fivefold.layout.sharding import (
+    Unit,
+    frozen_bytes,
+    local_weight,
+    multiplies,
+    padded_numel,
+    policy,
+    shard_numel,
+    trained,
+)
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -71,12 +80,15 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     quantised_names = frozenset(
         weight.name for weight in uncut if quantised(weight.numel, vector=weight.is_vector)
     )  # if moments scale
-    recipe, zero_policy = job.precision, policy(layout, job)
+    recipe, zero_policy, entire = job.precision, policy(layout, job), unit
+    # frozen weights are sharded where gathered weights are freed, and have no gradients or states
+    keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
+    shards_frozen = keeps_copy or not zero_policy.weights_stay
+    frozen, unit = frozen_bytes(entire, shards=shards if shards_frozen else 1, job=job), trained(unit, job)
     padded = padded_numel(unit, shards=shards)
     shard_numel_padded, weights_bytes = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
     gathers_fp8 = recipe.gathers == "fp8" and any(map(multiplies, unit.weights))
-    keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     has_own_shard = (
         gathers_fp8 or keeps_copy or not recipe.sends_masters or not (zero_policy.weights_stay or stays_gathered)
     )
@@ -86,6 +98,9 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
         if shards == 1 and not recipe.holds_casts
         else _travel(unit, shards=shards, recipe=recipe, copied=copies_input)
     )
+    if frozen.whole and shards_frozen and shards > 1:  # shards of several formats are copied to one input
+        gather_buffers = frozen.whole + weights_bytes
+        gather_buffers += gather_buffers // shards
     moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=quantised_names, job=job)
     if updates_one(layout, job):
         moments -= 4 * len(unit.weights)
@@ -94,8 +109,10 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.wide_bytes
     return UnitStates(
-        whole=0 if stays_gathered else weights_bytes,
-        apart=shard_numel_padded * bytes_per_element + (weights_bytes if stays_gathered else 0),
+        whole=0 if stays_gathered else weights_bytes + frozen.whole,
+        apart=shard_numel_padded * bytes_per_element
+        + (weights_bytes + frozen.whole if stays_gathered else frozen.shard * shards_frozen)
+        + frozen.scales,
         sums=padded * recipe.summed_bytes,
         reduced=0 if zero_policy.gradients_stay else shard_numel_padded * recipe.summed_bytes,
         moments=0 if offloaded else moments,

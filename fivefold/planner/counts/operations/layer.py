@@ -132,12 +132,13 @@ class Kind(NamedTuple):
     """The kind of a block: blocks of one kind do equal work.
 
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: no rotary positions in a model that has
-    them.
+    them; ``leads``: the first block over a frozen embedding, whose input needs no gradient.
     """
 
     slides: bool
     moe: bool
     still: bool = False
+    leads: bool = False
 
     @property
     def alike(self) -> Kind:
@@ -183,7 +184,7 @@ def head(local: Local) -> list[Op]:
         job.stack.loss == "low_precision" or (part.piped and job.stack.stage_outputs == "retained"),
     )
     if job.stack.loss == "plain" or (
-        job.stack.loss == "low_precision" and local.autocast
+        job.stack.loss == "low_precision" and local.autocast_loss
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
@@ -240,12 +241,13 @@ def _chunked_loss(local: Local) -> list[Op]:
 
     Under tp the input is gathered only there, and each chunk sends the all-reduces that ``fused`` sends for all rows.
     """
-    model, part, rows, vocab, width = local.model, local.part, local.rows, local.vocab, local.width
+    model, job, part = local.model, local.job, local.part
+    rows, vocab, width = local.rows, local.vocab, local.width
     chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
     weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
     gathered_bytes = rows * model.width * width if part.sp else 0  # the gathered input; its gradient has the same size
     softmax = _softmax_bytes(local, chunk)
-    if rows == chunk:  # dW is allocated after it is freed
+    if rows == chunk and job.adapter is None:  # dW is allocated after it is freed
         softmax = max(0, softmax - (weight + bias) * width)
     targets = 8 * rows if part.cp > 1 else 0  # else a view of the batch
     ops = [
@@ -261,7 +263,11 @@ def _chunked_loss(local: Local) -> list[Op]:
             causal_flops=flops,
             shape=(rows, vocab, model.width),
             moved_backward_bytes=4 * rows * vocab * width,  # read and written in both passes of ``fused``
-            backward_scratch=2 * gathered_bytes - gathered_bytes // part.tp + logits + softmax + bias * width,
+            backward_scratch=2 * gathered_bytes
+            - gathered_bytes // part.tp
+            + logits
+            + softmax
+            + (bias * width if job.adapter is None else 0),
             regathered=gathered_bytes,
             differentiates=("h",),
             delivers=True,
@@ -298,4 +304,5 @@ def _in_16_bits(local: Local) -> Local:
 def block_unit(ops: Sequence[Op], local: Local) -> Unit:
     """Return the operations of one ``block``, the recomputed ones marked."""
     stack = local.job.stack
-    return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=stack.kernel_facts.fuses_linears)
+    fused = stack.kernel_facts.fuses_linears and local.job.adapter is None
+    return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=fused)

@@ -66,7 +66,9 @@ class Local:
         self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows
         self.stream_width = model.width // part.tp_inner
         self.stream_bytes = self.stream_rows * self.stream_width * self.width
-        self.autocast = job.precision.autocasts and self.facts.supports_autocast
+        self.autocast_loss = job.precision.autocasts and self.facts.supports_autocast
+        # frozen weights, and so the stream, are in the dtype of the activations; adapters and the loss alone are cast
+        self.autocast = self.autocast_loss and job.adapter is None
         self.entry_bytes = 2 * self.stream_bytes if self.autocast else self.stream_bytes  # bytes of a stage's input
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         dispatches_fp8 = job.precision.dispatches == "fp8"
@@ -88,4 +90,4 @@ class Local:
 
 def activation_width(job: Job) -> int:
     """Return the bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
-    return 4 if job.precision.compute in ("fp32", "tf32") else 2
+    return job.activation_bytes

@@ -90,6 +90,7 @@ class Op(NamedTuple):
     casts: Casts = Casts()
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
     scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
+    backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
     delivers: bool = False  # accumulates its weight gradients one after another before it frees anything
 
 

@@ -39,8 +39,8 @@ def _groups_of(name: str, kind: str) -> frozenset[str]:
         op_groups.add("norm")
     if first == "attention" and second.startswith("core"):
         op_groups.add("core")
-    elif first == "attention" and kind == "matmul":
-        op_groups.add("out" if second == "out" else "qkv")
+    elif first == "attention" and (kind == "matmul" or ".lora_" in second):
+        op_groups.add("out" if second.partition(".")[0] == "out" else "qkv")
         if second.endswith("_up"):
             op_groups.add("up")
     if first in ("mlp", "moe", "rope") and name not in (*RESIDUAL, "moe.add"):

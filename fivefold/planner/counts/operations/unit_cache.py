@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.planner.counts.cache import Cache
+from fivefold.planner.counts.operations.adapters import adapted
 from fivefold.planner.counts.operations.kernels import in_one_kernel
 from fivefold.planner.counts.operations.layer import (
     Kind,
@@ -71,10 +72,13 @@ class Built:
 
     def _unit(self, part: Part, name: Kind | str) -> Unit:
         if isinstance(name, Kind):
-            return block_unit(self._block(part, name, layer=self.example[name]), self.local(part))
+            ops, local = self._block(part, name, layer=self.example[name]), self.local(part)
+            return block_unit(adapted(ops, local, input_gradient=not name.leads or bool(part.recomputed)), local)
         if name == "head":
-            return self._head(part, named=True)
-        return Unit(tuple(map(self._finished(self.local(part)), embedding(self.local(part)))))
+            unit = self._head(part, named=True)
+            return unit._replace(ops=tuple(adapted(unit.ops, self.local(part), input_gradient=True)))
+        local = self.local(part)
+        return Unit(tuple(adapted([*map(self._finished(local), embedding(local))], local, input_gradient=False)))
 
     def _head(self, part: Part, *, named: bool) -> Unit:
         def inside(layer: int) -> Unit:

@@ -1,0 +1,105 @@
+"""The adapter record: low-rank adapters (LoRA) that are trained next to frozen weights, and how those are stored.
+
+    y = W x + s·B A x        A [rank, in], B [out, rank], s = alpha / rank, or alpha / √rank if rank-stabilized
+
+W is frozen: it has no gradient, no optimizer state and no master copy, and may be quantized (QLoRA). Sources: LoRA,
+arXiv:2106.09685; QLoRA, arXiv:2305.14314; rsLoRA, arXiv:2312.03732.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from fivefold.bounded_types import Positive
+from fivefold.record import Record, UserError
+from fivefold.units import ceil_div
+
+Base = Literal["bf16", "fp32", "nf4"]
+Rank = Annotated[int, Field(ge=1, le=2**16)]
+
+ALL_LINEAR = "all-linear"
+# Linear layers of a block by the names of Hugging Face's Llama, which peft's ``target_modules`` lists.
+TARGETS = {
+    "q_proj": "attention.q",
+    "k_proj": "attention.k",
+    "v_proj": "attention.v",
+    "o_proj": "attention.out",
+    "gate_proj": "mlp.gate",
+    "up_proj": "mlp.up",
+    "down_proj": "mlp.down",
+}
+ADAPTERS = ("lora", "qlora")  # as in ``--adapter lora:16``; qlora: lora over a base in nf4
+
+# bitsandbytes' 4-bit NormalFloat with double quantization (bitsandbytes@0.50.2:bitsandbytes/functional.py,
+# quantize_4bit with compress_statistics): two elements in a byte; a scale for each block of 64 elements, in one byte;
+# for each 256 of these an fp32 scale; and per weight both codebooks (16 and 256 in fp32) and an fp32 offset.
+NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CONSTANT_BYTES = 64, 256, 4 * (16 + 256 + 1)
+
+
+class Adapter(Record):
+    """A low-rank adapter (LoRA): everything else of the model is frozen."""
+
+    kind: Literal["lora"] = "lora"  # method
+    rank: Rank = 16  # rank of the update
+    alpha: Positive | None = None  # the update is scaled by alpha / rank; None: twice the rank
+    dropout: float = Field(0.0, ge=0, lt=1)  # dropout of the adapter's input
+    targets: tuple[str, ...] = (ALL_LINEAR,)  # linear layers with an adapter, such as q_proj,v_proj; or all-linear
+    rank_stabilized: bool = False  # scale by alpha / sqrt(rank)
+    # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
+    # stores them with double quantization, all other weights in the dtype of the activations
+    base: Base | None = None
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _modelled(cls, kind: object) -> object:
+        if kind == "dora":
+            raise ValueError("DoRA is not modelled, as it needs the norm of every updated weight; take kind 'lora'")
+        return kind
+
+    @field_validator("targets")
+    @classmethod
+    def _known(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the targets in the order of a block, each once."""
+        if not targets:
+            raise ValueError(f"names no layer; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}")
+        for target in targets:
+            if target != ALL_LINEAR and target not in TARGETS:
+                raise ValueError(
+                    f"{target!r} is not a linear layer of a block; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}"
+                )
+        return (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
+
+    @property
+    def scale(self) -> float:
+        """Return the factor on B A x."""
+        alpha = 2 * self.rank if self.alpha is None else self.alpha
+        return alpha / (sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+    @property
+    def name(self) -> str:
+        """Return the adapter as ``--adapter`` takes it: its rank, and whether the base is in nf4."""
+        return f"{'qlora' if self.base == 'nf4' else 'lora'}:{self.rank}"
+
+    def adapts(self, linear: str) -> bool:
+        """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
+        return self.targets == (ALL_LINEAR,) or linear in {TARGETS[target] for target in self.targets}
+
+
+def parse_adapter(text: str) -> dict[str, object]:
+    """Read ``lora:16`` or ``qlora:16`` as fields of an ``Adapter``; the rank may be left out."""
+    kind, colon, rank = text.partition(":")
+    if kind == "dora":
+        raise UserError("DoRA is not modelled, as it needs the norm of every updated weight; write lora:16 or qlora:16")
+    if kind not in ADAPTERS or (colon and not rank.isdigit()):
+        raise UserError(f"adapter {text!r} is not lora:RANK or qlora:RANK; write lora:16 or qlora:16")
+    fields: dict[str, object] = {"kind": "lora"} | ({"rank": int(rank)} if rank else {})
+    return fields | ({"base": "nf4"} if kind == "qlora" else {})
+
+
+def nf4_bytes(numel: int) -> tuple[int, int]:
+    """Return the bytes of a weight of ``numel`` elements in nf4: of its elements, and of its scales and codebooks."""
+    scales = ceil_div(numel, NF4_BLOCK)
+    return ceil_div(numel, 2), scales + 4 * ceil_div(scales, NF4_SCALES_BLOCK) + NF4_CONSTANT_BYTES

@@ -1,0 +1,142 @@
+"""Operations with low-rank adapters over frozen weights: what is added, and what autograd no longer keeps or computes.
+
+    x ── W (frozen) ───────────────────────(+)── y        x, a kept; no dW; dW_A, dW_B [rank, in], [out, rank]
+      └─ dropout? ── A ── a ── B ── · s ────┘
+
+A frozen linear layer computes dx alone and keeps no input; one whose input needs no gradient computes nothing in the
+backward. That is so in the first block, up to its first adapter, unless anything is recomputed: then the embedding's
+output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized before each product.
+Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward; bitsandbytes@0.50.2:
+bitsandbytes/autograd/_functions.py, MatMul4Bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Op, dropout, elementwise, matmul
+from fivefold.units import ceil_div
+
+
+def adapted(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op]:
+    """Return the operations of a unit as they run with the job's adapter; unchanged if it has none.
+
+    ``input_gradient``: the input of the unit needs a gradient.
+    """
+    adapter = local.job.adapter
+    if adapter is None:
+        return list(ops)
+    with_adapters = [added for op in ops for added in _with_adapter(op, local, adapter)]
+    entry = {name for op in with_adapters for name in op.reads} if input_gradient else set()
+    return _differentiated(with_adapters, entry - {name for op in with_adapters for name in op.writes})
+
+
+def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+    """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
+    if op.kind != "matmul" or not adapter.adapts(op.name) or op.name == "head.out":
+        yield _frozen(op, local, adapter)
+        return
+    (out, size), *_ = op.writes.items()
+    (rows, outof, into), (source, *_) = op.shape, op.reads
+    base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
+    yield _frozen(op, local, adapter)._replace(writes={base: size})
+    keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered, tuple[str, ...]()
+    size_of_input, width = rows * into * local.width, 1
+    widens = local.job.precision.autocasts and adapter.base != "nf4"
+    if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
+        wide, width = f"{out}.lora_wide", 2
+        yield _cast(f"{op.name}.lora_widen", source, wide, size=2 * size_of_input)
+        source, held = wide, (wide, source)
+    if adapter.dropout:
+        dropped = f"{out}.lora_drop"
+        yield dropout(f"{op.name}.lora_dropout", source, dropped, size=width * size_of_input, mask=rows * into)
+        source = dropped
+    if widens:
+        yield _cast(f"{op.name}.lora_cast", source, f"{out}.lora_x", size=size_of_input)
+        source = f"{out}.lora_x"
+    if widens or adapter.dropout:
+        keeps, scratch, regathered = (source,), 0, 0
+    factors = (
+        matmul(f"{op.name}.lora_a", source, low, rows=rows, into=into, outof=adapter.rank, width=local.width)._replace(
+            keeps=keeps, backward_scratch=scratch, regathered=regathered
+        ),
+        matmul(f"{op.name}.lora_b", low, high, rows=rows, into=adapter.rank, outof=outof, width=local.width),
+    )
+    for factor in factors:
+        if local.job.precision.autocasts:  # autocast's cache keeps the cast of a factor
+            weight = f"{factor.name}.weight"
+            cast_bytes = local.width * factor.shape[1] * factor.shape[2]
+            yield _cast(weight, factor.reads[0], weight, size=cast_bytes)._replace(kind="cast", differentiates=())
+            factor = factor._replace(keeps=(*factor.keeps, weight), differentiates=factor.reads)
+        yield factor
+    yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
+    add = elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
+    yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
+
+
+def _cast(name: str, source: str, out: str, *, size: int) -> Op:
+    """Return a cast between 16 bits and fp32, to ``size`` bytes."""
+    moved = 3 * size if name.endswith(("lora_cast", "weight")) else 3 * size // 2
+    return Op(name, "activation", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved)
+
+
+def _frozen(op: Op, local: Local, adapter: Adapter) -> Op:
+    """Return an operation whose weights are not trained."""
+    op = op._replace(parameters=0, gradient_widths=(), biases=0)
+    if op.kind == "norm":  # x̂ is kept for the gradient of the weight alone
+        keeps = tuple(name for name in op.keeps if not name.endswith(".normal"))
+        scratch = 0 if local.job.stack.kernels == "triton" else op.backward_scratch
+        return op._replace(keeps=keeps, backward_scratch=scratch)
+    if op.kind != "matmul":
+        return op
+    op = op._replace(keeps=(), backward_scratch=0, regathered=0)
+    if adapter.base != "nf4" or op.name == "head.out":
+        return op
+    _, outof, into = op.shape
+    numel = outof * into
+    weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
+    moved = weight + sum(nf4_bytes(numel))
+    # fp32 scales are freed before the product; its result is allocated after them
+    scratch = max(weight, weight + scales - sum(op.writes.values()))
+    return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_by_casts=(moved, moved, 0))
+
+
+def _differentiated(ops: Sequence[Op], entry: set[str]) -> list[Op]:
+    """Return the operations with the backward that autograd runs if of the inputs only ``entry`` needs a gradient."""
+    needs_gradient, result = set(entry), list[Op]()
+    for op in ops:
+        inputs = op.reads if op.differentiates is None else op.differentiates
+        wanted, trains = tuple(name for name in inputs if name in needs_gradient), bool(op.gradient_widths)
+        if not wanted and not trains:
+            result.append(_without_backward(op))
+            continue
+        needs_gradient.update(op.writes)
+        products = op.backward_products
+        if op.kind == "matmul":
+            products = bool(wanted) + trains
+        elif op.kind == "loss":  # in chunks: the weight of the head is frozen
+            products = 1
+        result.append(op._replace(differentiates=wanted, backward_products=products))
+    kept_inputs = {name for op in ops if op.regathered for name in op.reads}
+    return [
+        op._replace(message=op.message._replace(regather=""))
+        if op.message and op.message.regather and kept_inputs.isdisjoint(op.writes)
+        else op
+        for op in result
+    ]
+
+
+def _without_backward(op: Op) -> Op:
+    """Return an operation that autograd does not differentiate."""
+    message = op.message and op.message._replace(backward="", backward_payload=None)
+    return op._replace(
+        keeps=(),
+        differentiates=(),
+        backward_products=0,
+        moved_backward_bytes=0,
+        backward_scratch=0,
+        message=message,
+        moved_by_casts=(op.moved_by_casts[0], 0, 0),
+    )

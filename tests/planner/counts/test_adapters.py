@@ -1,0 +1,196 @@
+"""Adapters over frozen weights: what is trained, stored, computed and sent, against sums written out here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.adapter import nf4_bytes
+from fivefold.job import Job
+from fivefold.layout.legal import reasons
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.model.weights import count_adapters
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.flops import work
+from fivefold.planner.counts.memory.peak import RankMemory, memory
+from fivefold.planner.counts.traffic import traffic
+from fivefold.planner.predict import predict
+from fivefold.planner.whole_run import checkpoint_bytes
+from fivefold.record import UserError
+from fivefold.requests.job import load_job
+from fivefold.units import GIB
+
+LLAMA = named("llama3-8b")
+SMALL = LLAMA.replace(layers=4, width=256, heads=4, kv_heads=2, head_dim=64, ffn=640, vocab=1024)
+
+
+def job(adapter: object = "lora:8", **changed: object) -> Job:
+    return Job.read({"sequence": 512, "global_batch": 8, "adapter": adapter, **changed}, origin="test")
+
+
+def ranks(layout: str, adapter: object = "lora:8", model: Model = SMALL, **changed: object) -> list[RankMemory]:
+    chosen, spread = job(adapter, **changed), Layout.parse(layout)
+    assert list(reasons(spread, model=model, job=chosen, machine=None)) == []
+    return memory(Counts(model, chosen), spread)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "count"),
+    [
+        ({"rank": 16}, 41_943_040),  # peft's print_trainable_parameters of Llama-3-8B with all linear layers
+        ({"rank": 8, "targets": ["q_proj", "v_proj"]}, 3_407_872),
+        ({"rank": 64}, 167_772_160),
+    ],
+)
+def test_trainable_parameters_are_those_that_peft_prints(adapter: dict[str, object], count: int) -> None:
+    chosen = job(adapter)
+    assert chosen.adapter is not None
+    assert count_adapters(LLAMA, chosen.adapter) == count
+    step = work(LLAMA, layout=Layout.parse("dp1"), job=chosen)
+    assert (step.trainable_parameters, step.parameters) == (count, LLAMA.parameters)
+
+
+def test_nf4_is_stored_as_by_bitsandbytes() -> None:
+    """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset."""
+    assert nf4_bytes(1024 * 512) == (262_144, 8192 + 4 * 32 + 4 * (16 + 256 + 1))
+    assert nf4_bytes(65) == (33, 2 + 4 + 4 * 273)
+
+
+def test_frozen_weights_have_no_states() -> None:
+    """bf16: 2 bytes of each frozen weight; 2 + 4 + 4 + 8 of each trained one, and a step count of 4 for each factor."""
+    (full,), (rank,) = ranks("dp1 ac=full", None), ranks("dp1 ac=full")
+    adapter = job().adapter
+    assert adapter is not None
+    trained, factors = count_adapters(SMALL, adapter), 2 * 7 * SMALL.layers
+    assert rank.parameters_bytes == 2 * SMALL.parameters + 6 * trained
+    assert (rank.gradients_bytes, rank.optimizer_bytes) == (4 * trained, 8 * trained + 4 * factors)
+    assert rank.updated == trained
+    assert rank.peak_bytes < full.peak_bytes - 12 * SMALL.parameters
+    assert checkpoint_bytes(SMALL, job()) == 4 * trained + rank.optimizer_bytes
+
+
+def test_a_base_in_nf4_keeps_embedding_norms_and_head_wide() -> None:
+    (rank,), (wide,) = ranks("dp1 ac=full", "qlora:8"), ranks("dp1 ac=full")
+    shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (640, 256), (640, 256), (256, 640))
+    matrices = [out * into for out, into in shapes]
+    saved = sum(2 * numel - sum(nf4_bytes(numel)) for numel in matrices)
+    assert wide.parameters_bytes - rank.parameters_bytes == SMALL.layers * saved
+
+
+def test_flops_leave_out_the_gradients_of_frozen_weights() -> None:
+    """Forward, dx, and three products of each factor; nothing below the first block's first adapters."""
+    tokens, rank, layers = 512, 8, SMALL.layers
+    inputs_of = {"q": 256, "k": 256, "v": 256, "out": 256, "gate": 256, "up": 256, "down": 640}
+    outputs_of = {"q": 256, "k": 128, "v": 128, "out": 256, "gate": 640, "up": 640, "down": 256}
+    matrices = sum(inputs_of[name] * outputs_of[name] for name in inputs_of)
+    factors = sum(rank * (inputs_of[name] + outputs_of[name]) for name in inputs_of)
+    attention = 2 * 2 * 4 * 64 * tokens * tokens
+    blocks = layers * (2 * 2 * tokens * matrices + 3 * 2 * tokens * factors + 3 * attention)
+    head = 2 * 2 * tokens * 256 * 1024
+    first = sum(2 * tokens * 256 * (outputs_of[name] + rank) for name in "qkv")  # dx of q, k, v and their A
+    step = work(SMALL, layout=Layout.parse("dp1"), job=job())
+    assert step.model_flops_full == 8 * (blocks + head - first)
+    assert step.hardware_flops == step.model_flops_full
+    recomputed = work(SMALL, layout=Layout.parse("dp1 ac=full"), job=job(early_stop=False))
+    forward = layers * (2 * tokens * matrices + 2 * tokens * factors + attention)
+    assert recomputed.hardware_flops == 8 * (blocks + head + forward)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "published"), [(1024, 6), (2048, 7), (4096, 9), (8192, 12), (16384, 19), (32768, 32)]
+)
+def test_a_published_table_of_qlora(sequence: int, published: int) -> None:
+    """hiyouga/LLaMA-Factory, wiki, Performance comparison: one A100 of 40 GB, rank 8, batch 1, printed in full GB."""
+    machine = resolve("a100-40:1", local=Path("/nowhere"))
+    chosen = job("qlora:8", sequence=sequence, global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")
+    layout = Layout.parse("dp1 zero0 mbs1 ac=full")
+    step = predict(model=named("llama2-7b"), machine=machine, layout=layout, job=chosen)
+    assert step.memory.driver_bytes is not None
+    assert abs(step.memory.driver_bytes / GIB - published) < 0.5 + 0.04 * published
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_adapters_alone_are_reduced(zero: int) -> None:
+    """And gathered, unless ZeRO-3 shards the frozen weights too."""
+    chosen, layout = job("qlora:8"), Layout.parse(f"dp4 zero{zero} mbs1")
+    assert chosen.adapter is not None
+    trained = count_adapters(SMALL, chosen.adapter)
+    sent = {(each.axis, each.collective): each.bytes for each in traffic(Counts(SMALL, chosen), layout)}
+    reduces = 2 if zero >= 2 else 1  # micro-batches
+    if zero == 0:
+        assert sent["dp", "all_reduce"] == 2 * 3 * 4 * trained // 4
+    else:
+        assert sent["dp", "reduce_scatter"] == reduces * 3 * 4 * trained // 4
+    packed = {0: 0, 1: 2 * trained, 2: 2 * trained}
+    if zero in (1, 2):
+        assert sent["dp", "all_gather"] == 3 * packed[zero] // 4
+    if zero == 3:
+        blocks = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 640 * 256)
+        norms_of_blocks, ends = 4 * 2 * 256, 256 + 2 * 1024 * 256
+        block_bytes = blocks // 2 + 2 * norms_of_blocks + 2 * trained
+        assert sent["dp", "all_gather"] == 2 * 3 * (2 * block_bytes + 2 * ends) // 4
+
+
+def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it() -> None:
+    """A of column layers and B of row layers, in fp32; the trained elements of a rank are these and half the others."""
+    chosen, layout = job(), Layout.parse("tp2")
+    whole = 4 * 8 * (5 * 256 + 2 * 256)
+    assert chosen.adapter is not None
+    sharded = count_adapters(SMALL, chosen.adapter) - whole
+    (rank,) = memory(Counts(SMALL, chosen), layout)
+    assert rank.updated == whole + sharded // 2
+    adapters = {each.collective: each.bytes for each in traffic(Counts(SMALL, chosen), layout) if each.axis == "tp"}
+    plain = {each.collective: each.bytes for each in traffic(Counts(SMALL, job(None)), layout) if each.axis == "tp"}
+    norms = 256 * (2 * 4 + 1)  # that a full run all-reduces, since each rank sees its rows
+    assert adapters["all_reduce"] - 4 * whole == plain["all_reduce"] - 4 * norms
+
+
+@pytest.mark.parametrize(
+    ("layout", "changed", "words"),
+    [
+        ("pp2 zb1p mbs1", {}, "whose backward is split"),
+        ("dp1", {"precision": "fp8"}, "precision fp8"),
+        ("dp1", {"optimizer": {"kind": "muon"}}, "optimizer muon"),
+        ("dp1", {"stack": "megatron-core"}, "merged projections of the stack megatron-core"),
+        ("dp2 zero3", {"stack": "deepspeed"}, "ZeRO-3 of the stack deepspeed"),
+        ("tp2x2", {}, "2D tensor parallelism"),
+        ("dp1", {"adapter": {"base": "fp32"}}, "adapter.base=fp32 is not modelled with bf16 activations"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(layout: str, changed: dict[str, object], words: str) -> None:
+    chosen = job(**{"adapter": "lora:8", **changed})  # type: ignore[arg-type]
+    assert any(words in reason for reason in reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
+
+
+def test_experts_are_refused() -> None:
+    model = named("mixtral-8x7b")
+    reason = next(reasons(Layout.parse("dp1"), model=model, job=job(), machine=None))
+    assert reason == f"adapters are not modelled with experts of {model.name}; take a dense model"
+
+
+def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
+    assert job("qlora:32") == job({"rank": 32, "base": "nf4"})
+    assert load_job(adapter="lora:8", settings=["adapter.targets=q_proj,v_proj", "adapter.alpha=4"]).adapter == (
+        job({"rank": 8, "alpha": 4, "targets": ["q_proj", "v_proj"]}).adapter
+    )
+    assert load_job(settings=["adapter.rank=4"]).adapter == job("lora:4").adapter
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dora:16", "DoRA is not modelled"),
+        ("lora:many", "adapter 'lora:many' is not lora:RANK or qlora:RANK"),
+        ({"kind": "dora"}, "DoRA is not modelled"),
+        ({"targets": ["lm_head"]}, "'lm_head' is not a linear layer of a block"),
+        ({"rank": 0}, "adapter.rank: must be 1 or more"),
+    ],
+)
+def test_other_adapters_are_a_mistake_of_one_line(text: object, words: str) -> None:
+    with pytest.raises(UserError, match=words) as raised:
+        job(text)
+    assert "\n" not in str(raised.value)
