@@ -5,7 +5,8 @@ that the planner refuses; never its error. Which constants were set on which sou
 docs/explanation/how-a-step-costs/constants.md.
 
 case · cells · convert · exclusions   a published run; cells of a row as our nouns; what readers share; what is left out
-score · intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
+score · ratios            errors and rankings; errors of the ratio of two runs
+intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
 constants · left_out      the registry of constants; each source scored with those that were set without it
 """
 
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.published.case import Case, Excluded, Message
 from benchmarks.published.intervals import coverage
+from benchmarks.published.ratios import Pair, pair_runs, summarize_pairs
 from benchmarks.published.score import Score, score, score_message, summarise
-from benchmarks.published.table import Summary, markdown
+from benchmarks.published.table import KindSummary, Summary, markdown
 from fivefold.record import Record, UserError, nearest
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class Report(Record):
 
     scores: tuple[Score, ...]
     summaries: tuple[Summary, ...]
+    pairs: tuple[Pair, ...]
+    ratios: tuple[KindSummary, ...]
     excluded: tuple[Refusal, ...]
 
 
@@ -98,6 +102,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
     from fivefold.planner.predict import planner, predict
 
     scores: list[Score] = []
+    cases: dict[tuple[str, str], Case] = {}
     excluded: list[Refusal] = []
     known = tuple(left_out.read() if fits is None else fits)
     for source in sources:
@@ -114,6 +119,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
             except UserError as refused:
                 excluded.append(Refusal(source=case.source, row=case.row, rule=str(refused)))
             else:
+                cases[case.source, case.row] = case
                 plan = planner(case.model, case.machine, case.job)
                 again = Run(case, plan.counts, plan.memory(case.layout))
                 if case.listed:
@@ -124,7 +130,14 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
                     for quantity, rule in case.left_out
                 ]
     covered = coverage(scores) if set(sources) == set(SOURCES) else ()
-    return Report(scores=tuple(scores), summaries=summarise(scores, covered), excluded=tuple(excluded))
+    pairs = pair_runs(scores, cases)
+    return Report(
+        scores=tuple(scores),
+        summaries=summarise(scores, covered),
+        pairs=pairs,
+        ratios=summarize_pairs(pairs),
+        excluded=tuple(excluded),
+    )
 
 
 def table_markdown(report: Report) -> str:

@@ -32,7 +32,9 @@ def published(
     left_out: Annotated[
         Path | None, typer.Option(help="Set the constants again without each source, into this file; goes on with it.")
     ] = None,
+    ratios: Annotated[bool, typer.Option("--ratios", help="Errors of ratios: pairs that differ in one thing.")] = False,
     learn: Annotated[Path | None, typer.Option(help="Write what to expect of each class of runs here.")] = None,
+    learn_ratios: Annotated[Path | None, typer.Option(help="Write the errors of ratios by kind here.")] = None,
     charts: Annotated[
         Path | None, typer.Option(help="Draw predicted against measured, and errors over ranks, into this folder.")
     ] = None,
@@ -47,7 +49,10 @@ def published(
         return
     fits = _refit(names, left_out) if left_out else None
     report = run(names, fits=fits)
-    _print(report, excluded=excluded, rows=rows, by=by, markdown=markdown, json=json)
+    if ratios and not json:
+        _print_ratios(report, markdown=markdown)
+    else:
+        _print(report, excluded=excluded, rows=rows, by=by, markdown=markdown, json=json)
     if charts:
         _draw(report, charts)
     if learn:
@@ -55,6 +60,12 @@ def published(
 
         intervals.write(intervals.learn(report.scores), learn)
         say(f"wrote {learn}")
+    if learn_ratios:
+        from benchmarks.published.ratios import learn_ratios as learn_errors
+        from benchmarks.published.ratios import write_ratios
+
+        write_ratios(learn_errors(report.pairs), learn_ratios)
+        say(f"wrote {learn_ratios}")
 
 
 def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, markdown: bool, json: bool) -> None:
@@ -71,6 +82,12 @@ def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, mark
         show(page.table(summaries, excluded=left_out, first=by or "source"))
         if rows:
             show(page.runs([(s.source, s.row, s.layout, s.quantity, s.predicted, s.measured) for s in report.scores]))
+
+
+def _print_ratios(report: Report, *, markdown: bool) -> None:
+    from benchmarks.published import table as page
+
+    show(page.ratios_markdown(report.ratios) if markdown else page.ratios(report.ratios))
 
 
 def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:

@@ -21,6 +21,25 @@ from fivefold.units import show_bytes, show_seconds
 HEADINGS = ("source", "of", "cases", "bias", "median", "mean", "worst", "left out", "50 %", "90 %", "τ", "regret")
 
 
+class KindSummary(Record):
+    """The errors of ratios of one kind of difference, averaged over its sources.
+
+    error = ln(predicted ratio / measured ratio). ``right_sign``: share of the pairs whose measured difference exceeds
+    3 % that are predicted in the measured order. ``left_out``: ``mean`` by constants set without the source. ``half``,
+    ``most``: share of the pairs inside the intervals of 50 and of 90 % that the other sources teach.
+    """
+
+    kind: str
+    pairs: PositiveInt
+    sources: PositiveInt
+    bias: float
+    mean: float
+    left_out: float
+    right_sign: float | None
+    half: float | None
+    most: float | None
+
+
 class Summary(Record):
     """Relative errors of one source and quantity; ``bias`` and ``worst`` are signed, ``median`` and ``mean`` absolute.
 
@@ -76,6 +95,35 @@ def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
             "–" if row.most is None else f"{row.most:.0%}",
             "–" if row.tau is None else f"{row.tau:.2f}",
             "–" if row.regret is None else f"{row.regret:.1%}",
+        )
+
+
+RATIO_HEADINGS = ("difference", "pairs", "sources", "bias", "mean", "left out", "right sign", "50 %", "90 %")
+
+
+def ratios(kinds: Iterable[KindSummary]) -> RenderableType:
+    """Return the table of errors of ratios, a row for each kind of difference."""
+    return Grid(RATIO_HEADINGS, tuple(_ratio_cells(kinds)), words=("difference",))
+
+
+def ratios_markdown(kinds: Iterable[KindSummary]) -> str:
+    """Return the errors of ratios as a Markdown table."""
+    rule = ("---", *("---:" for _ in RATIO_HEADINGS[1:]))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (RATIO_HEADINGS, rule, *_ratio_cells(kinds)))
+
+
+def _ratio_cells(kinds: Iterable[KindSummary]) -> Iterator[tuple[str, ...]]:
+    for row in kinds:
+        yield (
+            row.kind,
+            str(row.pairs),
+            str(row.sources),
+            f"{row.bias:+.3f}",
+            f"{row.mean:.3f}",
+            f"{row.left_out:.3f}",
+            "–" if row.right_sign is None else f"{row.right_sign:.0%}",
+            "–" if row.half is None else f"{row.half:.0%}",
+            "–" if row.most is None else f"{row.most:.0%}",
         )
 
 

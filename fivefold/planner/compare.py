@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import driver_bytes
 from fivefold.planner.predict import predict
+from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.record import UserError
-from fivefold.results.comparison import Comparison, Quantity, Unit, Variant
+from fivefold.results.comparison import Comparison, Quantity, Unit, Variant, VariantRatio
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import FACTS
 from fivefold.step import FITS_RISK, Step
@@ -52,7 +54,22 @@ def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
     common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
     own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
     rows = tuple(row for row in _rows(told) if any(value not in (None, 0.0) for value in row.values))
-    return Comparison(common=common, variants=tuple(own), rows=rows, risk=risk)
+    return Comparison(
+        common=common, variants=tuple(own), rows=rows, ratios=tuple(_ratios(distinct, variants)), risk=risk
+    )
+
+
+def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[VariantRatio]:
+    """Yield the ratio of every two variants on GPUs that differ in something of which published pairs are known."""
+    described = [
+        (variant.name, variant.step, describe_run(*case))
+        for case, variant in zip(cases, variants, strict=True)
+        if variant.step is not None
+    ]
+    for (first, step, facts), (second, other, others) in combinations(described, 2):
+        speeds = [each.tokens_per_second_per_gpu * each.world for each in (step, other)]
+        if (ratio := expected_ratio(facts, others, (speeds[0], speeds[1]))) is not None:
+            yield VariantRatio(first=first, second=second, speed=ratio)
 
 
 def run_by(job: Job, stack: str) -> Job:

@@ -21,6 +21,7 @@ from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import fits_any, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
+from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.planner.whole_run import checked
 from fivefold.record import UserError
 from fivefold.results.search_result import Answer, Batch, Change
@@ -218,12 +219,14 @@ def _who(size: float, *, model: Model | None, tokens: float, noise: float | None
 def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
     """The effect of each single change of layout or job, sorted: those that fit first, then the fastest."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
+    facts = describe_run(model, machine, layout, job)
     found = []
     for words, changed, other in _others(job, layout):
         if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
             continue
         planner = Planner(model=model, machine=machine, job=changed, risk=risk)
         after = planner.estimate(other)
+        speeds = (1 / after.step_time.seconds, 1 / before.step_time.seconds)
         found.append(
             Change(
                 change=words,
@@ -233,6 +236,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
                 memory_bytes=after.peak_bytes,
                 step_seconds=after.step_time.seconds,
                 faster=before.step_time.seconds / after.step_time.seconds,
+                speed=expected_ratio(describe_run(model, machine, other, changed), facts, speeds),
                 saved_bytes=before.peak_bytes - after.peak_bytes,
             )
         )

@@ -1,8 +1,9 @@
 """Time of a step by cause, predicted next to measured, and the error budget: the parts that make up the error.
 
-part                       predicted  measured  difference attention.core backward      31.2 ms   46.0 ms    -14.8 ms dp
-reduce_scatter             4.1 ms   12.9 ms     -8.8 ms rest                         80.1 ms   83.0 ms     -2.9 ms
-together the difference of the two steps
+part                       predicted  measured  difference
+attention.core backward      31.2 ms   46.0 ms    -14.8 ms
+dp reduce_scatter             4.1 ms   12.9 ms     -8.8 ms
+rest                         80.1 ms   83.0 ms     -2.9 ms       together the difference of the two steps
 """
 
 from __future__ import annotations

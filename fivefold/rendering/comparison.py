@@ -15,6 +15,7 @@ from fivefold.rendering.question import describe_job
 from fivefold.rendering.table import heading
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.results.difference import taken_apart
+from fivefold.results.ratio import SpeedRatio
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
@@ -37,7 +38,7 @@ def page(found: Comparison) -> RenderableType:
         if variant.refused:
             parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
     parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
-    parts += [*(Text(line, overflow="fold") for line in why(found)), Text("")]
+    parts += [*(Text(line, overflow="fold") for line in (*why(found), *describe_ratios(found))), Text("")]
     parts += [make_difference_grid(found), Text("* best; in brackets against the first", style="dim")]
     if equal_quantities := list_equal(found):
         parts += [heading("Equal"), Text(" · ".join(equal_quantities), overflow="fold")]
@@ -77,9 +78,17 @@ def finding(found: Comparison) -> str:
         not_fitting = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
         return f"{name} alone fits{not_fitting}" if len(steps) > 1 else f"{name} alone can run"
     lead = slower[0][0] / best - 1
-    similarity = "" if lead > ALIKE else "; a prediction does not tell them apart"
     unfit = "".join(f"; {line}" for line in _describe_unfit(found, steps))
-    return f"{name} trains most tokens per second, {lead:.1%} more than {slower[0][1]}{similarity}{unfit}"
+    doubt = _describe_doubt(found.ratio(name, slower[0][1]), lead)
+    return f"{name} trains most tokens per second, {lead:.1%} more than {slower[0][1]}{doubt}{unfit}"
+
+
+def _describe_doubt(ratio: SpeedRatio | None, lead: float) -> str:
+    """Return the interval of a lead and what it means, to append to the lead."""
+    if ratio is None:
+        return "" if lead > ALIKE else "; a prediction does not tell them apart"
+    meaning = {"clear": "", "likely": ": likely", "not distinguishable": ": predictions do not tell them apart"}
+    return f" (90 % interval {ratio.low_90 - 1:+.0%} to {ratio.high_90 - 1:+.0%}{meaning[ratio.verdict]})"
 
 
 def _describe_unfit(found: Comparison, steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
@@ -114,6 +123,28 @@ def why(found: Comparison) -> list[str]:
         if has_equal_tokens and (parts := taken_apart(first_step.time.split, step.time.split)):
             amount = f"{show_seconds(abs(seconds))} {'longer' if seconds > 0 else 'less'} than {first}"
             lines.append(f"{name} takes {amount}: {parts}")
+    return lines
+
+
+def describe_ratios(found: Comparison) -> list[str]:
+    """Return a line for each variant but the first: its speed relative to the first, with the interval of the ratio.
+
+    The list is empty for many variants.
+    """
+    first, *others = [variant.name for variant in found.predicted]
+    if len(others) >= BESIDE:
+        return []
+    lines = []
+    for name in others:
+        ratio = found.ratio(name, first)
+        if ratio is not None and ratio.differences:
+            lines.append(
+                f"{name} against {first}: {ratio.ratio:.2f} times the tokens per second; 50 % interval "
+                f"{ratio.low_50:.2f}–{ratio.high_50:.2f}, 90 % interval {ratio.low_90:.2f}–{ratio.high_90:.2f} "
+                f"(published pairs that differ in {' and '.join(ratio.differences)})"
+            )
+        elif ratio is None and found.ratios:
+            lines.append(f"{name} against {first}: no published runs differ as these do; take each step's own interval")
     return lines
 
 

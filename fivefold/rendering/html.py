@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.rendering.budget import causes, make_budget_grid, show_difference
 from fivefold.rendering.compare import table as compare_table
-from fivefold.rendering.comparison import describe_shared, finding, make_difference_grid, why
+from fivefold.rendering.comparison import describe_ratios, describe_shared, finding, make_difference_grid, why
 from fivefold.rendering.drawn import front
 from fivefold.rendering.elements import (
     AXIS_COLOURS,
@@ -228,7 +228,7 @@ def comparison(what: Comparison) -> str:
         *shared_parts,
         variants,
         paragraph(Raw(f"<b>{words(finding(what))}</b>")),
-        *map(paragraph, why(what)),
+        *map(paragraph, (*why(what), *describe_ratios(what))),
         grid(make_difference_grid(what)),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rich.text import Text
 
+from fivefold.results.ratio import SpeedRatio
 from fivefold.step import Interval, Step
 from fivefold.units import show_bytes, show_seconds
 
@@ -44,3 +45,8 @@ def _basis(interval: Interval) -> str:
         return " (none of just this class)"
     sources = "1 source" if interval.sources == 1 else f"{interval.sources} sources"
     return f" ({interval.runs:,} of just this class, of {sources})"
+
+
+def show_speed_interval(speed: SpeedRatio | None) -> str:
+    """Write the relative change of speed that nine tenths of comparable published pairs lie within."""
+    return "–" if speed is None else f"{speed.low_90 - 1:+.0%} to {speed.high_90 - 1:+.0%}"

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
-from fivefold.rendering.interval import expectation
+from fivefold.rendering.interval import expectation, show_speed_interval
 from fivefold.rendering.robust import regrets, robust, scenarios
 from fivefold.results.search_result import (
     Answer,
@@ -200,6 +200,7 @@ CHOICES: tuple[Column[Why], ...] = (
 CHANGES: tuple[Column[Change], ...] = (
     Column("change", attrgetter("change"), is_text=True),
     Column("speed", lambda change: change.faster - 1, show_change),
+    Column("90 % interval", lambda change: change.speed, show_speed_interval),
     Column("step", attrgetter("step_seconds"), show_seconds),
     Column("memory", lambda change: -change.saved_bytes, _signed),
     Column("fits", attrgetter("answer")),

@@ -1,7 +1,7 @@
 """Records that commands return, and that the terminal, the web page and Python show.
 
 objectives · search_result                 what a search minimizes; the layouts that it found
-comparison · difference                    layouts compared; a difference broken down by cause
+comparison · ratio · difference            layouts compared; the uncertainty of a ratio; a difference by cause
 playbook · whole_run                       a plan from tokens to a run file; days, cost and energy of a run
 spans · trace_file · trace_report          a step over time; traces as files; a trace's time broken down
 explanation · diagnosis · numerics         why a run failed; memory and FLOPs of a module; precision error

@@ -11,6 +11,7 @@ from pydantic import NonNegativeFloat
 
 from fivefold.display import Shown, flat
 from fivefold.record import Record
+from fivefold.results.ratio import SpeedRatio
 from fivefold.step import FITS_RISK, Step
 
 EQUAL = 5e-4  # relative difference up to which two values print the same
@@ -63,15 +64,36 @@ class Quantity(Record):
         return tuple(value / first - 1 if first and value is not None else None for value in self.numbers)
 
 
+class VariantRatio(Record):
+    """The predicted speed of one variant over that of another, by their names."""
+
+    first: str
+    second: str
+    speed: SpeedRatio
+
+
 class Comparison(Shown):
-    """The result of ``planner.compare``: ``rows`` cover the variants with a step, ``common`` the keywords all share."""
+    """The result of ``planner.compare``: ``rows`` cover the variants with a step, ``common`` the keywords all share.
+
+    ``ratios``: of every two variants on GPUs, unless no published runs differ as they do.
+    """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:comparison"
 
     common: tuple[str, ...]
     variants: tuple[Variant, ...]
     rows: tuple[Quantity, ...]
+    ratios: tuple[VariantRatio, ...] = ()
     risk: float = FITS_RISK  # probability of running out of memory up to which a variant fits
+
+    def ratio(self, first: str, second: str) -> SpeedRatio | None:
+        """Return the speed of variant ``first`` over that of ``second``; None if its uncertainty is not known."""
+        for pair in self.ratios:
+            if (pair.first, pair.second) == (first, second):
+                return pair.speed
+            if (pair.first, pair.second) == (second, first):
+                return pair.speed.inverted()
+        return None
 
     def fits(self, step: Step) -> bool:
         """Tell whether a step's risk of running out of memory is at most the requested one."""

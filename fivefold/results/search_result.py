@@ -13,6 +13,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fivefold.display import Shown, flat
 from fivefold.record import Record
 from fivefold.results.objectives import Aim
+from fivefold.results.ratio import SpeedRatio
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
 from fivefold.units import show_risk, show_seconds
@@ -221,6 +222,7 @@ class Change(Record):
     memory_bytes: NonNegativeInt
     step_seconds: NonNegativeFloat
     faster: float  # speedup: old over new step time
+    speed: SpeedRatio | None = None  # the speedup with its uncertainty; None on CPUs
     saved_bytes: int
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
     risk: float | None = None  # probability of running out of memory

@@ -106,6 +106,7 @@ def test_a_sweep_begins_with_what_its_rows_share(tmp_path: Path) -> None:
     assert "tiny, h100:2, 2 ranks · seq 512; defaults: global batch 8, bf16, software fivefold" in found
 
 
+@pytest.mark.processes
 def test_the_report_prints_the_same_line(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     for words in (["dp2"], []):

@@ -13,9 +13,10 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, usual_schedule
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
-from fivefold.planner.predict import Planner
+from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, changed_words, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated
+from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.results.difference import because
 from fivefold.results.search_result import Why
 from fivefold.units import show_bytes
@@ -62,7 +63,18 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: S
     leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""
     cost = f"takes {abs(slower):.1%} {'longer' if slower >= 0 else 'less'}" if abs(slower) > ALIKE else "takes as long"
     part = because(chosen.time.split, best.step_time.split) if abs(slower) > ALIKE else ""
-    return f"{_named(name, best.layout, chosen.layout)}{out}{leaves} {cost}{f' ({part})' if part else ''}"
+    doubt = "" if _is_distinguishable(chosen, by, best) else ", within the uncertainty"
+    return f"{_named(name, best.layout, chosen.layout)}{out}{leaves} {cost}{f' ({part})' if part else ''}{doubt}"
+
+
+def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:
+    """Tell whether published pairs of runs that differ like these let their times be told apart."""
+    facts = [
+        describe_run(planner.model, planner.machine, layout, planner.job)
+        for planner, layout in ((chosen.planner, chosen.layout), (by, other.layout))
+    ]
+    ratio = expected_ratio(facts[0], facts[1], (1 / chosen.seconds, 1 / other.step_time.seconds))
+    return ratio is None or ratio.verdict != "not distinguishable"
 
 
 def _named(name: str, other: Layout, chosen: Layout) -> str:

@@ -9,7 +9,14 @@ from fastapi.responses import HTMLResponse
 
 from fivefold.planner.compare import compare as run
 from fivefold.record import UserError
-from fivefold.rendering.comparison import describe_shared, finding, list_equal, make_difference_grid, why
+from fivefold.rendering.comparison import (
+    describe_ratios,
+    describe_shared,
+    finding,
+    list_equal,
+    make_difference_grid,
+    why,
+)
 from fivefold.rendering.drawing.bars import stacked
 from fivefold.rendering.step_view import Part, list_memory_parts, list_time_parts
 from fivefold.results.comparison import Comparison, Variant
@@ -52,7 +59,7 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
         "equal": list_equal(comparison),
         "shared": describe_shared(comparison),
         "finding": finding(comparison),
-        "why": why(comparison),
+        "why": [*why(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),
         "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted],
         "times": looks(comparison, memory=False),

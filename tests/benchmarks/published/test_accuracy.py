@@ -14,8 +14,11 @@ import pytest
 
 from benchmarks.published import Report, exclusions, headline, run, table_markdown
 from benchmarks.published.intervals import coverage, learn, write
+from benchmarks.published.ratios import learn_ratios, write_ratios
 from benchmarks.published.score import RESOLUTION, Score
+from benchmarks.published.table import ratios_markdown
 from fivefold.planner.time.errors import TABLE
+from fivefold.planner.time.ratio_errors import TABLE as RATIO_TABLE
 from tests.docs.figures import list_figures
 
 pytestmark = pytest.mark.slow
@@ -136,6 +139,31 @@ def test_the_errors_that_predict_quotes_are_those_of_this_commit(report: Report,
         write(learn(report.scores))
     else:
         assert TABLE.read_text(encoding="utf-8") == (tmp_path / "errors.csv").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_errors_of_ratios_of_this_commit(report: Report) -> None:
+    assert_or_freeze(PAGE, ratios_markdown(report.ratios).rstrip("\n"), begin="| difference | pairs |", end="\n\n")
+
+
+def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Report, tmp_path: Path) -> None:
+    write_ratios(learn_ratios(report.pairs), tmp_path / "ratio_errors.csv")
+    if FREEZE:
+        write_ratios(learn_ratios(report.pairs))
+    else:
+        assert RATIO_TABLE.read_text(encoding="utf-8") == (tmp_path / "ratio_errors.csv").read_text(encoding="utf-8")
+
+
+def test_ratios_are_closer_than_times(report: Report) -> None:
+    """What two runs share cancels; the order of clearly different runs is the measured one."""
+    kinds = {row.kind: row for row in report.ratios}
+    for kind, mean in (("layout", 0.08), ("recomputation", 0.03), ("precision", 0.09), ("ranks", 0.04), ("chip", 0.08)):
+        assert kinds[kind].mean <= mean
+    for kind, sign in (("layout", 0.85), ("micro-batch", 0.9), ("precision", 0.97), ("chip", 0.99)):
+        assert kinds[kind].right_sign is not None
+        assert kinds[kind].right_sign >= sign
+    covered = [(row.half, row.most) for row in report.ratios if row.sources > 2]
+    assert 0.45 <= fmean(half for half, _ in covered if half is not None) <= 0.75
+    assert fmean(most for _, most in covered if most is not None) >= 0.8
 
 
 def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: Report) -> None:

@@ -1,10 +1,14 @@
 """Bytes allocated on one rank.
 
-peak states at rest, the peak of a step and its cause: ``memory`` passes live bytes at the moments of one pass through a
-stage reductions gradients until they are reduced in_flight what is allocated during each pass by other micro-batches,
-from the schedule stages a stage's groups of equal units; its buffers; what is allocated throughout a step liveness one
-unit's forward and backward, operation by operation states weights, gradients and optimizer state of a unit allocator
-allocated bytes to reserved bytes to the driver's figure host host memory of a node that offloading takes
+peak         states at rest, the peak of a step and its cause: ``memory``
+passes       live bytes at the moments of one pass through a stage
+reductions   gradients until they are reduced
+in_flight    what other micro-batches keep allocated during each pass, from the schedule
+stages       a stage's groups of equal units; its buffers; what is allocated throughout a step
+liveness     one unit's forward and backward, operation by operation
+states       weights, gradients and optimizer state of a unit
+allocator    allocated bytes to reserved bytes to the driver's figure
+host         host memory of a node that offloading takes
 
 docs/explanation/how-a-step-costs/walk.md goes from ``memory`` to the bytes of one operation, call by call.
 """

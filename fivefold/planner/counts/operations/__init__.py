@@ -1,9 +1,14 @@
 """The operations of a decoder as one rank runs them; FLOPs, bytes, messages and time are counted from them.
 
-adapters low-rank adapters over frozen weights
-layer embedding, block, head attention · feedforward their operations: dense, latent, experts linear · fused_linears
-column and row parallel; several linear layers on one input as one operation op the record of an operation recompute ·
-narrow operations that run again in the backward; activations kept in fp8 local_shapes a rank's share of a micro-batch
-kernels scratch memory of the Triton kernels mtp the head, with multi-token prediction autocast operations under
-PyTorch's autocast unit_cache operations by unit and shape, built once each
+layer                     embedding, block, head
+attention · feedforward   their operations: dense, latent, experts
+linear · fused_linears    column and row parallel; several linear layers on one input as one operation
+op                        the record of an operation
+recompute · narrow        operations that run again in the backward; activations kept in fp8
+adapters                  low-rank adapters over frozen weights
+local_shapes              a rank's share of a micro-batch
+kernels                   scratch memory of the Triton kernels
+mtp                       the head, with multi-token prediction
+autocast                  operations under PyTorch's autocast
+unit_cache                operations by unit and shape, built once each
 """
