@@ -107,6 +107,7 @@ def _rank(kind: Difference, case: Case) -> Any:
         "layout": (layout.tp * layout.cp * layout.pp, str(layout)),
         "software": job.stack.name,
         "model": case.model.active_parameters,
+        "adapter": 0,
         "settings": 0,
     }
     return orders[kind]

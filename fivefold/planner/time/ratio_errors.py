@@ -26,7 +26,7 @@ from fivefold.results.ratio import SpeedRatio
 TABLE = Path(__file__).with_name("ratio_errors.csv")
 Difference = Literal[
     "layout", "micro-batch", "recomputation", "precision", "ranks", "sequence", "batch", "chip", "chip and layout",
-    "software", "model", "settings",
+    "software", "adapter", "model", "settings",
 ]  # fmt: skip
 DOUBT = 2  # sources not seen yet, with the mean errors of all kinds; as in ``errors.py``
 LEVELS = (0.5, 0.9)  # shares of the pairs inside the two intervals
@@ -43,6 +43,7 @@ class RunFacts(NamedTuple):
     batch: int
     precision: Any
     software: str
+    adapter: Any
     settings: Any  # every other field of the job and its stack
     micro_batch: int
     recomputation: str
@@ -71,7 +72,8 @@ def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
         batch=job.global_batch,
         precision=job.precision,
         software=f"{job.stack.name} {job.stack.version}",
-        settings=job.replace(sequence=1, global_batch=1, precision="bf16", stack=stack),
+        adapter=job.adapter,
+        settings=job.replace(adapter=None, sequence=1, global_batch=1, precision="bf16", stack=stack),
         micro_batch=layout.mbs,
         recomputation=layout.ac,
         layout=_without_policies(layout),
@@ -95,6 +97,8 @@ def find_differences(first: RunFacts, second: RunFacts) -> frozenset[Difference]
         kinds.add("batch")
     if first.precision != second.precision:
         kinds.add("precision")
+    if first.adapter != second.adapter:
+        kinds.add("adapter")
     if first.software != second.software:
         kinds.add("software")
     elif first.settings != second.settings:

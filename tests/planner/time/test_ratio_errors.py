@@ -47,6 +47,7 @@ def facts(
         (facts(job=Job(sequence=8192, global_batch=4)), {"sequence"}),
         (facts(job=Job(precision=recipe("fp8"))), {"precision"}),
         (facts(job=Job(stack=stack("torchtitan"))), {"software"}),
+        (facts(job=Job(adapter="lora:16")), {"adapter"}),
         (facts(job=Job().replace(attention="unfused")), {"settings"}),
         (facts(chip="b200:64"), {"chip"}),
         (facts("dp64 zero3 mbs4", chip="b200:64"), {"chip and layout"}),
