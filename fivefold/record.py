@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import reprlib
@@ -239,7 +240,12 @@ def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
         return read_bytes(path, most_bytes=most_bytes).decode().replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except NotADirectoryError:
+        file = next(parent for parent in path.parents if parent.exists())
+        raise UserError(f"{path}: no such file; {file} is a file, not a folder") from None
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{path}: too long to be the name of a file; check the word") from None
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{path}: cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte

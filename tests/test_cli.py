@@ -50,6 +50,8 @@ def signals() -> object:
         (("ask", "changes", "nano", "h100:8", ""), r"layout '' is empty; write such as .*"),
         (("predict", "a" * 300, "h100:8", "dp8"), r"unknown model 'a+…a+'; .fivefold models. lists all"),
         (("read", "a" * 300), r"a+…a+: too long to be the name of a file; .*"),
+        (("show", "a" * 300), r"a+…a+/step.json: too long to be the name of a file; .*"),
+        (("train", "a" * 300), r"a+…a+: too long to be the name of a file; .*"),
         (("plan", "gpt3-175b", "h200:64", "--seq", "4096"), r"sequence 4096 is longer than the 2048 learned .*"),
         (("predict", "nano", "h10:8", "dp8"), r"unknown machine 'h10'; did you mean h100.*lists all"),
         (("predict", "nano", "h100:0", "dp8"), r"machine 'h100:0': '0' is not a number of ranks; .* as in h100:8"),

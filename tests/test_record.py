@@ -124,6 +124,11 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_file(tmp_path / "none.toml")
     with pytest.raises(UserError, match="cannot be read"):
         read_file(tmp_path)
+    (tmp_path / "step.json").write_text("{}")
+    with pytest.raises(UserError, match=r"step.json/step.json: no such file; .*/step.json is a file, not a folder$"):
+        read_file(tmp_path / "step.json" / "step.json")
+    with pytest.raises(UserError, match=r"a+/step.json: too long to be the name of a file; check the word$"):
+        read_file(tmp_path / ("a" * 300) / "step.json")
 
 
 def test_files_that_are(tmp_path: Path) -> None:

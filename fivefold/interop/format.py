@@ -114,6 +114,8 @@ def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | N
     """
     if ranks is None:
         return None
+    if degree < 1:
+        raise UserError(f"{origin}: {of}={degree} must be 1 or more")
     if ranks % degree:
         next_multiple = -(-ranks // degree) * degree
         raise UserError(f"{origin}: {ranks} ranks are not a multiple of {of}={degree}; try --gpus NAME:{next_multiple}")

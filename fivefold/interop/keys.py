@@ -10,7 +10,7 @@ A key in no table is unknown, and is treated as one that may change the cost of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from fivefold.record import UserError
 from fivefold.results.reading import Said
@@ -61,6 +61,11 @@ def idle(*names: str) -> dict[str, Key]:
     return dict.fromkeys(names, Key("idle"))
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a number and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 OFF = ("", "none", "null", "no", "false")
 
 
@@ -101,7 +106,8 @@ class Values:
         self.approximations: dict[str, str] = {}
 
     def __getitem__(self, key: str) -> Any:
-        return self.given.get(key, self.table[key].default)
+        value, default = self.given.get(key), self.table[key].default
+        return default if value is None and (key not in self.given or is_number(default)) else value
 
     def says(self, key: str) -> bool:
         """Return whether the config sets the key."""
@@ -133,9 +139,18 @@ class Values:
     def number(self, key: str) -> float | None:
         """Return the value as a number, or None if it is unset; raise ``UserError`` for anything else."""
         value = self[key]
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        if value is None or is_number(value):
             return value
         raise UserError(f"{self.origin}: {key} must be a number, not {shown(value)!r}")
+
+    def pair(self, key: str) -> tuple[float, float] | None:
+        """Return the value as two numbers, or None if it is unset; raise ``UserError`` for anything else."""
+        value = self[key]
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)):
+            return value[0], value[1]
+        raise UserError(f"{self.origin}: {key} must be two numbers, not {shown(value)!r}")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of our records that single keys set, by path."""
@@ -177,8 +192,7 @@ class Values:
         """Raise ``UserError`` for a value that is not a number if the default is one."""
         key = self.find_key(name)
         default = key.default if key else None
-        is_numeric = isinstance(default, int | float) and not isinstance(default, bool)
-        if is_numeric and value is not None and not isinstance(value, int | float):
+        if is_number(default) and value is not None and not isinstance(value, int | float):
             raise UserError(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
 
     def understood(self) -> tuple[Said, ...]:

@@ -22,7 +22,7 @@ from fivefold.record import UserError
 from fivefold.results.playbook import Stage, Tried
 from fivefold.results.search_result import Proposal, Walk
 from fivefold.step import FITS_RISK
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 AFTER = 2  # rungs of the ladder that are still shown after the first that fits
 LARGEST = 2**14  # sequences per step that are proposed
@@ -72,7 +72,9 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
             f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"
         )
-    reason = f"{chosen} is the first that fits in {show_bytes(room)}: {_fit_words(chosen, planner)}"
+    limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.backend == "nccl" else ""
+    within = " ".join(filter(None, [show_bytes(room), limit]))
+    reason = f"{chosen} is the first that fits in {within}: {_fit_words(chosen, planner)}"
     question = f"Which is the plainest layout of {world} ranks whose step fits?"
     return Stage(title="Make it fit", question=question, tried=tuple(tried), reason=reason), chosen
 
@@ -196,7 +198,7 @@ def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
     over = planner.excess_bytes(layout, found.ranks)
     return Tried(
         layout=str(layout),
-        why=f"{else_}too large by {show_bytes(over)}" if over else fits,
+        why=f"{else_}needs {show_bytes(over)} less to fit" if over else fits,
         fits=not over,
         peak_bytes=found.peak_bytes,
         step_seconds=found.step_time.seconds,

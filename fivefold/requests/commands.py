@@ -530,7 +530,7 @@ class DataOptions(JsonOption):
 
     command = "data"
     panel = "Run"
-    run: Annotated[Path, Field(description="The run file (.toml) whose [data] is prepared."), Argument()]
+    run: Annotated[Path, Field(description="The run file (.toml) whose data is prepared."), Argument()]
 
 
 class ShowOptions(JsonOption):

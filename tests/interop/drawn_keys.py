@@ -21,7 +21,7 @@ from fivefold.requests.configs import check_keys
 from fivefold.results.reading import Reading, Said
 
 HERE = Path(__file__).parent / "own_keys"
-VALUES = (True, 2, 3, 0.25, "on", "other", [1, 2])
+VALUES = (True, 2, 3, 0.25, "on", "other", [1, 2], 0, -1, 10**30, "", ["x"], "full", "selective", "1,2")
 Written = Callable[[Mapping[str, Any], Path], list[str]]
 
 

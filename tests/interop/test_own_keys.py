@@ -131,3 +131,28 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
     none = read_with("torchtitan", {"activation_checkpoint": None}, tmp_path)
     assert none.layout is not None
     assert (none.layout.ac, none.approximated) == ("none", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "reason"),
+    [
+        ("axolotl", {"tensor_parallel_size": 0}, "tp·cp=0 must be 1 or more"),
+        (
+            "deepspeed",
+            {"deepspeed.optimizer.type": "Adam", "deepspeed.optimizer.params.betas": 2},
+            "must be two numbers",
+        ),
+        ("bridge", {"model.mtp_num_layers": 10**30}, "depth: must be 4096 or less"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_line(name: str, keys: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=reason) as error:
+        read_with(name, keys, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_number_without_a_value_is_its_default(tmp_path: Path) -> None:
+    parallel = "accelerate.parallelism_config.parallelism_config_"
+    keys = {f"{parallel}{name}_size": None for name in ("dp_replicate", "tp", "cp", "sp")}
+    found, base = read_with("accelerate", keys, tmp_path), read_with("accelerate", {}, tmp_path)
+    assert found.layout == base.layout is not None

@@ -30,6 +30,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported
+from fivefold.units import show_bytes
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
 LLAMA, JOB = named("llama3-8b"), Job(sequence=8192, global_batch=64)
@@ -76,6 +77,20 @@ def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
             break
     assert [each.layout for each in stage.tried if each.chosen] == [str(chosen)]
     assert all(not each.fits for each in stage.tried[: [each.chosen for each in stage.tried].index(True)])
+    assert f"fits in {show_bytes(machine.chip.memory_bytes)} with at most 5 % risk of running out: " in stage.reason
+
+
+def test_what_a_layout_needs_less_is_up_to_the_largest_peak_that_fits() -> None:
+    """Not up to the capacity, to which another figure of the same line would lead."""
+    planner = Planner(model=LLAMA, machine=NODE, job=JOB)
+    stage, _ = fit_stage(planner, world=8)
+    rows = [each for each in stage.tried if not each.fits and each.peak_bytes is not None]
+    assert rows
+    for row in rows:
+        over = planner.excess_bytes(Layout.parse(row.layout))
+        assert row.why.endswith(f": needs {show_bytes(over)} less to fit")
+        assert row.peak_bytes is not None
+        assert row.peak_bytes - over < planner.machine.chip.memory_bytes
 
 
 def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import pytest
 import typer
 from pydantic import Field
+from rich.markup import render
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -192,3 +193,10 @@ def test_lists_that_were_not_given_are_empty() -> None:
     assert (request.price, request.also, request.by) == ((), ("fp8",), "time")
     names = [each.name for each in make_parameters(commands.AskOptions)]
     assert names[:4] == ["question", "model", "machine", "layout"]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+def test_a_help_text_is_shown_in_full(schema: type[Request]) -> None:
+    """The terminal prints help as markup of rich, which would take ``[data]`` as the name of a style and drop it."""
+    for name, field in schema.model_fields.items():
+        assert render(field.description or "").plain == (field.description or ""), name

@@ -346,7 +346,7 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     betas = (values["adam_beta1"], values["adam_beta2"])
     fields: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(optimizer_name, "adamw")}
     if deepspeed_sets:
-        betas = tuple(values[f"{ds}params.betas"] or betas)
+        betas = values.pair(f"{ds}params.betas") or betas
         field_paths = {
             "lr": "job.learning_rate.peak",
             "eps": "job.optimizer.epsilon",

@@ -170,7 +170,8 @@ def _latent(values: Values) -> MLA | None:
 
 def _further(values: Values) -> MTP | None:
     depth = values.optional("mtp_num_layers")
-    return MTP(depth=depth, coefficient=values["mtp_loss_scaling_factor"]) if depth else None
+    fields = {"depth": depth, "coefficient": values["mtp_loss_scaling_factor"]}
+    return MTP.read(fields, origin=values.origin) if depth else None
 
 
 def _experts(values: Values, ffn: int, layers: int) -> MoE | None:
@@ -371,7 +372,7 @@ def recomputed(values: Values, model: Model, layout: dict[str, Any]) -> str:
         return "selective" if groups == ["core"] else "+".join(groups) or "none"
     if kind != "full":
         return "none"
-    layer_count, method = values["recompute_num_layers"] or 1, values["recompute_method"]
+    layer_count, method = values.optional("recompute_num_layers") or 1, values["recompute_method"]
     stages = layout.get("layout.stages") or (-(-model.layers // (layout["layout.pp"] * layout.get("layout.v", 1))),)
     if method == "block" and layer_count < max(stages):
         values.doubt(

@@ -101,7 +101,7 @@ def search(
         front=tuple(_front(known.fitting)),
         risk=risk,
         tight=_tight(known),
-        reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
+        reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None, risk=risk),
         misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine, risk=risk)),
         tightest="" if known.best else _tightest(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,

@@ -19,7 +19,7 @@ from fivefold.planner.search.bounds import PARTS
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import show_bytes, show_risk, show_seconds
 
 WORDS = {
     "compute": "slower kernels or more recomputation",
@@ -76,9 +76,11 @@ class Rejections:
         }
         return np.array([by.get(part, 0.0) for part in PARTS])
 
-    def reasons(self, machine: Machine, best: Estimate | None) -> tuple[Reason, ...]:
-        """All causes, that with the most layouts first."""
+    def reasons(self, machine: Machine, best: Estimate | None, *, risk: float) -> tuple[Reason, ...]:
+        """All causes, that with the most layouts first. ``risk``: that of running out of memory, of what fits."""
         found = []
+        capacity = show_bytes(machine.chip.memory_bytes)
+        limit = f"{show_risk(risk)} risk of running out of {capacity}" if machine.backend == "nccl" else capacity
         if self.nearest is not None:
             size, layout = self.nearest
             found.append(
@@ -86,7 +88,7 @@ class Rejections:
                     cause="memory",
                     layouts=self.large,
                     nearest=str(layout),
-                    line=f"{show_bytes(size)} or more at the peak, of {show_bytes(machine.chip.memory_bytes)}",
+                    line=f"{show_bytes(size)} or more at the peak: above {limit}",
                 )
             )
         for cause, (count, layout) in self.slow.items():

@@ -55,7 +55,7 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: S
     out = "" if admitted else " (excluded)"
     if not fitting:
         (least, _), excess = min(over.items(), key=lambda each: each[1])
-        return f"{_named(name, least, chosen.layout)}{out} does not fit, by {show_bytes(excess)}"
+        return f"{_named(name, least, chosen.layout)}{out} needs {show_bytes(excess)} less to fit"
     best, by = min(fitting, key=lambda each: each[0].step_time.seconds)
     out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1

@@ -93,7 +93,7 @@ def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> UserError 
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
     """Show a progress bar on stderr for ``prepare``; hidden if stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("")
