@@ -3,9 +3,10 @@
     SPEED = (Column("layout", attrgetter("layout"), is_text=True), Column("step", attrgetter("seconds"), show_seconds))
     make_grid(SPEED, records)
 
-The terminal prints a ``Grid`` with rich: columns if they fit its width, else one card (heading and cell per line) per
-row. Numbers are never cut: number columns keep their width, text columns wrap between words. ``elements.grid`` writes
-the same table as HTML, and the macro ``grid`` of the web templates as a table that can be sorted.
+The terminal prints a ``Grid`` with rich: all columns if they fit its width, else as many as fit from the left and a
+line that names the others. One or two rows that do not fit are printed as cards, heading and cell per line. Numbers are
+never cut: number columns keep their width, text columns wrap between words. ``elements.grid`` writes the same table as
+HTML, and the macro ``grid`` of the web templates as a table that can be sorted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 Item = TypeVar("Item")
+MIN_COLUMNS = 3  # fewer columns of a table are not printed: cards are
+FULL_COLUMNS = 5  # tables of up to so many columns are printed in full, as cards if they do not fit
+MIN_ROWS = 3  # fewer rows are printed as cards rather than without columns
 TONES = {"green": "good", "yellow": "warn", "red": "bad"}  # colour of a rich style → class in HTML
 
 
@@ -72,9 +76,22 @@ class Grid:
         if self.wide:
             yield self.without(self.wide)
             return
-        columns = self._columns()
-        needed = Measurement.get(console, options.update(max_width=10_000), columns).minimum
-        yield columns if needed <= options.max_width else self._cards()
+
+        def fits(grid: Grid) -> bool:
+            needed = Measurement.get(console, options.update(max_width=10_000), grid._columns()).minimum
+            return needed <= options.max_width
+
+        for count in range(len(self.headings), 0, -1):
+            dropped = self.headings[count:]
+            if dropped and (count < MIN_COLUMNS or len(self.headings) <= FULL_COLUMNS or len(self.rows) < MIN_ROWS):
+                break
+            shown = self.without(dropped)
+            if fits(shown):
+                yield shown._columns()
+                if dropped:
+                    yield Text(f"not shown in this width: {', '.join(dropped)}", style="dim")
+                return
+        yield self._cards()
 
     def _columns(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")

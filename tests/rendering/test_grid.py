@@ -40,3 +40,19 @@ def test_any_width_prints(width: int) -> None:
 
 def test_no_rows() -> None:
     assert "name" in to_text(Grid(("name",), (), words=("name",)))
+
+
+def test_many_rows_keep_the_columns_that_fit_and_name_the_others() -> None:
+    headings = ("source", "cases", "bias", "mean", "worst", "regret")
+    cells = ("s0", "12", "+1.5%", "3.5%", "+12.0%", "0.5%")
+    grid = Grid(headings, (cells,) * 3, words=("source",))
+    full = to_text(grid, width=60).splitlines()
+    assert full[0].split() == list(headings)
+    assert len(full) == 2 + 3
+    narrow = to_text(grid, width=32).splitlines()
+    assert narrow[0].split() == list(headings[:4])
+    assert narrow[2].split() == list(cells[:4])
+    assert " ".join(" ".join(narrow[5:]).split()) == "not shown in this width: worst, regret"
+    for cards in (to_text(grid, width=16), to_text(Grid(headings, (cells,), words=("source",)), width=32)):
+        assert "not shown" not in cards
+        assert "regret" in cards
