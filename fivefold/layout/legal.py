@@ -55,6 +55,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _tensor(layout, model)
     if (reason := uncounted(layout, model=model, job=job)) is not None:
         yield reason
+    yield from _mixers(layout, model)
     yield from _context(layout, model=model, job=job)
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
@@ -95,6 +96,11 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
     if model.position == "learned" and job.sequence > model.positions:
         limit = model.positions
         yield f"sequence {job.sequence} is longer than the {limit} learned positions of {model.name}; try seq {limit}"
+    for kind in model.other_mixers:
+        if job.documents == "apart":
+            yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
+        if job.precision.autocasts:
+            yield f"{kind} is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
     if job.precision.autocasts and not job.stack.kernel_facts.supports_autocast:
         yield (
             f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
@@ -234,6 +240,14 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {fix}"
 
 
+def _mixers(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield the reasons why the token mixers other than attention cannot be sharded."""
+    kinds = model.other_mixers
+    for axis, what in (("tp", "channels"), ("cp", "tokens")):
+        if kinds and (degree := getattr(layout, axis)) > 1:
+            yield f"{axis}={degree} would shard the {what} of {', '.join(kinds)}, which is not supported; take {axis}1"
+
+
 def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why sequence parallelism cannot divide the rows of a micro-batch over tp."""
     rows = layout.mbs * job.sequence // layout.cp
@@ -325,6 +339,7 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         (model.moe is not None, f"experts of {model.name}", "a dense model"),
         (model.mla is not None, f"latent attention of {model.name}", "a model with grouped-query attention"),
         (model.mtp is not None, f"multi-token prediction of {model.name}", "mtp=none"),
+        (bool(model.other_mixers), f"{', '.join(model.other_mixers)} layers", "a model that only attends"),
         (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
         (layout.pipeline.splits_backward, f"{layout.schedule}, whose backward is split", "1f1b"),
         (layout.pipeline.enters_both_ends, layout.schedule, "1f1b"),

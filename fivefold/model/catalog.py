@@ -266,6 +266,16 @@ CATALOG: dict[str, Entry] = {
         | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50_000.0}
         | _yarn(32.0, mscale=1.0, beta_fast=1.0),
     ),
+    "lfm2-1.2b": Entry(
+        "LiquidAI/LFM2-1.2B",
+        _shape("lfm2", layers=16, width=2048, heads=32, ffn=12_288, vocab=65_536, positions=128_000)
+        | {"num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
+    ),
+    "lfm2-8b-a1b": Entry(
+        "LiquidAI/LFM2-8B-A1B",
+        _shape("lfm2_moe", layers=24, width=2048, heads=32, ffn=7168, vocab=65_536, positions=128_000)
+        | {"layer_types": ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]},
+    ),
     "gpt-oss-20b": Entry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
     "gpt-oss-120b": Entry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
 }

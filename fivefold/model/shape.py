@@ -6,7 +6,7 @@ H ``head_dim``, V ``vocab``, E ``moe.experts``.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,7 @@ from fivefold.bounded_types import (
     Width,
 )
 from fivefold.model.activations import ActivationName
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.record import Record
 
@@ -119,6 +120,10 @@ class RopeScaling(Record):
     long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
 
 
+MixerName = Literal["attention", "short_conv"]  # the kinds of token mixers, by the field with their geometry
+Mixer = ShortConv  # the geometry of a token mixer other than attention
+
+
 class DropoutRates(NamedTuple):
     """Dropout rates in training: on the embedding, on attention probabilities, and on the output of each branch."""
 
@@ -171,6 +176,8 @@ class ModelShape(Record):
     window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide, if window is given
     window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: attention within chunks of ``window`` tokens
     mla: MLA | None = None  # latent attention
+    mixers: tuple[MixerName, ...] = ()  # token mixer per layer, repeated; empty: attention in all layers
+    short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
 
@@ -194,6 +201,7 @@ class ModelShape(Record):
         if self.window_pattern and self.window is None:
             raise ValueError("window_pattern is given without window")
         self._check_latent()
+        self._check_mixers()
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
@@ -214,6 +222,17 @@ class ModelShape(Record):
             raise ValueError("with mla every layer rotates, and temperature is of layers that do not: leave it out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
+
+    def _check_mixers(self) -> None:
+        """Raise ``ValueError`` for a token mixer without a geometry, or a geometry without a layer."""
+        for kind in get_args(MixerName):
+            if kind == "attention":
+                continue
+            is_used, geometry = kind in self.mixers[: self.layers], getattr(self, kind)
+            if is_used and geometry is None:
+                raise ValueError(f"mixers has {kind} layers, but there is no {kind} with their geometry; give one")
+            if geometry is not None and not is_used:
+                raise ValueError(f"{kind} is given, but mixers has no {kind} layer; leave it out, or list its layers")
 
     def _approximate_parameters(self) -> int:
         """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""
@@ -258,15 +277,35 @@ class ModelShape(Record):
         """Tell whether the last stage also reads the token embedding: as output projection, or for MTP."""
         return self.tied_embeddings or self.mtp is not None
 
+    def mixer_name(self, layer: int) -> MixerName:
+        """Return the kind of the token mixer of ``layer``; modules of multi-token prediction attend."""
+        if not self.mixers or layer >= self.layers:
+            return "attention"
+        return self.mixers[layer % len(self.mixers)]
+
+    def mixer(self, layer: int) -> Mixer | None:
+        """Return the geometry of the token mixer of ``layer``; None: it attends."""
+        name = self.mixer_name(layer)
+        geometry: Mixer | None = None if name == "attention" else getattr(self, name)
+        return geometry
+
+    @property
+    def other_mixers(self) -> tuple[str, ...]:
+        """Return the kinds of token mixers other than attention that the model's layers have, in order."""
+        kinds = dict.fromkeys(map(self.mixer_name, range(self.layers if self.mixers else 0)))
+        return tuple(kind for kind in kinds if kind != "attention")
+
     def slides(self, layer: int) -> bool:
         """Tell whether ``layer`` attends only to the last ``window`` tokens, or to those of the chunk."""
-        if self.window is None:
+        if self.window is None or self.mixer_name(layer) != "attention":
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
 
     def rotates(self, layer: int) -> bool:
         """Tell whether ``layer`` rotates its queries and keys."""
         pattern = self.rope_pattern
+        if self.mixer_name(layer) != "attention":
+            return False
         return self.position == "rope" and (pattern[layer % len(pattern)] if pattern else True)
 
     def is_moe(self, layer: int) -> bool:
@@ -277,4 +316,5 @@ class ModelShape(Record):
 
     def tempers(self, layer: int) -> bool:
         """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""
-        return self.temperature is not None and not self.rotates(layer)
+        attends = self.mixer_name(layer) == "attention"
+        return self.temperature is not None and attends and not self.rotates(layer)

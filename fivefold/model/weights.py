@@ -7,57 +7,27 @@ with the expert dim first. Names follow the module tree of ``trainer/model/trans
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fivefold.adapter import Adapter
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
+from fivefold.model.weight import Weight
 
-Kind = Literal[
-    "embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector", "lora"
+__all__ = [
+    "Weight",
+    "adapter_weights",
+    "block_name",
+    "block_weights",
+    "count",
+    "count_adapters",
+    "embedding_weights",
+    "head_weights",
+    "layer_of",
+    "norm_shape",
+    "weights",
+    "with_adapters",
 ]
-
-
-FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
-
-
-class Weight(NamedTuple):
-    """One tensor of a model. ``kind`` decides sharding and weight decay.
-
-    Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: Kind
-
-    @property
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return prod(self.shape)
-
-    @property
-    def is_vector(self) -> bool:
-        """Tell whether it is the weight or bias of a norm, a bias, or another vector, also of experts."""
-        return self.kind in ("norm", "bias", "vector") or self.name.endswith("bias")
-
-    @property
-    def is_hidden(self) -> bool:
-        """Tell whether it is a matrix (or the stacked matrices of experts) inside a block."""
-        return not self.is_vector and self.kind in (
-            "column",
-            "row",
-            "router",
-            "expert_column",
-            "expert_row",
-            "lora",
-        )
-
-    @property
-    def is_adapter(self) -> bool:
-        """Tell whether it is a factor of an adapter."""
-        return self.name.endswith(FACTORS)
 
 
 def weights(model: ModelShape) -> Iterator[Weight]:
@@ -111,7 +81,11 @@ def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """Yield the weights of one block, with names relative to the block."""
     yield from _norm(model, "norm1", model.width)
-    yield from _mla(model) if model.mla else _attention(model)
+    mixer = model.mixer(layer)
+    if mixer is not None:
+        yield from mixer.weights(model.width)
+    else:
+        yield from _mla(model) if model.mla else _attention(model)
     if model.block == "sandwich":
         yield from _norm(model, "norm1_post", model.width)
     if model.block != "parallel_shared":

@@ -28,6 +28,7 @@ FREE = frozenset({
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
+    "mixers", "short_conv",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip

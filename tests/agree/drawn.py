@@ -21,6 +21,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
@@ -93,6 +94,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "parallel block": lambda model: model.block.startswith("parallel"),
     "post norm": lambda model: model.block in ("post", "sandwich"),
     "plain mlp": lambda model: model.mlp == "plain",
+    "short convolution": lambda model: "short_conv" in model.other_mixers,
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
     "dropout": lambda model: model.dropout > 0,
 }
@@ -158,6 +160,8 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
         model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
+        if layout.tp == layout.cp == 1 and chance.random() < 0.5:
+            model = model.replace(**_of_mixers(chance, model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -260,6 +264,15 @@ def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
         "logit_scale": rare(1.0, 0.25),
         "logit_softcap": rare(None, 2.0),
     }
+
+
+def _of_mixers(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Another token mixer than attention in some layers or in all."""
+    kind, geometry = chance.choice(
+        (("short_conv", ShortConv(taps=chance.choice((1, 3, 4)), bias=chance.random() < 0.5)),)
+    )
+    patterns = ((kind,), (kind, "attention"), ("attention", kind), (kind, kind, "attention"))
+    return {"mixers": chance.choice(patterns), kind: geometry}
 
 
 def _moe(chance: random.Random) -> MoE:

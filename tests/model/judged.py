@@ -82,6 +82,9 @@ def quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
+ROUTING = ("e_score_correction_bias", "expert_bias")  # names of the biases of routers
+
+
 def built(kind: str, config: dict[str, Any]) -> Any:
     """Their module on the current device, its weights not yet drawn."""
     keys = copy.deepcopy(config)
@@ -97,7 +100,7 @@ def built(kind: str, config: dict[str, Any]) -> Any:
 def reference(kind: str, config: dict[str, Any]) -> Any:
     """Their module with weights drawn wide enough that every part matters, each by its name."""
     theirs = built(kind, config).eval()
-    biases = ((name, bias) for name, bias in theirs.named_buffers() if name.endswith("e_score_correction_bias"))
+    biases = ((name, bias) for name, bias in theirs.named_buffers() if name.endswith(ROUTING))
     with torch.no_grad():
         for name, weight in (*theirs.named_parameters(), *biases):
             spread = torch.randn(weight.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))

@@ -87,6 +87,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": PLAIN | {"logit_scale": 0.5},
     "cohere2": WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "num_key_value_heads": 2, "logit_scale": 0.5},
     "falcon": FALCON,
+    "lfm2": PLAIN | {"full_attn_idxs": [1], "block_multiple_of": 8},
+    "lfm2_moe": EXPERTS | {"num_experts": 4, "layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
 }
 
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
@@ -203,6 +205,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "layer_types": (
         ["full_attention"] * 2, ["sliding_attention"] * 2, ["full_attention", "sliding_attention"],
         ["attention", "attention"], ["full_attention"] * 3, ["chunked_attention"] * 2, None,
+        ["conv", "full_attention"], ["conv"] * 2,
     ),
     "sliding_window_pattern": (1, 3),
     "attention_chunk_size": (3, 64, None),
@@ -273,6 +276,16 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "bias": (True, False),
     "alibi": (True, False),
     "hidden_norm": ("layernorm",),
+    "conv_bias": (True,),
+    "conv_L_cache": (1, 2, 5),
+    "full_attn_idxs": ([0], [0, 1], [], None),
+    "block_auto_adjust_ff_dim": (False, True),
+    "block_multiple_of": (16,),
+    "block_ffn_dim_multiplier": (1.5, None),
+    "block_ff_dim": (56,),
+    "num_dense_layers": (0, 2),
+    "use_expert_bias": (False,),
+    "tie_embedding": (True,),
     "per_layer_config": ({0: {"intermediate_size": 24}}, None),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 
 from fivefold.bounded_types import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
+from fivefold.model.mixers.short_conv import Taps
 from fivefold.record import Record, UserError
 
 Layer = Annotated[int, Field(ge=0, le=2**12)]
@@ -79,7 +80,15 @@ class Config(Record):
     attn_logit_softcapping: Scalar | None = None
     final_logit_softcapping: Scalar | None = None
 
+    conv_taps: Taps = 3
+    conv_bias: bool = False
+    full_attention_layers: tuple[Layer, ...] | None = None
+    rounds_intermediate_size: bool = False
+    intermediate_multiple: Ffn = 256
+    intermediate_multiplier: Scalar | None = 1.0
+
     num_experts: Experts | None = None
+    use_routing_bias: bool = True
     num_experts_per_tok: Experts | None = None
     moe_intermediate_size: Ffn | None = None
     router_aux_loss_coef: Scalar = 0.0

@@ -5,13 +5,18 @@ Source: configuration and modelling code of transformers 5.23.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.config import Config
+from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
 NAMES = {theirs: activation.name for activation in ACTIVATIONS.values() for theirs in activation.huggingface}
+
+
+Value = TypeVar("Value")
 
 
 def read_activation(config: Config) -> str:
@@ -43,7 +48,7 @@ def read_dropout(config: Config) -> dict[str, float]:
 
 def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
     """Return ``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
-    slides = default if config.layer_types is None else _read_layer_types(config.layer_types, config)
+    slides = default if config.layer_types is None else _read_layer_types(config.layer_types, config, kinds=SLIDING)
     if config.sliding_window is None or not config.use_sliding_window:
         if any(slides):
             raise config.mistake(
@@ -73,12 +78,10 @@ def read_chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
 SLIDING = {"sliding_attention": True, "full_attention": False, "attention": False}  # "attention" is an old name
 
 
-def _read_layer_types(
-    layer_types: tuple[str, ...], config: Config, *, kinds: dict[str, bool] = SLIDING
-) -> tuple[bool, ...]:
+def _read_layer_types(layer_types: tuple[str, ...], config: Config, *, kinds: Mapping[str, Value]) -> tuple[Value, ...]:
     if unknown := sorted(set(layer_types) - set(kinds)):
-        known = " and ".join(kind.removesuffix("_attention") for kind in kinds if kind != "attention")
-        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {known} attention")
+        known = " and ".join(kind for kind in kinds if kind != "attention")
+        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {known}")
     if len(layer_types) != config.num_hidden_layers:
         raise config.mistake(
             f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
@@ -86,10 +89,24 @@ def _read_layer_types(
     return tuple(kinds[kind] for kind in layer_types)
 
 
-def find_period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return the shortest pattern that gives ``slides`` when repeated."""
-    size = next(n for n in range(1, len(slides) + 1) if all(s == slides[i % n] for i, s in enumerate(slides)))
-    return slides[:size]
+def find_period(layers: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return the shortest pattern that gives ``layers`` when repeated."""
+    size = next(n for n in range(1, len(layers) + 1) if all(s == layers[i % n] for i, s in enumerate(layers)))
+    return layers[:size]
+
+
+def read_mixers(
+    config: Config, geometry: dict[MixerName, Any], *, kinds: Mapping[str, MixerName], default: tuple[MixerName, ...]
+) -> dict[str, Any]:
+    """Return the fields of token mixers, from ``layer_types`` or the family's ``default``.
+
+    ``geometry``: the fields of each kind other than attention; ``kinds``: the family's name of a kind → ours.
+    """
+    mixers = default
+    if config.layer_types is not None:
+        mixers = tuple(_read_layer_types(config.layer_types, config, kinds=kinds))
+    used = {kind: fields for kind, fields in geometry.items() if kind in mixers}
+    return {"mixers": find_period(mixers) if used else ()} | {str(kind): fields for kind, fields in used.items()}
 
 
 def read_attention_bias(config: Config) -> dict[str, bool]:

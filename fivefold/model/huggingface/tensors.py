@@ -37,6 +37,7 @@ class Part(NamedTuple):
     stride: int = 1
     transposed: bool = False  # the last two dims are swapped
     head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
+    filters: bool = False  # filters of a depthwise convolution: the tensor is [channels, 1, taps], ours lacks the 1
 
     @property
     def numel(self) -> int:
@@ -46,7 +47,7 @@ class Part(NamedTuple):
     @property
     def alone(self) -> bool:
         """Tell whether the tensor equals our weight, with no other weights, reordering or transposition."""
-        return self.rows in (None, self.shape[self.dim]) and not self.transposed and self.head is None
+        return self.rows in (None, self.shape[self.dim]) and not (self.transposed or self.head or self.filters)
 
     def order(self) -> Sequence[int]:
         """Return the index of the tensor's row for each of our rows: fused and rotary rows have another order there."""
@@ -90,7 +91,7 @@ def parts(
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
             yield Part(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
-    if model.moe is not None and "moe.bias" in names:
+    if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
         for layer in filter(model.is_moe, range(model.layers + model.predicted)):
             tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
             yield Part(tensor_name, (model.moe.experts,), bias_name(model, layer))
@@ -121,6 +122,9 @@ def _parts_of(
     elif "{}" in place:
         for expert in range(weight.shape[0]):
             yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
+    elif weight.kind == "conv":
+        channels, taps = weight.shape
+        yield Part(f"{prefix}{place}{leaf}", (channels, 1, taps), weight.name, filters=True)
     else:
         head = _rotary_rows(stem, model) if interleaved else None
         yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight))

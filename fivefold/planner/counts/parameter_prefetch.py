@@ -99,6 +99,9 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
     return _fetches(calls, tuple(sizes), len(units), layout.shards, limits(stack))
 
 
+PARENTS = ("attention", "mixer", "mlp", "moe")  # the modules of a block that have submodules
+
+
 def limits(stack: Stack) -> Limits:
     """Return the prefetch limits of a stack."""
     return Limits(
@@ -140,15 +143,15 @@ def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) 
     calls_by_module: dict[str, list[Call]] = {}
     for name, numbers in modules.items():
         module, _, submodule = name.partition(".")
-        calls = calls_by_module.setdefault(module if submodule and module in ("attention", "mlp", "moe") else name, [])
+        calls = calls_by_module.setdefault(module if submodule and module in PARENTS else name, [])
         calls.append(Call(place, backward, numbers))
         if submodule == "gate":
             calls.append(Call(place, backward))  # the activation
-    block = any(name in ("attention", "mlp", "moe") for name in calls_by_module)
+    block = any(name in PARENTS for name in calls_by_module)
     if block:
         yield Call(place, backward)
     for name in reversed(calls_by_module) if backward else calls_by_module:
-        if name in ("attention", "mlp", "moe"):
+        if name in PARENTS:
             yield Call(place, backward)
         yield from reversed(calls_by_module[name]) if backward else calls_by_module[name]
 

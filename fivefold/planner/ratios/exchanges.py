@@ -65,7 +65,10 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
 
     ``routed``: the most common one with experts; the model must have some.
     """
-    kinds = [(model.slides(layer), model.is_moe(layer)) for layer in range(model.layers)]
+    kinds = [
+        (model.slides(layer), model.is_moe(layer), model.mixer_name(layer) == "attention")
+        for layer in range(model.layers)
+    ]
     layer = kinds.index(Counter(kind for kind in kinds if kind[1] or not routed).most_common(1)[0][0])
     share = model.moe.topk / model.moe.experts if model.moe else 1
     weights = list(block_weights(model, layer))
@@ -73,7 +76,8 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
     expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
-    pairs = attended_pairs(model, job, layer=layer, causal=job.stack.attention != "unfused")
+    causal, attends = job.stack.attention != "unfused", model.mixer(layer) is None
+    pairs = attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
     attention = 2 * model.heads * sum(_head_dims(model)) * pairs
     return Layer(
         flops=dense_flops + expert_flops + attention,

@@ -25,6 +25,7 @@ KERNELS = {
     "norm": "rms_norm",
     "rope": "rope",
     "activation": "swiglu",
+    "scan": "swiglu",
     "add": "add",
     "embedding": "copy",
     "loss": "cross_entropy",

@@ -203,6 +203,8 @@ def _together(fused: Fused, ours: list[Tensor]) -> Tensor:
     """Assemble a tensor of the folder from our tensors that it holds, each in its rows and their order."""
     if fused[0].alone:
         return ours[0]
+    if fused[0].filters:
+        return ours[0].unsqueeze(1)
     full = torch.empty(fused[0].shape, dtype=ours[0].dtype)
     for part, tensor in zip(fused, ours, strict=True):
         full.index_copy_(part.dim, torch.tensor(part.order()), tensor.transpose(-1, -2) if part.transposed else tensor)

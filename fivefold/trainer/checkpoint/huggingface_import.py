@@ -114,6 +114,8 @@ class Folder:
         rows = part.order()[start : start + size]
         first_row = min(rows, default=0)
         box[part.dim] = first_row, max(rows, default=-1) + 1 - first_row
+        if part.filters:
+            box.insert(1, (0, 1))
         slices = tuple(slice(first, first + n) for first, n in box)
         try:
             tensor: Tensor = self.tensors[part.name][slices]
@@ -121,6 +123,8 @@ class Folder:
             raise UserError(f"{self.path}: {part.name} cannot be read: {error}") from None
         if not isinstance(rows, range):
             tensor = tensor.index_select(part.dim, torch.tensor([row - first_row for row in rows]))
+        if part.filters:
+            return tensor[:, 0]
         return tensor.transpose(-1, -2) if part.transposed else tensor
 
 

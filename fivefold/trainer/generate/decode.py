@@ -187,6 +187,7 @@ class LatentKVCache(KVCache):
 def attach(block: Block, *, tokens: int) -> KVCache:
     """Give the attention of ``block`` a KV cache of ``tokens`` and return it."""
     attention = block.attention
+    assert attention is not None
     is_latent = isinstance(attention, LatentAttention)
     cache = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
     if is_latent:
@@ -198,6 +199,7 @@ def attach(block: Block, *, tokens: int) -> KVCache:
 def detach(block: Block) -> None:
     """Remove the KV cache from the attention of ``block``."""
     attention = block.attention
+    assert attention is not None
     attention.hooks, attention.core = None, Flash(attention.rule)
     if isinstance(attention, LatentAttention):
         attention.bare = False

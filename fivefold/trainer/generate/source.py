@@ -49,6 +49,15 @@ class Source:
     @classmethod
     def find(cls, path: Path) -> Source:
         """Resolve ``path`` as the module describes; raises ``UserError`` if it holds no weights."""
+        source = cls._find(path)
+        if kinds := source.model.other_mixers:
+            raise UserError(
+                f"{path}: {', '.join(kinds)} layers have no cache for generation yet; `train` evaluates them"
+            )
+        return source
+
+    @classmethod
+    def _find(cls, path: Path) -> Source:
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():

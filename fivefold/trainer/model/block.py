@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
+from fivefold.trainer.model.mixers import MODULES
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.norm import norm
@@ -27,7 +28,7 @@ Add = Callable[[Tensor, Tensor], Tensor]
 
 
 class Block(nn.Module):
-    """Attention, then MLP or mixture of experts, as ``model`` has at ``layer``, with the norms around them."""
+    """A token mixer, then MLP or mixture of experts, as ``model`` has at ``layer``, with the norms around them."""
 
     def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
@@ -36,7 +37,10 @@ class Block(nn.Module):
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
         has_post_norms = model.block == "sandwich"
         self.norm1 = norm(model, model.width)
-        self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer)
+        mixer = model.mixer_name(layer)
+        attends = mixer == "attention"
+        self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
+        self.mixer = None if attends else MODULES[mixer](model)
         self.norm1_post = norm(model, model.width) if has_post_norms else None
         self.norm2 = None if model.block == "parallel_shared" else norm(model, model.width)
         self.moe = Moe(model) if model.is_moe(layer) else None
@@ -49,6 +53,13 @@ class Block(nn.Module):
                 self.drops[branch] = Dropout(model.dropout, place=place_in(layer, place))
 
     @property
+    def token_mixer(self) -> nn.Module:
+        """Return attention, or the token mixer that the layer has instead."""
+        layer = self.attention or self.mixer
+        assert layer is not None
+        return layer
+
+    @property
     def feed_forward(self) -> nn.Module:
         """Return the mixture of experts or the MLP."""
         layer = self.moe or self.mlp
@@ -59,7 +70,7 @@ class Block(nn.Module):
         """Apply the layer: [R, D] → [R, D]."""
         is_post, is_parallel = self.kind == "post", self.kind in ("parallel", "parallel_shared")
         h_RD: Tensor = x_RD if is_post else self.run("norm1", self.norm1, x_RD)
-        a_RD: Tensor = self.attention(h_RD, rows)
+        a_RD: Tensor = self.token_mixer(h_RD, rows)
         entry_RD = h_RD if self.norm2 is None else None  # input of the feed-forward, if it is that of attention
         del h_RD
         y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")

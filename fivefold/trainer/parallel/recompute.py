@@ -70,7 +70,7 @@ def groups(name: str) -> frozenset[str]:
     if first.startswith("norm") or second.endswith("norm"):
         return frozenset({"norm"})
     operation_groups = {first} & {"rope", "mlp", "moe"}
-    if first == "attention" and second not in ("enter", "leave"):
+    if first in ("attention", "mixer") and second not in ("enter", "leave"):
         operation_groups = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}
         operation_groups |= {"up"} if second.endswith("_up") else set()
     if second.startswith("shared"):

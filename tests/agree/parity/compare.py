@@ -107,11 +107,16 @@ def without_gradient(model: Model) -> list[str]:
     normed = model.norm == "layernorm" and model.norm_bias and model.qk_norm in ("head", "heads", "full")
     if model.mla or not (model.qkv_bias or normed):
         return []
-    blocks = [f"blocks.{layer}" for layer in range(model.layers) if not model.rotates(layer)]
-    if model.mtp and not model.rotates(model.layers - 1):
-        blocks += [f"head.mtp.{depth}.block" for depth in range(model.mtp.depth)]
+    blocks = [f"blocks.{layer}" for layer in range(model.layers) if stills(model, layer)]
+    further = range(model.predicted)
+    blocks += [f"head.mtp.{depth}.block" for depth in further if stills(model, model.layers + depth)]
     last = "k_norm.bias" if normed else "k.bias"  # a norm of keys changes what their own bias adds
     return [f"{block}.attention.{last}" for block in blocks]
+
+
+def stills(model: Model, layer: int) -> bool:
+    """Whether a layer attends without rotary positions."""
+    return model.mixer(layer) is None and not model.rotates(layer)
 
 
 def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> dict[str, float]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.agree.parity.drawn import run
-from tests.agree.parity.families import LAYOUTS, case
+from tests.agree.parity.families import LAYOUTS, OF_EXPERTS, case
 from tests.selection import one_in
 
 QUICK = (
     ("gpt2", "tp2 cp2 zero3 mbs1 ac=core+rope+out"), ("olmo2", "dp2 zero3 mbs1 ac=full"), ("olmo2", "tp2 mbs2"),
     ("gemma3_text", "pp2 zb1p mbs1"), ("cohere2", "cp2 zero1 mbs2"), ("falcon", "tp2 mbs1 nosp ac=norm+act"),
+    ("lfm2", "pp2 v2 zbv mbs1 ac=full"), ("lfm2_moe", "dp2 ep2 zero2 mbs1"), ("lfm2", "dp2 zero3 mbs1 ac=full"),
     ("llama4_text", "tp2 pp2 dualpipev mbs1"), ("llama4_text", "cp2 mbs1 cp=ulysses ac=selective"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "layout"), one_in(2, QUICK))
 def test_a_family_on_an_axis_equals_one_process(family: str, layout: str) -> None:
-    assert layout in LAYOUTS
+    assert layout in LAYOUTS + OF_EXPERTS
     verdict = run(case(family, layout))
     assert verdict.equal, verdict
     assert verdict.said == ()

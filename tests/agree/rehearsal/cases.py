@@ -20,6 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -105,6 +106,7 @@ OWN: Mapping[str, Model] = {
     "latent, sinks": TINY.replace(
         kv_heads=8, attention_sinks=True, mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6)
     ),
+    "convolution": TINY.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(bias=True)),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }
 

@@ -108,6 +108,11 @@ CASES = (
     Case("centred", 3, "dp2 tp4 zero1 mbs1 ac=full", 192, 8),
     Case("granite", 3, "dp2 tp2 zero1 mbs2 ac=selective", 192, 8),
     Case("granite", 4, "dp2 pp2 dualpipev zero3 mbs1", 192, 8),
+    # token mixers other than attention
+    Case("convolution", 4, "dp2 zero3 mbs2", 192, 8),
+    Case("convolution", 4, "dp2 zero1 mbs1 ac=core+out", 192, 8, "fp32"),
+    Case("convolution", 4, "dp2 pp2 zb1p zero1 mbs1", 192, 8),
+    Case("convolution", 4, "dp2 pp2 zbv zero2 mbs1 ac=full", 192, 8),
     # four micro-batches: reduced after every backward, or its W, which a norm's gradient waits for; or once a step
     Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32),
     Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32, reduce="step"),

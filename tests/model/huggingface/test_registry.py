@@ -36,6 +36,6 @@ def test_keys_and_defaults_name_fields_of_a_config(kind: str) -> None:
 def test_the_tensors_of_every_family_hold_every_weight(kind: str, stacked: bool) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
     tensors = {part.name: part.numel for part in parts(model, family=kind, stacked=stacked)}
-    biases = sum(size for name, size in tensors.items() if name.endswith("e_score_correction_bias"))
+    biases = sum(size for name, size in tensors.items() if name.endswith(("e_score_correction_bias", "expert_bias")))
     assert sum(tensors.values()) - biases == model.parameters
     assert {part.ours for part in parts(model, family=kind)} >= {weight.name for weight in weights(model)}

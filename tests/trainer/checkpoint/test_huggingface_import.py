@@ -90,6 +90,11 @@ CASES: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 2, "attention_chunk_size": 8, "floor_scale": 7, "attn_scale": 0.5,
         "rope_parameters": LLAMA3,
     },
+    "lfm2": {"model_type": "lfm2", **PLAIN, "full_attn_idxs": [1], "conv_bias": True, "pad_token_id": None},
+    "lfm2-moe": {
+        "model_type": "lfm2_moe", **EXPERTS, "num_experts": 8, "num_dense_layers": 1,
+        "layer_types": ["conv", "conv", "full_attention"], "pad_token_id": None,
+    },
     "minimax-m2": {"model_type": "minimax_m2", **ALIKE, "rotary_dim": 4},
     "glm4-moe": {
         "model_type": "glm4_moe", **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
@@ -119,7 +124,7 @@ def reference(case: dict[str, Any]) -> torch.nn.Module:
             spread = torch.randn(weight.shape, generator=generator)
             weight.copy_(1 + 0.3 * spread if "norm" in name else spread * weight.shape[-1] ** -0.5)
         for name, bias in theirs.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
     return theirs
 
@@ -151,6 +156,8 @@ def decoder(folder: Folder) -> Transformer:
 def theirs_as_ours(part: Part, tensors: dict[str, Tensor]) -> Tensor:
     """Of their gradients, which lie as in memory, the one of our weight."""
     found = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
+    if part.filters:
+        return found[:, 0]
     return found.mT if part.transposed else found
 
 

@@ -1,11 +1,12 @@
 """The operations of a decoder as one rank runs them; FLOPs, bytes, messages and time are counted from them.
 
 layer                     embedding, block, head
-attention · feedforward   their operations: dense, latent, experts
+attention · mixers/       token mixers: grouped or latent attention; others, one module each
+feedforward               MLP and mixture of experts
 linear · fused_linears    column and row parallel; several linear layers on one input as one operation
+adapters                  low-rank adapters over frozen weights
 op                        the record of an operation
 recompute · narrow        operations that run again in the backward; activations kept in fp8
-adapters                  low-rank adapters over frozen weights
 local_shapes              a rank's share of a micro-batch
 kernels                   scratch memory of the Triton kernels
 mtp                       the head, with multi-token prediction

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
+from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import autocasted
 from fivefold.planner.counts.operations.feedforward import experts, mlp
 from fivefold.planner.counts.operations.linear import Source, over, over_columns, settled
 from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers import OPERATIONS
 from fivefold.planner.counts.operations.narrow import narrowed
 from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm
 from fivefold.planner.counts.operations.recompute import Unit, recompute
@@ -68,7 +70,8 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     model = local.model
     pre, post = model.block != "post", model.block in ("post", "sandwich")
     ops = [_normed(local, "norm1", "x")] if pre else []
-    ops += attention(local, "norm1.out" if pre else "x", layer=layer)
+    source, mixer = "norm1.out" if pre else "x", model.mixer_name(layer)
+    ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
     if post:
         name = "norm1_post" if model.block == "sandwich" else "norm1"
@@ -131,14 +134,16 @@ def _kept_as_told(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
 class Kind(NamedTuple):
     """The kind of a block: blocks of one kind do equal work.
 
-    ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: no rotary positions in a model that has
-    them; ``leads``: the first block over a frozen embedding, whose input needs no gradient.
+    ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
+    model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
+    the token mixer.
     """
 
     slides: bool
     moe: bool
     still: bool = False
     leads: bool = False
+    mixer: MixerName = "attention"
 
     @property
     def alike(self) -> Kind:
@@ -148,7 +153,9 @@ class Kind(NamedTuple):
 
 def kind_of(model: Model, layer: int) -> Kind:
     """Return the kind of one block."""
-    return Kind(model.slides(layer), model.is_moe(layer), model.position == "rope" and not model.rotates(layer))
+    mixer = model.mixer_name(layer)
+    is_still = mixer == "attention" and model.position == "rope" and not model.rotates(layer)
+    return Kind(model.slides(layer), model.is_moe(layer), is_still, mixer=mixer)
 
 
 def head(local: Local) -> list[Op]:

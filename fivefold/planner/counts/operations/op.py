@@ -11,7 +11,10 @@ from typing import Literal, NamedTuple
 
 from fivefold.model.norms import Norm
 
-Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embedding", "loss", "cast", "message"]
+# scan: the core of a token mixer other than attention
+Kind = Literal[
+    "matmul", "attention", "scan", "norm", "rope", "activation", "add", "embedding", "loss", "cast", "message"
+]
 
 
 class Message(NamedTuple):

@@ -15,6 +15,7 @@ from fivefold.layout.spec import CHEAP
 from fivefold.planner.counts.operations.op import Op
 
 RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale")
+MIXERS = ("attention", "mixer")  # the first part of the names of operations of a token mixer
 
 
 class Unit(NamedTuple):
@@ -37,9 +38,9 @@ def _groups_of(name: str, kind: str) -> frozenset[str]:
     op_groups = {"layer"}
     if kind == "norm":
         op_groups.add("norm")
-    if first == "attention" and second.startswith("core"):
+    if first in MIXERS and second.startswith("core"):
         op_groups.add("core")
-    elif first == "attention" and (kind == "matmul" or ".lora_" in second):
+    elif first in MIXERS and (kind == "matmul" or ".lora_" in second):
         op_groups.add("out" if second.partition(".")[0] == "out" else "qkv")
         if second.endswith("_up"):
             op_groups.add("up")

@@ -1,0 +1,147 @@
+"""LFM2: gated short convolutions in most layers, attention in the others; with experts and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_mixers
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.shape import MixerName
+from fivefold.model.spec import Model
+
+KINDS: dict[str, MixerName] = {"conv": "short_conv", "full_attention": "attention"}
+NAMES = {ours: theirs for theirs, ours in KINDS.items()}
+
+
+def _read_layers(config: Config) -> dict[str, Any]:
+    """Return the token mixers, and attention with norms of queries and keys per head."""
+    layers = range(config.num_hidden_layers)
+    attends = layers if config.full_attention_layers is None else config.full_attention_layers
+    default: tuple[MixerName, ...] = tuple("attention" if layer in attends else "short_conv" for layer in layers)
+    geometry: dict[MixerName, Any] = {"short_conv": {"taps": config.conv_taps, "bias": config.conv_bias}}
+    mixers = read_mixers(config, geometry, kinds=KINDS, default=default)
+    return {**read_rope(config), **mixers, "qk_norm": "head"}
+
+
+def _build_lfm2(config: Config) -> Model:
+    """Build LFM2, whose ``intermediate_size`` is by default that of an MLP without a gate."""
+    ffn = config.intermediate_size
+    if config.rounds_intermediate_size and ffn is not None:
+        ffn = int(2 * ffn / 3)
+        if config.intermediate_multiplier is not None:
+            multiple = config.intermediate_multiple
+            ffn = -(-int(config.intermediate_multiplier * ffn) // multiple) * multiple
+    return build_model(config, **_read_layers(config), ffn=ffn)
+
+
+def _build_lfm2_moe(config: Config) -> Model:
+    """Build LFM2 with experts after the first dense layers, routed by sigmoids and a balancing bias."""
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "dense_layers": min(config.first_k_dense_replace, config.num_hidden_layers),
+        "score": "sigmoid",
+        "balance": "free" if config.use_routing_bias else "none",
+        "aux_coefficient": 0.0,
+        "normalized": config.norm_topk_prob,
+        "scaling": config.routed_scaling_factor,
+    }
+    return build_model(config, **_read_layers(config), moe=moe)
+
+
+def _write_layers(model: Model) -> dict[str, Any]:
+    conv = model.short_conv
+    return {
+        "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
+        **({"conv_L_cache": conv.taps, "conv_bias": conv.bias} if conv else {}),
+    }
+
+
+KEYS = {
+    "tie_embedding": "tie_word_embeddings",
+    **without(decoder.GROUPED, "rms_norm_eps", "attention_dropout"),
+    "norm_eps": "norm_epsilon",
+    "conv_L_cache": "conv_taps",
+    **same("conv_bias layer_types"),
+}
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "vocab_size": 65_536,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000.0,
+}
+TENSORS = decoder.TENSORS | {
+    "head.norm": "model.embedding_norm",
+    "norm1": "operator_norm",
+    "norm2": "ffn_norm",
+    "attention.q_norm": "self_attn.q_layernorm",
+    "attention.k_norm": "self_attn.k_layernorm",
+    "attention.out": "self_attn.out_proj",
+    "mixer.project": "conv.in_proj",
+    "mixer.conv": "conv.conv",
+    "mixer.out": "conv.out_proj",
+    "mlp.gate": "feed_forward.w1",
+    "mlp.up": "feed_forward.w3",
+    "mlp.down": "feed_forward.w2",
+}
+LFM2 = Family(
+    model_type="lfm2",
+    architecture="Lfm2ForCausalLM",
+    keys={
+        "block_ff_dim": "intermediate_size",
+        **KEYS,
+        "block_auto_adjust_ff_dim": "rounds_intermediate_size",
+        "block_multiple_of": "intermediate_multiple",
+        "block_ffn_dim_multiplier": "intermediate_multiplier",
+        "full_attn_idxs": "full_attention_layers",
+    },
+    defaults={**DEFAULTS, "rounds_intermediate_size": True},
+    to_model=_build_lfm2,
+    write=lambda model: {**_write_layers(model), "block_auto_adjust_ff_dim": False},
+    tensors=TENSORS,
+)
+LFM2_MOE = Family(
+    model_type="lfm2_moe",
+    architecture="Lfm2MoeForCausalLM",
+    keys={
+        **KEYS,
+        **same("num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob routed_scaling_factor"),
+        "num_dense_layers": "first_k_dense_replace",
+        "use_expert_bias": "use_routing_bias",
+    },
+    defaults={
+        **DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "moe_intermediate_size": 1792,
+        "first_k_dense_replace": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+    },
+    to_model=_build_lfm2_moe,
+    write=lambda model: {
+        **_write_layers(model),
+        "use_expert_bias": bool(model.moe and model.moe.balance == "free"),
+    },
+    tensors=TENSORS
+    | {
+        "moe.router": "feed_forward.gate",
+        "moe.bias": "feed_forward.expert_bias",
+        "moe.experts.gate": "feed_forward.experts.{}.w1.weight",
+        "moe.experts.up": "feed_forward.experts.{}.w3.weight",
+        "moe.experts.down": "feed_forward.experts.{}.w2.weight",
+    },
+    stacked_tensors=decoder.stack_experts("feed_forward"),
+)
+
+FAMILIES = (LFM2, LFM2_MOE)

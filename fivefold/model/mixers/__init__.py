@@ -1,0 +1,6 @@
+"""Token mixers other than attention: one module for each kind, with its record and its weights.
+
+short_conv    gated short convolution (LFM2)
+
+``Model.mixers`` names the kind of every layer; the geometry of a kind is the field of ``Model`` with its name.
+"""

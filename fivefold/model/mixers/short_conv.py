@@ -1,0 +1,37 @@
+"""Gated short convolution (LFM2): a causal depthwise convolution of a few taps between two gates.
+
+    B, C, x = project(h)        y = C · conv(B · x)        out(y)
+
+Source: transformers 5.23, ``models/lfm2/modeling_lfm2.py``, ``Lfm2ShortConv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+Taps = Annotated[int, Field(ge=1, le=2**10)]  # 3 in LFM2, 4 in Mamba and Gated DeltaNet
+
+
+class ShortConv(Record):
+    """The geometry of a gated short convolution, which is as wide as the residual stream."""
+
+    taps: Taps = 3  # tokens that the convolution reads: the current one and those before it
+    bias: bool = False  # the convolution and both projections have biases
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        yield Weight("mixer.project.weight", (3 * width, width), "column")
+        if self.bias:
+            yield Weight("mixer.project.bias", (3 * width,), "bias")
+        yield Weight("mixer.conv.weight", (width, self.taps), "conv")
+        if self.bias:
+            yield Weight("mixer.conv.bias", (width,), "bias")
+        yield Weight("mixer.out.weight", (width, width), "row")
+        if self.bias:
+            yield Weight("mixer.out.bias", (width,), "bias")

@@ -1,0 +1,55 @@
+"""One trainable tensor of a model: its name, shape and kind."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal, NamedTuple
+
+# conv: the filters of a depthwise convolution, [channels, taps]
+Kind = Literal[
+    "embedding",
+    "norm",
+    "column",
+    "row",
+    "router",
+    "expert_column",
+    "expert_row",
+    "head",
+    "bias",
+    "vector",
+    "lora",
+    "conv",
+]
+
+FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
+
+
+class Weight(NamedTuple):
+    """One tensor of a model. ``kind`` decides sharding and weight decay.
+
+    Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return prod(self.shape)
+
+    @property
+    def is_vector(self) -> bool:
+        """Tell whether it is the weight or bias of a norm, a bias, or another vector, also of experts."""
+        return self.kind in ("norm", "bias", "vector") or self.name.endswith("bias")
+
+    @property
+    def is_hidden(self) -> bool:
+        """Tell whether it is a matrix (or the stacked matrices of experts) inside a block."""
+        return not self.is_vector and self.kind in ("column", "row", "router", "expert_column", "expert_row", "lora")
+
+    @property
+    def is_adapter(self) -> bool:
+        """Tell whether it is a factor of an adapter."""
+        return self.name.endswith(FACTORS)

@@ -1,0 +1,16 @@
+"""The operations of token mixers other than attention, one module for each kind.
+
+short_conv    gated short convolution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fivefold.model.shape import MixerName
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers import short_conv
+from fivefold.planner.counts.operations.op import Op
+
+# Each lists the operations of a layer's mixer, ``source`` [stream rows, D] → ``a`` [stream rows, D].
+OPERATIONS: Mapping[MixerName, Callable[[Local, str], list[Op]]] = {"short_conv": short_conv.operations}

@@ -1,0 +1,42 @@
+"""The operations of a gated short convolution: project → core → out.
+
+The core, C · conv(B · x), keeps its input [R, 3D] alone and computes the convolution again in its backward
+(``trainer/model/mixers/short_conv.py``). A depthwise convolution of a few taps is memory-bound; as with norms and
+activations, its 2 · R · D · taps FLOPs are not counted.
+"""
+
+from __future__ import annotations
+
+from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Op
+
+
+def operations(local: Local, source: str) -> list[Op]:
+    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    model, rows, width = local.model, local.rows, local.width
+    conv = model.short_conv
+    assert conv is not None
+    D, elements = model.width, rows * model.width
+    entry = Source(local, source, into=D, rows=local.stream_rows)
+    bias = (D,) if conv.bias else ()
+    core = Op(
+        "mixer.core",
+        "scan",
+        ("bcx",),
+        {"o": elements * width},
+        keeps=("bcx",),
+        parameters=D * conv.taps + sum(bias),
+        gradient_widths=(D * conv.taps, *bias),
+        moved_bytes=4 * elements * width,
+        moved_backward_bytes=7 * elements * width,
+        forward_scratch=elements * 4,  # B · x and the fp32 sums of the taps, which become the output
+        backward_scratch=elements * (8 + width),  # the fp32 gradient, its product with B · x; B · x
+        scratch_tensor=elements * 4,
+    )
+    return [
+        *entry.ops,
+        entry.column("mixer.project", "bcx", outof=3 * D, bias=conv.bias),
+        core,
+        *row(local, "mixer.out", "o", "a", into=D, outof=D, bias=conv.bias),
+    ]

@@ -1,0 +1,16 @@
+"""Token mixers other than attention: one module for each kind.
+
+short_conv    gated short convolution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from fivefold.model.shape import MixerName
+from fivefold.model.spec import Model
+from fivefold.trainer.model.mixers.short_conv import ShortConvMixer
+
+MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {"short_conv": ShortConvMixer}

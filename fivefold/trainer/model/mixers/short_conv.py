@@ -1,0 +1,116 @@
+"""Gated short convolution (LFM2) on rows [R, D]: B, C, x = project(h);  y = C · conv(B · x);  out(y).
+
+The convolution is causal and depthwise: each channel is the weighted sum of its last few tokens. The core saves its
+input [R, 3D] alone; the backward convolves again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.rotary import Rows
+
+
+class Conv(nn.Module):
+    """The filters of a causal depthwise convolution: weight [D, taps], and a bias [D]."""
+
+    def __init__(self, width: int, *, taps: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, taps))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+
+class ShortConvMixer(nn.Module):
+    """The token mixer of a layer that is a gated short convolution."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        shape = model.short_conv
+        assert shape is not None
+        self.run: Run = direct
+        self.project = Linear(model.width, 3 * model.width, bias=shape.bias)
+        self.conv = Conv(model.width, taps=shape.taps, bias=shape.bias)
+        self.out = Linear(model.width, model.width, bias=shape.bias)
+
+    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+        """Mix the tokens of each sequence: [R, D] → [R, D]."""
+        bcx = self.run("mixer.project", self.project, h_RD)
+        y_RD = self.run("mixer.core", gated_conv, bcx, self.conv.weight, self.conv.bias, rows.tokens)
+        del bcx
+        out_RD: Tensor = self.run("mixer.out", self.out, y_RD)
+        return out_RD
+
+
+@outside_graphs
+def gated_conv(bcx: Tensor, weight: Tensor, bias: Tensor | None, tokens: int) -> Tensor:
+    """Return ``C · (conv(B · x) + bias)`` [R, D] of ``B | C | x`` [R, 3D], in sequences of ``tokens``."""
+    out: Tensor = _GatedConv.apply(bcx, weight, bias, tokens)  # type: ignore[no-untyped-call]
+    return out
+
+
+def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None) -> Tensor:
+    """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b."""
+    taps = weight_DK.shape[-1]
+    weight_KD = weight_DK.t().to(_wide(x_BTD.dtype))
+    y_BTD = x_BTD * weight_KD[-1]
+    for back in range(1, min(taps, x_BTD.shape[1])):
+        y_BTD[:, back:].addcmul_(x_BTD[:, :-back], weight_KD[-1 - back])
+    return y_BTD if bias_D is None else y_BTD.add_(bias_D)
+
+
+def convolve_backward(grad_BTD: Tensor, weight_DK: Tensor) -> Tensor:
+    """Return the gradient of the input of ``convolve`` from that of its output, in the dtype of the latter."""
+    taps = weight_DK.shape[-1]
+    weight_KD = weight_DK.t().to(grad_BTD.dtype)
+    x_grad = grad_BTD * weight_KD[-1]
+    for back in range(1, min(taps, grad_BTD.shape[1])):
+        x_grad[:, :-back].addcmul_(grad_BTD[:, back:], weight_KD[-1 - back])
+    return x_grad
+
+
+def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor) -> Tensor:
+    """Return the gradient of the filters of ``convolve``: Σ over tokens of the output's gradient · the input's tap."""
+    gradient = torch.zeros_like(weight_DK, dtype=grad_BTD.dtype)
+    taps = weight_DK.shape[-1]
+    for back in range(min(taps, x_BTD.shape[1])):
+        tokens = x_BTD.shape[1] - back
+        gradient[:, -1 - back] = (grad_BTD[:, back:] * x_BTD[:, :tokens]).sum((0, 1))
+    return gradient.to(weight_DK.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+class _GatedConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bcx: Tensor, weight: Tensor, bias: Tensor | None, tokens: int) -> Tensor:
+        ctx.save_for_backward(bcx, weight, bias)
+        ctx.tokens = tokens
+        b, c, x = bcx.view(-1, tokens, bcx.shape[1]).chunk(3, dim=-1)
+        convolved = convolve(b * x, weight, bias)
+        return convolved.mul_(c).to(bcx.dtype).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        bcx, weight, bias = ctx.saved_tensors
+        b, c, x = bcx.view(-1, ctx.tokens, bcx.shape[1]).chunk(3, dim=-1)
+        grad = grad.view(b.shape)
+        bcx_grad = torch.empty_like(bcx)
+        b_grad, c_grad, x_grad = bcx_grad.view(-1, ctx.tokens, bcx.shape[1]).chunk(3, dim=-1)
+        gated = b * x
+        torch.mul(convolve(gated, weight, bias), grad, out=c_grad)
+        inner = grad.to(_wide(grad.dtype)) * c
+        weight_grad = filter_gradient(inner, gated, weight)
+        bias_grad = None if bias is None else inner.sum((0, 1)).to(bias.dtype)
+        del gated
+        inner = convolve_backward(inner, weight)
+        torch.mul(inner, x, out=b_grad)
+        torch.mul(inner, b, out=x_grad)
+        return bcx_grad, weight_grad, bias_grad, None
