@@ -356,7 +356,6 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
             f"ZeRO-3 of the stack {stack.name}, which gathers weight by weight",
             "zero2, or another stack",
         ),
-        (stack.backward_all_gather == "root" and layout.zero >= 2, f"sharding of the stack {stack.name}", "fsdp2"),
     ):
         if is_present:
             yield f"adapters are not modelled with {feature}; take {fix}"

@@ -67,9 +67,11 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
     """
     most, precision = machine.ranks, job.precision
-    held = precision.weights_bytes  # of a parameter, over all ranks at least
+    held: float = precision.weights_bytes  # of a parameter, over all ranks at least
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
+    if job.adapter is not None:  # frozen weights have no states, and in nf4 half a byte
+        held = 0.5 if job.adapter.base == "nf4" else job.activation_bytes
     least = model.parameters * held / machine.chip.memory_bytes
 
     planner = Planner(model=model, machine=machine, job=job, risk=risk)

@@ -24,8 +24,8 @@ output_dir: out
 fsdp_version: 2
 fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}
 """
-LORA = CONFIG + "adapter: lora\ns2_attention: true\ngptq: true\nrelora: true\nunsloth_lora_mlp: true\n"
-KEYS = ("adapter", "s2_attention", "gptq", "relora", "unsloth_lora_mlp")
+LORA = CONFIG + "layer_offloading: true\ns2_attention: true\ngptq: true\nrelora: true\nunsloth_lora_mlp: true\n"
+KEYS = ("layer_offloading", "s2_attention", "gptq", "relora", "unsloth_lora_mlp")
 COMMANDS = ("predict", "search", "compare", "report", "dryrun", "plan")
 
 
@@ -75,7 +75,7 @@ def test_an_answer_says_what_was_ignored(
     assert [key["key"] for key in config["ignored"]] == list(KEYS)
     assert [key["key"] for key in config["harmless"]] == ["datasets", "output_dir"]
     lines = [line for line in said.err.splitlines() if line.startswith("fivefold: ")]
-    assert "adapter=lora" in lines[0]
+    assert "layer_offloading=true" in lines[0]
     assert "datasets, output_dir" in lines[1]
 
 
@@ -85,10 +85,10 @@ def test_a_report_and_a_file_written_say_what_was_ignored(
     keys = ",".join(KEYS)
     assert run(monkeypatch, "report", "--from", lora, "--gpus", "h100:2", "--ignore", keys) == 0
     text = (lora.parent / "report.html").read_text()
-    assert "adapter=lora" in text
+    assert "layer_offloading=true" in text
     assert f"--ignore {keys}" in text
     assert run(monkeypatch, "write", lora, "--gpus", "h100:2", "--to", "accelerate", "--ignore", keys) == 0
-    assert "adapter=lora" in capsys.readouterr().err
+    assert "layer_offloading=true" in capsys.readouterr().err
 
 
 def test_what_json_prints_of_a_config_is_loaded(
@@ -100,7 +100,7 @@ def test_what_json_prints_of_a_config_is_loaded(
 
 
 def test_python_names_the_keys_too(lora: Path) -> None:
-    with pytest.raises(ff.UserError, match=r"adapter=lora .* --ignore adapter,s2_attention"):
+    with pytest.raises(ff.UserError, match=r"layer_offloading=true .* --ignore layer_offloading,s2_attention"):
         ff.read_config(lora, gpus="h100:2")
     config = ff.read_config(lora, gpus="h100:2", ignore=KEYS)
     assert [said.key for said in config.notes.ignored] == list(KEYS)

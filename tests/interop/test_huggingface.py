@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import get_scheduler
 
+from fivefold.adapter import Adapter
 from fivefold.interop.format import Asked, Plan
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -275,9 +277,91 @@ def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
         "deepspeed: examples/deepspeed/ds_z3_config.json", ""
     )
     found = of({"train.yaml": lora}, tmp_path)
-    assert [said.key for said in found.not_understood] == ["finetuning_type"]
+    assert found.not_understood == ()
+    assert found.job is not None
+    assert found.job.adapter == Adapter(rank=8)
     with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which is not there"):
         of({"other.yaml": FACTORY}, tmp_path)
+
+
+# axolotl-ai-cloud/axolotl: examples/llama-3/qlora.yml
+QLORA = """
+base_model: NousResearch/Meta-Llama-3-8B
+load_in_8bit: false
+load_in_4bit: true
+adapter: qlora
+sequence_len: 4096
+sample_packing: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+optimizer: paged_adamw_32bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+gradient_checkpointing: true
+flash_attention: true
+"""
+
+
+def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
+    found = of({"qlora.yml": QLORA}, tmp_path)
+    assert found.not_understood == ()
+    assert [said.key for said in found.approximated] == ["optim"]
+    assert found.job is not None
+    assert found.job.adapter == Adapter(rank=32, alpha=16, dropout=0.05, base="nf4")
+    assert found.job.precision.name == "bf16-autocast"
+
+
+@pytest.mark.parametrize(
+    ("changed", "adapter", "doubted"),
+    [
+        ({"lora_target_linear": None, "lora_target_modules": ["q_proj", "v_proj"]}, ("q_proj", "v_proj"), []),
+        (
+            {"lora_target_linear": None, "lora_target_modules": ["q_proj", "lm_head"]},
+            ("q_proj",),
+            ["lora_target_modules"],
+        ),
+        ({"peft_use_dora": True}, ("all-linear",), ["peft_use_dora"]),
+        ({"lora_modules_to_save": ["embed_tokens"]}, ("all-linear",), ["lora_modules_to_save"]),
+        ({"load_in_4bit": None}, ("all-linear",), ["adapter"]),
+        ({"load_in_8bit": True}, ("all-linear",), ["load_in_8bit"]),
+    ],
+)
+def test_variants_of_adapters_are_counted_or_named(
+    changed: dict[str, object], adapter: tuple[str, ...], doubted: list[str], tmp_path: Path
+) -> None:
+    values = yaml.safe_load(QLORA) | changed
+    found = of(
+        {"qlora.yml": yaml.safe_dump({key: value for key, value in values.items() if value is not None})}, tmp_path
+    )
+    assert found.job is not None
+    assert found.job.adapter is not None
+    assert found.job.adapter.targets == adapter
+    assert [said.key for said in found.not_understood] == doubted
+
+
+def test_trl_s_adapters_have_its_defaults(tmp_path: Path) -> None:
+    text = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+max_length: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 2.0e-4
+bf16: true
+use_peft: true
+lora_target_modules: all-linear
+load_in_4bit: true
+use_bnb_nested_quant: true
+use_rslora: true
+"""
+    found = of({"sft.yaml": text}, tmp_path)
+    assert found.not_understood == found.approximated == ()
+    assert found.job is not None
+    assert found.job.adapter == Adapter(rank=16, alpha=32, dropout=0.05, rank_stabilized=True, base="nf4")
 
 
 TRAINED = Range(

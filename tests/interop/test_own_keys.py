@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.adapter import Adapter
 from fivefold.interop.keys import Table, Values
 from fivefold.interop.registry import FORMATS
 from fivefold.record import UserError
@@ -18,18 +19,18 @@ TABLES: dict[str, Table] = {name: table for form in FORMATS for name, table in f
 # Of each software, keys that change memory, FLOPs, messages or time and are not modelled: by hand, not of a table.
 EFFECTS: dict[str, dict[str, Any]] = {
     "axolotl": {
-        "adapter": "lora", "s2_attention": True, "gptq": True, "relora": True, "relora_steps": 100,
+        "adapter": "llama-adapter", "s2_attention": True, "gptq": True, "relora": True, "relora_steps": 100,
         "unsloth_lora_mlp": True, "load_in_8bit": True, "layer_offloading": True, "activation_offloading": True,
         "gradient_checkpointing": "offload", "fp8": True, "rl": "dpo", "qat.weight_dtype": "int8",
         "fsdp_config.offload_params": True, "tiled_mlp": True, "unfrozen_parameters": ["lm_head"], "batch_flatten": 1,
     },
     "llamafactory": {
-        "finetuning_type": "lora", "quantization_bit": 4, "quantization_method": "hqq", "double_quantization": False,
+        "finetuning_type": "freeze", "quantization_bit": 8, "quantization_method": "hqq",
         "use_galore": True, "use_badam": True, "stage": "dpo", "shift_attn": True, "use_unsloth_gc": True,
         "mixture_of_depths": "convert", "upcast_layernorm": True, "use_mca": True, "use_llama_pro": True,
     },
     "trainer": {
-        "use_peft": True, "load_in_4bit": True, "activation_offloading": True, "label_smoothing_factor": 0.1,
+        "load_in_4bit": True, "activation_offloading": True, "label_smoothing_factor": 0.1,
         "optim": "galore_adamw", "auto_find_batch_size": True, "neftune_noise_alpha": 5, "fsdp": "full_shard offload",
         "ddp_bucket_cap_mb": 100, "model_init_kwargs.attn": "x", "parallelism_config.tp_size": 2, "dtype": "bfloat16",
     },
@@ -116,12 +117,14 @@ def test_keys_that_are_off_are_harmless(tmp_path: Path) -> None:
         "axolotl", {"adapter": None, "gptq": False, "load_in_4bit": "false", "output_dir": "x"}, tmp_path
     )
     assert reading.not_understood == ()
-    assert {"gptq", "load_in_4bit", "output_dir", "datasets"} <= {said.key for said in reading.harmless}
+    assert {"gptq", "output_dir", "datasets"} <= {said.key for said in reading.harmless}
 
 
 def test_llama_factory_trains_adapters_unless_it_is_told_otherwise(tmp_path: Path) -> None:
     reading = read_with("llamafactory", {"finetuning_type": None}, tmp_path)
-    assert [said.key for said in reading.not_understood] == ["finetuning_type"]
+    assert reading.not_understood == ()
+    assert reading.job is not None
+    assert reading.job.adapter == Adapter(rank=8)
 
 
 def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path: Path) -> None:

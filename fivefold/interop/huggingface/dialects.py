@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fivefold.interop.huggingface import effects, harmless
+from fivefold.interop.huggingface import adapters, effects, harmless
 from fivefold.interop.keys import Table, foreign, idle, part
 
 SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutoff_len", "model_max_length")
@@ -25,7 +25,7 @@ class Dialect(NamedTuple):
     words: Mapping[tuple[str, Any], tuple[str, Any]]  # (key, value) → (key, value) of TrainingArguments
     defaults: Mapping[str, Any]
     table: Table
-    unsaid: Mapping[str, Any] = {}  # the dialect's defaults with an effect that is not modelled
+    unsaid: Mapping[str, Any] = {}  # the dialect's defaults that are said for it
 
 
 AXOLOTL = Dialect(
@@ -53,7 +53,6 @@ AXOLOTL = Dialect(
     # bf16 is "auto" by default: on for GPUs that support it (utils/schemas/config.py)
     defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused", "bf16": True},
     table={
-        "adapter": foreign("adapters, not the weights, are trained", None),
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
         "rl": foreign("another objective than the next token", None),
         "unfrozen_parameters": foreign("some weights are frozen", None),
@@ -70,6 +69,7 @@ AXOLOTL = Dialect(
         "pad_to_sequence_len": part("job.documents: sequences are filled", None),
         **effects.AXOLOTL,
         **idle(*harmless.AXOLOTL.split()),
+        **adapters.TABLES["axolotl"],
     },
 )  # fmt: skip
 
@@ -90,13 +90,11 @@ LLAMAFACTORY = Dialect(
         ("disable_gradient_checkpointing", True): ("gradient_checkpointing", False),
     },
     # llamafactory/model/model_utils/checkpointing.py: on unless disable_gradient_checkpointing
-    # hparams/finetuning_args.py: adapters, unless finetuning_type is full
+    # hparams/finetuning_args.py: adapters, unless finetuning_type says otherwise
     defaults={"max_length": 2048, "gradient_checkpointing": True},
     unsaid={"finetuning_type": "lora"},
     table={
-        "finetuning_type": foreign("adapters or some layers, not all weights, are trained", "full"),
         "stage": part("the objective: sft and pt train the next token", "sft"),
-        "quantization_bit": foreign("weights in few bits", None),
         "use_galore": foreign("another optimizer", False),
         "use_apollo": foreign("another optimizer", False),
         "use_badam": foreign("another optimizer", False),
@@ -109,6 +107,7 @@ LLAMAFACTORY = Dialect(
         "cp_size": foreign("a sequence over several ranks", 1),
         **effects.LLAMAFACTORY,
         **idle(*harmless.LLAMAFACTORY.split()),
+        **adapters.TABLES["llamafactory"],
     },
 )  # fmt: skip
 

@@ -198,7 +198,6 @@ AXOLOTL: Table = {
 
 LLAMAFACTORY: Table = {
     **unsupported(QUANTIZED, "quantization_method", default="bnb"),
-    **unsupported(QUANTIZED, "double_quantization", default=True),
     **unsupported(QUANTIZED, "quantization_type", default="nf4"),
     **unsupported("layers spread over GPUs one after another", "quantization_device_map", "device_map"),
     **unsupported(OPTIMIZER, "use_adam_mini"),

@@ -28,7 +28,7 @@ push_to_hub push_to_hub_model_id push_to_hub_token ray_scope remove_unused_colum
 restore_callback_states_from_checkpoint resume_from_checkpoint router_aux_loss_coef run_name save_* shuffle
 shuffle_dataset skip_memory_metrics streaming swanlab_* system_prompt tags text_column token tokenizer_name
 tokenizer_name_or_path trackio_* train_file train_sampling_strategy truncation_mode trust_remote_code use_auth_token
-use_bnb_nested_quant use_cache use_dora use_fast use_fast_tokenizer use_rslora validation_file
+use_cache use_dora use_fast use_fast_tokenizer validation_file
 validation_split_percentage wandb_* warmup_ratio
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fivefold.interop.huggingface import effects, harmless
+from fivefold.interop.huggingface import adapters, effects, harmless
 from fivefold.interop.keys import Table, field, foreign, idle, part
 
 VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
@@ -55,9 +55,6 @@ ARGUMENTS: Table = {
     "cut_cross_entropy": part("job.stack.loss: never makes all logits", False),
     "plugins": part("job.stack.kernels and job.stack.loss, of Axolotl", None),
     "sequence_parallel_degree": part("layout.cp, of Axolotl", None),
-    "use_peft": foreign("adapters, not the weights, are trained", False),
-    "lora_r": foreign("adapters, not the weights, are trained", None),
-    "load_in_4bit": foreign("weights in 4 bits", False),
     "load_in_8bit": foreign("weights in 8 bits", False),
     "auto_find_batch_size": foreign("a smaller batch where memory ends", False),
     "neftune_noise_alpha": foreign("noise on the embeddings", None),
@@ -68,6 +65,7 @@ ARGUMENTS: Table = {
     "dtype": part("the type in which weights are loaded, and under DDP trained", None),
     **effects.TRAINER,
     **idle(*harmless.TRAINER.split()),
+    **adapters.TABLES["trl"],
 }
 
 FSDP = "accelerate.fsdp_config.fsdp_"

@@ -9,6 +9,7 @@ from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Asked, Document, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.huggingface.adapters import read_adapter
 from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import beside, find_strategy
 from fivefold.interop.keys import Values, listed
@@ -33,7 +34,7 @@ OPTIMIZERS = {
     "adamw_apex_fused": "adamw", "adamw_anyprecision": "adamw", "adamw_torch_xla": "adamw", "adamw_8bit": "adamw8bit",
     "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
     "adafactor": "adafactor", "sgd": "sgd",
-    "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit",
+    "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw",
 }  # fmt: skip
 
 MOST = 2**48
@@ -59,7 +60,8 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     fields |= _batch(values, fields, kind) | read_optimizer(values, kind) | _stack(values, kind)
     fields |= _units(values, model) if kind == "fsdp" else {}
     fields |= sizes(values) if kind == "deepspeed" else {}
-    if kind == "ddp":
+    fields |= (adapter := read_adapter(values))
+    if kind == "ddp" and not adapter:
         check_loaded_type(values)
     fields["job.sequence"] = values.whole("max_length")
     fields["job.precision"] = _precision(values, kind)
@@ -343,6 +345,8 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     optimizer_name = str(values[f"{ds}type"] if deepspeed_sets else values["optim"]).lower().rpartition(".")[2]
     if optimizer_name not in OPTIMIZERS:
         values.doubt(f"{ds}type" if deepspeed_sets else "optim", "is not among the optimizers here; read as adamw")
+    if optimizer_name.startswith("paged_"):
+        values.approximate("optim", "moves its states to the host where memory ends; counted on the device")
     betas = (values["adam_beta1"], values["adam_beta2"])
     fields: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(optimizer_name, "adamw")}
     if deepspeed_sets:
