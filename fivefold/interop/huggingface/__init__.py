@@ -2,6 +2,7 @@
 
 keys · parse · to_job · emit   the four modules of a format, described in ``../format.py`` dialects   names that Axolotl
 and LLaMA-Factory use effects    keys that change the step and are not counted      harmless   keys without effect
+adapters   adapters of peft and quantized bases, of TRL, Axolotl and LLaMA-Factory
 """
 
 from __future__ import annotations
