@@ -129,7 +129,7 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
         yield f"{stack.name} has no {layout.schedule}; take {' or '.join(runs.schedules)}, or another stack"
     stages = runs.zero_with(layout.pp)
     if layout.dp * layout.cp > 1 and layout.zero not in stages:
-        context, fix = " with pipelines" if layout.pp > 1 else "", " or ".join(f"zero{n}" for n in stages)
+        context, fix = " with pipelines" if layout.pp > 1 else "", " or ".join(f"zero{n}" for n in stages) or "pp1"
         yield f"{stack.name} has no zero{layout.zero}{context}; take {fix}, or another stack"
     if layout.cp > 1 and layout.cp_kind not in runs.cp_kinds:
         yield f"{stack.name} has no cp={layout.cp_kind}; take cp={runs.cp_kinds[0]} or another stack"

@@ -22,15 +22,18 @@ ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Launches = Annotated[int, Field(ge=0, le=1000)]
 
 
+AT_LEAST_ONE = Field(min_length=1)  # errors name one of them
+
+
 class SupportedLayouts(Record):
     """The layouts that a stack supports."""
 
     axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # axes whose degree may exceed 1
-    schedules: tuple[ScheduleName, ...] = SCHEDULES  # pipeline schedules
-    zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # ZeRO stages
+    schedules: Annotated[tuple[ScheduleName, ...], AT_LEAST_ONE] = SCHEDULES  # pipeline schedules
+    zero: Annotated[tuple[ZeroStage, ...], AT_LEAST_ONE] = (0, 1, 2, 3)  # ZeRO stages
     pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # ZeRO stages with pp > 1
     shard_groups: bool = True  # ZeRO within groups of replicas (zero3/8)
-    cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")  # kinds of context parallelism
+    cp_kinds: Annotated[tuple[CpKind, ...], AT_LEAST_ONE] = ("ring", "ulysses")  # kinds of context parallelism
     expert_tensor: bool = True  # etp smaller than tp, or larger than 1
     no_sp: bool = True  # tensor parallelism without sequence parallelism
     uneven_stages: bool = True  # stages with different numbers of layers

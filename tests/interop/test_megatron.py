@@ -312,3 +312,11 @@ def test_a_linear_decay_goes_from_the_warm_up_to_the_end(tmp_path: Path) -> None
     for step in (200, 400, 600, 999):
         theirs = 1.5e-4 - (step - 200) / 800 * (1.5e-4 - 1.5e-5)
         assert learning_rate(job.learning_rate, step=step, steps=job.steps) == pytest.approx(theirs, rel=2e-2), step
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_flag_that_turns_something_off_is_said_without_its_no_in_a_yaml(fused: bool, tmp_path: Path) -> None:
+    text = f"{DEEPSEEK}\ngradient_accumulation_fusion: {str(fused).lower()}\n"
+    found = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Asked(ranks=2048))
+    assert found.job is not None
+    assert found.job.stack.wgrad_accumulation.startswith("fused") is fused

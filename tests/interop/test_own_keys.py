@@ -118,6 +118,7 @@ def test_keys_that_are_off_are_harmless(tmp_path: Path) -> None:
     )
     assert reading.not_understood == ()
     assert {"gptq", "output_dir", "datasets"} <= {said.key for said in reading.harmless}
+    assert read_with("axolotl", {"unfrozen_parameters": []}, tmp_path).not_understood == ()
 
 
 def test_llama_factory_trains_adapters_unless_it_is_told_otherwise(tmp_path: Path) -> None:
@@ -159,3 +160,10 @@ def test_a_number_without_a_value_is_its_default(tmp_path: Path) -> None:
     keys = {f"{parallel}{name}_size": None for name in ("dp_replicate", "tp", "cp", "sp")}
     found, base = read_with("accelerate", keys, tmp_path), read_with("accelerate", {}, tmp_path)
     assert found.layout == base.layout is not None
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_a_flag_turns_off_may_be_said_without_the_no(fused: bool, tmp_path: Path) -> None:
+    reading = read_with("bridge", {"model.gradient_accumulation_fusion": fused}, tmp_path)
+    assert reading.job is not None
+    assert reading.job.stack.wgrad_accumulation.startswith("fused") is fused

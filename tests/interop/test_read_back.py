@@ -68,7 +68,7 @@ LINES: dict[str, tuple[str, ...]] = {
         "num_decay_steps: 30", "min_lr_ratio: 0.2", 'decay_type: "linear"', "seed: 9", 'optim: "adamw_torch_fused"',
     ),
 }  # fmt: skip
-LINES["deepspeed"] = (*LINES["accelerate"], '"gradient_clipping": 0.7')
+LINES["deepspeed"] = (*LINES["accelerate"], '"gradient_clipping": 0.7', '"grad_accum_dtype": "fp32"')
 
 
 def plan(name: str, rate: LearningRate) -> Plan:
@@ -121,3 +121,28 @@ def test_a_learning_rate_that_would_be_another_is_remarked(monkeypatch: pytest.M
     monkeypatch.setattr(writer, "schedule", lambda job: {"lr_scheduler_type": "cosine"})
     written = write(plan("deepspeed", RATES["wsd"]), to="deepspeed")
     assert any("the learning rate is written with" in remark for remark in written.remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "layout", "lines"),
+    [
+        ("accelerate", "llama3-8b", "dp4 cp2 zero3 mbs1", ("dp_replicate_size: 1", "dp_shard_size: 4", "cp_size: 2")),
+        ("accelerate", "llama3-8b", "dp4 cp2 zero3/4 mbs1", ("dp_replicate_size: 2", "dp_shard_size: 2", "cp_size: 2")),
+        (
+            "megatron",
+            "deepseek-v3",
+            "dp8 ep8 zero1 mbs1",
+            ("--moe-router-num-groups 8", "--moe-router-group-topk 4", "--moe-shared-expert-intermediate-size 1536"),
+        ),
+    ],
+)
+def test_the_layout_and_the_experts_are_in_the_softwares_words(
+    name: str, model: str, layout: str, lines: tuple[str, ...]
+) -> None:
+    wanted = model_named(model).replace(attention_scale=None)  # Megatron's arguments have none
+    if wanted.moe is not None:
+        wanted = wanted.replace(moe=wanted.moe.replace(shared_ffn=1536))
+    asked = plan(name, RATES["cosine"])._replace(model=wanted, layout=Layout.parse(layout))
+    text = "\n".join(write(asked, to=name).files.values())
+    for line in lines:
+        assert re.search(rf"{re.escape(line)}(?![0-9])", text), line

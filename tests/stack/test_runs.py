@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
@@ -34,6 +35,7 @@ LACKS: tuple[tuple[str, Any, str, str], ...] = (
     ("zero", (0, 1), "dp2 pp2 zero2", "mine has no zero2 with pipelines; take zero0 or zero1, or another stack"),
     ("zero", (3,), "dp4 zero0", "mine has no zero0; take zero3, or another stack"),
     ("pipelined_zero", (0,), "dp2 pp2 zero1", "mine has no zero1 with pipelines; take zero0, or another stack"),
+    ("pipelined_zero", (), "dp2 pp2 zero1", "mine has no zero1 with pipelines; take pp1, or another stack"),
     ("shard_groups", False, "dp4 zero3/2", "mine has no shard groups; take zero3 or another stack"),
     ("cp_kinds", ("ulysses",), "cp2", "mine has no cp=ring; take cp=ulysses or another stack"),
     ("cp_kinds", ("ring",), "cp2 cp=ulysses", "mine has no cp=ulysses; take cp=ring or another stack"),
@@ -47,6 +49,13 @@ LACKS: tuple[tuple[str, Any, str, str], ...] = (
         "mine has no other orders of the ranks; take it without order= or another",
     ),
 )
+
+
+@pytest.mark.parametrize("field", ["schedules", "zero", "cp_kinds"])
+def test_a_stack_has_at_least_one_of_each(field: str) -> None:
+    """What a layout cannot have is an error that names one that it can."""
+    with pytest.raises(ValidationError, match="at least 1"):
+        SupportedLayouts.model_validate({field: ()})
 
 
 def test_every_field_is_refused_by() -> None:

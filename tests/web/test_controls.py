@@ -92,3 +92,16 @@ def test_what_must_follow_follows() -> None:
     now = now.replace(ac="full@1")
     assert changed(noun, now, zero=3).ac == "full@1"
     assert (changed(noun, now, pp=1).ac, changed(noun, now, schedule="dualpipe").ac) == ("full", "full")
+
+
+def test_uneven_stages_go_with_another_number_of_stages() -> None:
+    noun, layout = asked(model="llama3-8b", machine="h100:8", layout="dp4 pp2 stages=15-17 mbs1", gbs=64)
+    assert layout.stages == (15, 17)
+    assert changed(noun, layout, pp=4).stages == ()
+
+
+def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
+    noun, layout = asked(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
+    assert {size.ranks: size.layout.split()[0] for size in sizes(noun, layout)} == {
+        1: "dp3", 3: "dp3", 6: "dp3", 12: "dp6", 24: "dp12",
+    }  # fmt: skip

@@ -68,6 +68,8 @@ def test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit(text: str, ris
         RISK.probability(layout, peak_bytes=int(limit * by), totals=totals(int(limit * by))) for by in (0.9999, 1.0001)
     )
     assert below <= risk < above
+    fragmented = totals(8 * GIB)  # 8 GiB of fragments
+    assert RISK.peak_limit(layout, peak_bytes=0, totals=fragmented, risk=risk) < limit
     assert limit <= RISK.largest_peak(8, risk=risk), "a search may prune by it"
 
 

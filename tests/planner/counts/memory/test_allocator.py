@@ -9,7 +9,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, segment
+from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, communicators, segment
 from fivefold.planner.counts.memory.peak import memory, over_time
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.stack.catalog import named as named_stack
@@ -117,3 +117,10 @@ def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
     ranks = memory(counts, layout)
     reserved_bytes = allocator_totals(counts, layout, ranks).reserved_bytes
     assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(part_of(layout))
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"), [("dp1", 0), ("dp8", 2), ("dp4 tp2", 3), ("dp8 ep4", 3), ("dp2 tp2 cp2 pp2", 5)]
+)
+def test_a_communicator_for_all_ranks_and_each_axis(text: str, groups: int) -> None:
+    assert communicators(Layout.parse(text)) == groups
