@@ -54,6 +54,7 @@ class MoE(Record):
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
     score: Literal["softmax", "sigmoid"] = "softmax"  # function of the router's logits
     balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
+    biased: Literal["scores", "logits"] = "scores"  # what the bias is added to when experts are chosen
     aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # weight of the auxiliary loss
     capacity: Positive | None = None  # capacity factor: maximum tokens per expert over the average; None: dropless
     normalized: bool = True  # top-k weights rescaled to sum to one

@@ -27,7 +27,8 @@ from fivefold.model.huggingface.write import differs
 from fivefold.record import UserError
 from tests.model.mutations import FAMILIES
 
-PLUS_ONE = ("gemma2", "gemma3", "gemma3_text", "nemotron")  # whose weights of norms are the factors minus one
+# whose weights of norms are the factors minus one
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "nemotron")
 LENGTHS = (12, 48)  # the longer is beyond max_position_embeddings, where scaled rotary positions depend on the length
 SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding makes of the same formula
 
@@ -122,7 +123,8 @@ def seen(kind: str, config: dict[str, Any]) -> Seen | None:
             logits = tuple(theirs(text, use_cache=False).logits for text in texts(theirs.config.vocab_size))
     except Exception:  # whatever it is, there is nothing to hold ours against
         return None
-    return Seen({name: tuple(weight.shape) for name, weight in theirs.named_parameters()}, logits)
+    trained = {name: tuple(weight.shape) for name, weight in theirs.named_parameters() if weight.requires_grad}
+    return Seen(trained, logits)
 
 
 @cache

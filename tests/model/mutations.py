@@ -27,6 +27,17 @@ LATENT = {
     "num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
+DENSE_LATENT = {
+    key: value for key, value in LATENT.items()
+    if key not in ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok",
+                   "moe_intermediate_size")
+}  # fmt: skip
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
 SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
 GPT2 = {"vocab_size": 131, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 64, "tie_word_embeddings": False}
 STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
@@ -76,10 +87,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
     },
     "gpt_oss": ALIKE | {"sliding_window": 6},
-    "granite": PLAIN
-    | {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
-    "granitemoe": ALIKE
-    | {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+    "granite": PLAIN | GRANITE,
+    "granitemoe": ALIKE | GRANITE,
     "starcoder2": PLAIN,
     "glm": PLAIN | {"pad_token_id": 0},
     "glm4": PLAIN | {"pad_token_id": 0},
@@ -90,6 +99,62 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": PLAIN | {"full_attn_idxs": [1], "block_multiple_of": 8},
     "lfm2_moe": EXPERTS | {"num_experts": 4, "layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
 }
+    "arcee": PLAIN,
+    "cwm": PLAIN | {"sliding_window": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "exaone4": PLAIN | {"sliding_window": 6, "sliding_window_pattern": 2},
+    "gemma": PLAIN,
+    "vaultgemma": GEMMA,
+    "gpt_neo": {
+        "vocab_size": 131, "hidden_size": 48, "num_layers": 2, "num_heads": 6, "max_position_embeddings": 64,
+        "tie_word_embeddings": False, "attention_types": [[["global", "local"], 1]], "window_size": 6,
+    },
+    "gptj": {**GPT2, **STILL, "rotary_dim": 4},
+    "codegen": {**GPT2, **STILL, "rotary_dim": 4, "n_head": 4},
+    "gpt_bigcode": GPT2 | STILL,
+    "granite_swa": PLAIN | GRANITE | {"sliding_window": 6},
+    "granitemoe_swa": ALIKE | GRANITE | {"sliding_window": 6, "shared_intermediate_size": 20},
+    "granitemoeshared": ALIKE | GRANITE | {"shared_intermediate_size": 20},
+    "helium": PLAIN,
+    "hyperclovax": PLAIN | GRANITE,
+    "jais2": PLAIN,
+    "ministral": PLAIN | {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]},
+    "olmo3": PLAIN | {"pad_token_id": 0, "sliding_window": 6},
+    "persimmon": WIDE,
+    "phi": WIDE | {"num_key_value_heads": 2},
+    "seed_oss": PLAIN | {"attention_dropout": 0.0, "residual_dropout": 0.0},
+    "stablelm": WIDE | {"num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+    "youtu": DENSE_LATENT,
+    "minicpm3": DENSE_LATENT | {"scale_emb": 3.0, "scale_depth": 1.1, "dim_model_base": 24},
+    "ernie4_5": PLAIN,
+    "ernie4_5_moe": PLAIN
+    | {"moe_intermediate_size": 24, "moe_k": 2, "moe_num_experts": 4, "moe_num_shared_experts": 1},
+    "exaone_moe": EXPERTS
+    | {"num_experts": 8, "num_shared_experts": 1, "sliding_window": 6, "sliding_window_pattern": 2, "n_group": 2},
+    "glm4_moe_lite": {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
+    "dots1": EXPERTS | SHARED | {"sliding_window": 6, "max_window_layers": 1},
+    "solar_open": EXPERTS | SHARED,
+    "hy_v3": EXPERTS | {"num_experts": 8, "num_shared_experts": 2},
+    "mellum": EXPERTS
+    | {"num_experts": 4, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "flint": EXPERTS
+    | {
+        "num_experts": 4, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_only_layers": [0], "shared_expert_intermediate_size": 20,
+    },
+    "kolibri1": EXPERTS
+    | {
+        "num_experts": 4, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"],
+        "shared_expert_intermediate_size": 20,
+    },
+    "aria_text": PLAIN | {"moe_num_experts": 4},
+    "flex_olmo": ALIKE | {"pad_token_id": 0},
+    "olmoe": ALIKE,
+    "cohere2_moe": PLAIN
+    | {
+        "num_experts": 4, "logit_scale": 0.5, "sliding_window": 6, "sliding_window_pattern": 2,
+        "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 56,
+    },
+}  # fmt: skip
 
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
 _LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
@@ -248,7 +313,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "kv_lora_rank": (12,),
     "qk_nope_head_dim": (12,),
     "qk_rope_head_dim": (8,),
-    "v_head_dim": (10,),
+    "v_head_dim": (10, None),
     "swiglu_alpha": (1.5, 1.702),
     "swiglu_limit": (0.5, 7.0),
     "qk_norm": (True,),
@@ -286,6 +351,35 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "num_dense_layers": (0, 2),
     "use_expert_bias": (False,),
     "tie_embedding": (True,),
+    "attention_out_bias": (True, False),
+    "use_post_norm": (True, False),
+    "use_qkv_bias": (True,),
+    "num_layers": (3,),
+    "num_heads": (4,),
+    "window_size": (3,),
+    "attention_types": ([[["local"], 2]], [[["global"], 1], [["local"], 1]], [[["global"], 3]]),
+    "resid_dropout": (0.1,),
+    "embed_dropout": (0.1,),
+    "layer_rope_theta": ([30.0, 300.0], [0, 300.0], [300.0, None], [0, 0], [300.0], None),
+    "scale_emb": (2.0,),
+    "scale_depth": (0.7, None),
+    "dim_model_base": (12, None),
+    "shared_intermediate_size": (0, 56),
+    "num_shared_experts": (0, 1, 3),
+    "moe_num_experts": (8,),
+    "moe_k": (1, 3),
+    "moe_topk": (1, 3),
+    "moe_num_shared_experts": (0, 3),
+    "moe_layer_start_index": (0, 1, 2),
+    "moe_layer_end_index": (0, 1, -1),
+    "moe_layer_interval": (1, 2),
+    "router_scaling_factor": (2.0,),
+    "shared_expert_intermediate_size": (0, 56),
+    "mlp_layer_types": (["dense", "sparse"], ["sparse", "dense"], ["sparse"] * 2, ["dense"] * 2, ["dense"] * 3, None),
+    "expert_selection_fn": ("softmax", "sigmoid", "tanh"),
+    "shared_expert_combination_strategy": ("sum", "average"),
+    "prefix_dense_sliding_window_pattern": (1, 2),
+    "prefix_dense_intermediate_size": (40, None),
     "per_layer_config": ({0: {"intermediate_size": 24}}, None),
 }  # fmt: skip
 

@@ -36,8 +36,10 @@ class Config(Record):
     hidden_act: str
     max_position_embeddings: Tokens = Field(gt=1)
     norm_epsilon: Positive
+    rms_norm_epsilon: Positive | None = None  # of RMSNorms, in a family whose norm_epsilon is that of LayerNorms
     tie_word_embeddings: bool
     attention_bias: bool = False
+    attention_out_bias: bool = False  # of the output projection, in a family whose attention_bias is that of q, k and v
     mlp_bias: bool = False
     attention_dropout: Scalar = 0.0
     hidden_dropout: Scalar = 0.0
@@ -45,11 +47,14 @@ class Config(Record):
     scale_attn_weights: bool = True
     use_parallel_residual: bool = False
     use_qk_norm: bool = False
+    use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0
-    attention_multiplier: Scalar = 1.0
+    attention_multiplier: Scalar | None = None
     residual_multiplier: Scalar = 1.0
     logits_scaling: Positive = 1.0
-    logit_scale: Scalar = 1.0
+    logit_scale: Scalar | None = 1.0
+    scale_depth: Scalar | None = None
+    dim_model_base: Width | None = None
     no_rope_layers: tuple[Flag, ...] | None = None  # 1: the layer has rotary positions
     no_rope_layer_interval: Layers = 4
     new_decoder_architecture: bool = False
@@ -72,6 +77,9 @@ class Config(Record):
     max_window_layers: int = Field(0, ge=-(2**30), le=2**30)
     layer_types: tuple[str, ...] | None = None
     sliding_window_pattern: Layers = 1
+    sliding_window_period: Layers | str | None = None  # sliding_window_pattern of a family that also writes "LLLG"
+    attention_types: tuple[tuple[tuple[str, ...], Layer], ...] | None = None  # kinds of layers, and how often in a row
+    layer_rope_theta: tuple[Annotated[float, Field(ge=0, le=1e30)] | None, ...] | None = None  # none or 0: no rotation
     attention_chunk_size: Tokens | None = None
     attn_temperature_tuning: bool = False
     floor_scale: Tokens = 8192
@@ -98,7 +106,16 @@ class Config(Record):
     moe_layers: tuple[Layer, ...] | None = None
     interleave_moe_layer_step: Layers = 1
     first_k_dense_replace: Layer = 0
+    decoder_sparse_step: Layers = 1
+    mlp_layer_types: tuple[str, ...] | None = None
+    moe_layer_start_index: Layer = 0
+    moe_layer_end_index: int = Field(-1, ge=-1, le=2**12)  # -1: the last layer
+    moe_layer_interval: Layers = 1
+    prefix_dense_sliding_window_pattern: Layers = 1
+    prefix_dense_intermediate_size: Ffn | None = None
+    shared_expert_combination_strategy: str = "sum"
     n_shared_experts: Layer | None = None
+    shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**22)] | None = None  # of all shared experts
     routed_scaling_factor: Scalar = 1.0
     n_group: Experts | None = None
     topk_group: Experts | None = None
@@ -109,7 +126,7 @@ class Config(Record):
     kv_lora_rank: Latent = 1
     qk_nope_head_dim: HeadDim = 1
     qk_rope_head_dim: HeadDim = 1
-    v_head_dim: HeadDim = 1
+    v_head_dim: HeadDim | None = 1
 
     def mistake(self, what: str) -> UserError:
         """Make the one-line ``UserError`` for a feature or value that ``Model`` cannot represent."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.family import Fused
+from fivefold.model.shape import RopeScaling
+from fivefold.model.spec import Model
 
 
 def same(keys: str) -> dict[str, str]:
@@ -33,6 +35,12 @@ GROUPED = (
 KEYS = GROUPED | same("hidden_act")
 LAYER_NORM_KEYS = without(KEYS, "rms_norm_eps")
 EXPERT_KEYS = same("num_experts num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
+BIASED_EXPERT_KEYS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"} | same(
+    "num_experts_per_tok moe_intermediate_size n_shared_experts routed_scaling_factor n_group topk_group norm_topk_prob"
+)
+LATENT_KEYS = same(
+    "attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave"
+)
 MTP_KEYS = dict.fromkeys(("num_mtp_layers", "num_nextn_predict_layers"), "num_nextn_predict_layers")
 
 DEFAULTS: dict[str, Any] = {
@@ -67,6 +75,14 @@ TENSORS: dict[str, str | Fused] = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
+LATENT_TENSORS: dict[str, str | Fused] = {
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
+}
 QKV = ("attention.q", "attention.k", "attention.v")
 GATE_UP = ("mlp.gate", "mlp.up")
 FUSED_GATE_UP = dict.fromkeys(GATE_UP, Fused("mlp.gate_up_proj", GATE_UP))
@@ -85,6 +101,8 @@ MIXTRAL_TENSORS = TENSORS | {
     "moe.experts.down": "block_sparse_moe.experts.{}.w2.weight",
 }
 SHARED_EXPERT_TENSORS = {f"moe.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+SHARED_EXPERT_TENSOR = {f"moe.shared.{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+BIASED_EXPERT_TENSORS = EXPERT_TENSORS | SHARED_EXPERT_TENSORS | {"moe.bias": "mlp.gate.e_score_correction_bias"}
 EXPERT_GATE_UP = ("moe.experts.gate", "moe.experts.up")
 
 
@@ -98,3 +116,49 @@ def stack_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str 
         **dict.fromkeys(EXPERT_GATE_UP, Fused(f"{place}.experts.gate_up_proj", EXPERT_GATE_UP)),
         "moe.experts.down": f"{place}.experts.down_proj",
     }
+
+
+def write_latent(model: Model) -> dict[str, Any]:
+    """Return the rank of queries, null without one, and heads as transformers defines them; others ignore these."""
+    assert model.mla is not None
+    return {"q_lora_rank": model.mla.q_rank, "num_key_value_heads": model.heads, "head_dim": model.rope_dim}
+
+
+def write_layer_types(model: Model) -> dict[str, Any]:
+    """Return the kinds of all layers, for a family in which a missing key means that some slide."""
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return {"layer_types": [kinds[model.slides(layer)] for layer in range(model.layers)]}
+
+
+def write_rope_by_layers(model: Model) -> dict[str, Any]:
+    """Return the kinds of all layers and ``rope_parameters`` of each kind, for a family that reads no other form."""
+    scaling = write_scaling(model.rope_scaling) if model.rope_scaling else {"rope_type": "default"}
+    sliding = {"rope_type": "default", "rope_theta": model.rope_theta_sliding or model.rope_theta}
+    tables = {"full_attention": {**scaling, "rope_theta": model.rope_theta}, "sliding_attention": sliding}
+    return {**write_layer_types(model), "rope_parameters": tables}
+
+
+def write_scaling(scaling: RopeScaling) -> dict[str, Any]:
+    """Return the keys of ``rope_scaling``."""
+    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.original_positions:
+        values["original_max_position_embeddings"] = scaling.original_positions
+    if scaling.kind == "llama3":
+        values |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
+    if scaling.kind == "longrope":
+        lists = {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
+        return values | lists | {"attention_factor": scaling.attention_factor}
+    if scaling.kind == "yarn":
+        values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+        weights = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dims}
+        if scaling.mscale and scaling.mscale_all_dims:  # they determine attention_factor
+            return values | weights
+        given = {name: weight for name, weight in weights.items() if weight is not None}
+        return values | given | {"attention_factor": scaling.attention_factor}
+    return values
+
+
+def write_unscaled_rope(model: Model) -> dict[str, Any]:
+    """Return ``rope_parameters`` of a model without scaling, for a family in which a missing key means a scaling."""
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
+    return {} if model.rope_scaling else plain

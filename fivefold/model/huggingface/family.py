@@ -56,6 +56,8 @@ class Family:
     defaults: Mapping[str, Any]
     # Keys that the family's code reads, but for which only some values can be represented.
     supported: Mapping[str, Supported] = field(default_factory=dict)
+    # Keys that its class writes itself, whatever the file says.
+    overwritten: tuple[str, ...] = ()
     to_model: Callable[[Config], Model]
     # Further keys to write, which take precedence over those that follow from ``keys``.
     write: Callable[[Model], dict[str, Any]] = _write_nothing
@@ -67,6 +69,8 @@ class Family:
     stacked_tensors: Names = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False
+    # Whether the routing bias of a layer is stored as [1, experts], not as [experts].
+    bias_is_row: bool = False
     # The prefix of names in a full model, which a checkpoint without its head leaves out.
     base_prefix: str = ""
 

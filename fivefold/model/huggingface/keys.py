@@ -33,7 +33,8 @@ _HARMLESS = """
     chunk_size_feed_forward pretraining_tp reorder_and_upcast_attn initializer_range vision_config
     ep_size seq_aux num_nextn_predict_layers num_mtp_layers qk_head_dim max_length min_length temperature top_k top_p
     do_sample num_beams repetition_penalty bad_words_ids suppress_tokens initial_context_length experts_per_token
-    n_ctx max_window_layers is_llama_config transformers.js_config
+    n_ctx max_window_layers is_llama_config transformers.js_config attention_softmax_in_fp32
+    scale_attention_softmax_in_fp32 embedding_initializer_range
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _ENDS = ("_token_id", "_token_ids", "_token_index", "_token")
@@ -74,7 +75,7 @@ def list_unread(values: dict[str, Any], *, family: Family) -> Iterator[str]:
     given = {field: values[key] for key, field in family.keys.items() if key in values and field != UNREAD}
     used_values = {**family.defaults, **given}
     for key, value in values.items():
-        if key in read or _is_harmless(key):
+        if key in read or key in family.overwritten or _is_harmless(key):
             continue
         empty = value is None or value is False or (value is not True and value in (0, 1, "", [], {}))
         fields = meanings.get(key, set()) & used_values.keys()

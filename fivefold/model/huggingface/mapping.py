@@ -5,11 +5,12 @@ Source: configuration and modelling code of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.rope import yarn_mscale
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -58,6 +59,20 @@ def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str,
     if slides and not any(slides):
         return {}
     return {"window": config.sliding_window, "window_pattern": () if all(slides) else find_period(slides)}
+
+
+def list_sliding_layers(layers: int, *, period: int, full: int = -1) -> tuple[bool, ...]:
+    """Tell for each layer whether it slides: all but one in ``period``, which is that of index ``full`` among them."""
+    return tuple(layer % period != full % period for layer in range(layers))
+
+
+def read_windows_of_rotating_layers(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
+    """Return the fields of windows and rotation for a family in which only sliding layers rotate.
+
+    ``default``: which layers slide if ``layer_types`` is missing.
+    """
+    windows = read_windows(config, default=default)
+    return {**windows, "rope_pattern": windows["window_pattern"]} if windows else {"position": "none"}
 
 
 def read_chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
@@ -145,6 +160,31 @@ def list_rotating_layers(config: Config, *, listed: tuple[int, ...] | None) -> t
     return tuple(map(bool, listed[:layers]))
 
 
+def read_latent(config: Config, rotary: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of latent attention, with the rotary fields: YaRN's ``mscale_all_dim`` sharpens the scores."""
+    if config.v_head_dim is None and config.hidden_size % config.num_attention_heads:
+        raise config.mistake(
+            f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads} "
+            "and no v_head_dim is given"
+        )
+    qk_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    scaling = rotary["rope_scaling"] or {"mscale_all_dims": None}
+    weight = scaling["mscale_all_dims"]
+    sharper = yarn_mscale(scaling["factor"], weight=weight) if weight else 1.0
+    return rotary | {
+        "kv_heads": config.num_attention_heads,
+        "head_dim": qk_dim,
+        "attention_scale": sharper**2 / qk_dim**0.5,
+        "mla": {
+            "q_rank": config.q_lora_rank,
+            "kv_rank": config.kv_lora_rank,
+            "nope_dim": config.qk_nope_head_dim,
+            "rope_dim": config.qk_rope_head_dim,
+            "v_dim": config.v_head_dim or config.hidden_size // config.num_attention_heads,
+        },
+    }
+
+
 def read_experts(config: Config) -> dict[str, Any]:
     """Return the fields of experts in every layer, each as wide as ``intermediate_size``.
 
@@ -155,6 +195,54 @@ def read_experts(config: Config) -> dict[str, Any]:
         "topk": config.num_experts_per_tok,
         "ffn": config.intermediate_size,
         "aux_coefficient": config.router_aux_loss_coef,
+    }
+
+
+def read_shared_expert(config: Config) -> dict[str, Any]:
+    """Return the fields of the shared expert, of width ``shared_expert_intermediate_size``; none if that is 0."""
+    width = config.shared_expert_intermediate_size
+    return {"shared_experts": 1, "shared_ffn": width} if width else {}
+
+
+def read_layers_of_experts(routed: Sequence[bool]) -> dict[str, Any]:
+    """Return the fields that say which layers have experts: all after the first dense ones, or a pattern."""
+    dense = next((layer for layer, routes in enumerate(routed) if routes), len(routed))
+    return {"dense_layers": dense} if all(routed[dense:]) else {"pattern": find_period(tuple(routed))}
+
+
+def read_mlp_layer_types(config: Config, *, dense: int) -> dict[str, Any]:
+    """Return the fields that say which layers have experts: by ``mlp_layer_types``, else all after ``dense`` ones."""
+    kinds, layers = config.mlp_layer_types, config.num_hidden_layers
+    if kinds is None:
+        return {"dense_layers": min(dense, layers)}
+    if unknown := sorted(set(kinds) - {"dense", "sparse"}):
+        raise config.mistake(f"MLP type {unknown[0]!r} is not supported; supported: dense and sparse")
+    if len(kinds) != layers:
+        raise config.mistake(f"mlp_layer_types names {len(kinds)} layers, num_hidden_layers is {layers}")
+    return read_layers_of_experts([kind == "sparse" for kind in kinds])
+
+
+def read_sparse_steps(config: Config, *, dense: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields that say which layers have experts: each ``decoder_sparse_step``-th, but the ``dense`` ones."""
+    step, listed = config.decoder_sparse_step, dense if config.mlp_only_layers is None else config.mlp_only_layers
+    layers = range(config.num_hidden_layers)
+    return read_layers_of_experts([layer not in listed and (layer + 1) % step == 0 for layer in layers])
+
+
+def read_biased_experts(config: Config) -> dict[str, Any]:
+    """Return the fields of DeepSeek-V3's experts: sigmoid scores, balanced by a bias, limited to groups of experts."""
+    return {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
+        "score": "sigmoid",
+        "balance": "free",
+        "aux_coefficient": 0.0,
+        "normalized": config.norm_topk_prob,
+        "scaling": config.routed_scaling_factor,
+        "groups": config.n_group or 1,
+        "topk_groups": config.topk_group or 1,
     }
 
 

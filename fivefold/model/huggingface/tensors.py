@@ -52,14 +52,15 @@ class Part(NamedTuple):
     def order(self) -> Sequence[int]:
         """Return the index of the tensor's row for each of our rows: fused and rotary rows have another order there."""
         rows = self.shape[self.dim] if self.rows is None else self.rows
-        if self.head is not None:
-            size, first, rotary_rows = self.head
-            last = first + rotary_rows
-            head_rows = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, size)]
-            return [start + row for start in range(0, rows, size) for row in head_rows]
-        if self.run == self.stride:
-            return range(self.first, self.first + rows)
-        return [self.first + row // self.run * self.stride + row % self.run for row in range(rows)]
+        places: Sequence[int] = range(self.first, self.first + rows)
+        if self.run != self.stride:
+            places = [self.first + row // self.run * self.stride + row % self.run for row in range(rows)]
+        if self.head is None:
+            return places
+        size, first, rotary_rows = self.head
+        last = first + rotary_rows
+        head_rows = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, size)]
+        return [places[start + row] for start in range(0, rows, size) for row in head_rows]
 
 
 COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight": "head.out.weight"}
@@ -94,7 +95,8 @@ def parts(
     if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
         for layer in filter(model.is_moe, range(model.layers + model.predicted)):
             tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
-            yield Part(tensor_name, (model.moe.experts,), bias_name(model, layer))
+            shape = (1, model.moe.experts) if record.bias_is_row else (model.moe.experts,)
+            yield Part(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
 
 
 def bias_name(model: Model, layer: int) -> str:
@@ -118,7 +120,8 @@ def _parts_of(
     if isinstance(place, Fused):
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
         groups = model.kv_heads if place.groups == "kv_heads" else place.groups
-        yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")
+        head = _rotary_rows(stem, model) if interleaved else None
+        yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(head=head)
     elif "{}" in place:
         for expert in range(weight.shape[0]):
             yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)

@@ -11,11 +11,12 @@ from math import isclose
 from typing import Any
 
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.huggingface.decoder import write_scaling
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MLA, MTP, ModelShape, MoE, RopeScaling
+from fivefold.model.shape import MLA, MTP, ModelShape, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
 
@@ -140,12 +141,14 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "norm_epsilon": model.norm_epsilon,
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.qkv_bias,
+        "attention_out_bias": model.out_bias,
         "mlp_bias": model.mlp_bias,
         "attention_dropout": rates.attention,
         "hidden_dropout": rates.residual,
         "embedding_dropout": rates.embedding,
         "scale_attn_weights": model.attention_scale is None,
         "use_qk_norm": model.qk_norm == "heads",
+        "use_post_norm": model.block == "sandwich",
         "use_parallel_residual": model.block == "parallel",
         "embedding_multiplier": model.embedding_scale,
         "attention_multiplier": scale,
@@ -154,6 +157,8 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "logit_scale": model.logit_scale,
         "no_rope_layers": [int(model.rotates(layer)) for layer in layers],
         "rope_theta": model.rope_theta,
+        "layer_rope_theta": [_theta_of(model, layer) for layer in layers],
+        "rotary_dim": model.rope_dim,
         "rope_local_base_freq": model.rope_theta_sliding,
         "partial_rotary_factor": model.rope_fraction,
         "rope_scaling": scaling and write_scaling(scaling),
@@ -171,8 +176,14 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "final_logit_softcapping": model.logit_softcap,
         "num_nextn_predict_layers": model.predicted,
         **(_list_latent_fields(model.mla) if model.mla else {}),
-        **(_list_expert_fields(model.moe) if model.moe else {}),
+        **(_list_expert_fields(model, model.moe) if model.moe else {}),
     }
+
+
+def _theta_of(model: Model, layer: int) -> float:
+    """Return the rotary base of ``layer``; 0 if it does not rotate."""
+    theta = model.rope_theta_sliding if model.slides(layer) and model.rope_theta_sliding else model.rope_theta
+    return theta if model.rotates(layer) else 0.0
 
 
 def _list_latent_fields(mla: MLA) -> dict[str, Any]:
@@ -185,14 +196,17 @@ def _list_latent_fields(mla: MLA) -> dict[str, Any]:
     }
 
 
-def _list_expert_fields(moe: MoE) -> dict[str, Any]:
+def _list_expert_fields(model: Model, moe: MoE) -> dict[str, Any]:
+    routed = [model.is_moe(layer) for layer in range(model.layers)]
     return {
         "num_experts": moe.experts,
         "num_experts_per_tok": moe.topk,
         "moe_intermediate_size": moe.ffn,
         "n_shared_experts": moe.shared_experts,
+        "shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn),
         "first_k_dense_replace": moe.dense_layers,
-        "mlp_only_layers": list(range(moe.dense_layers)),
+        "mlp_only_layers": [layer for layer, routes in enumerate(routed) if not routes],
+        "mlp_layer_types": ["sparse" if routes else "dense" for routes in routed],
         "router_aux_loss_coef": moe.aux_coefficient,
         "aux_loss_alpha": moe.aux_coefficient,
         "norm_topk_prob": moe.normalized,
@@ -206,23 +220,3 @@ def _list_expert_fields(moe: MoE) -> dict[str, Any]:
 def _whole(value: float) -> float:
     """Round ``value`` if it differs from an integer only by rounding errors."""
     return round(value) if isclose(value, round(value), rel_tol=1e-12) else value
-
-
-def write_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """Return the keys of ``rope_scaling``."""
-    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.original_positions:
-        values["original_max_position_embeddings"] = scaling.original_positions
-    if scaling.kind == "llama3":
-        values |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
-    if scaling.kind == "longrope":
-        lists = {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
-        return values | lists | {"attention_factor": scaling.attention_factor}
-    if scaling.kind == "yarn":
-        values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-        weights = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dims}
-        if scaling.mscale and scaling.mscale_all_dims:  # they determine attention_factor
-            return values | weights
-        given = {name: weight for name, weight in weights.items() if weight is not None}
-        return values | given | {"attention_factor": scaling.attention_factor}
-    return values

@@ -202,7 +202,7 @@ def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:
 def _together(fused: Fused, ours: list[Tensor]) -> Tensor:
     """Assemble a tensor of the folder from our tensors that it holds, each in its rows and their order."""
     if fused[0].alone:
-        return ours[0]
+        return ours[0].view(fused[0].shape)  # a routing bias may be stored as one row
     if fused[0].filters:
         return ours[0].unsqueeze(1)
     full = torch.empty(fused[0].shape, dtype=ours[0].dtype)

@@ -108,6 +108,9 @@ class Folder:
     def _read(self, part: Part, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of the weight of ``part``, in our order of rows; in the tensor they need not be contiguous."""
         box = list(zip(offsets, sizes, strict=True))
+        is_row = len(box) == 1 and len(part.shape) == 2  # a routing bias may be stored as one row
+        if is_row:
+            box.insert(0, (0, 1))
         if part.transposed:
             box[-1], box[-2] = box[-2], box[-1]
         start, size = box[part.dim]
@@ -125,7 +128,8 @@ class Folder:
             tensor = tensor.index_select(part.dim, torch.tensor([row - first_row for row in rows]))
         if part.filters:
             return tensor[:, 0]
-        return tensor.transpose(-1, -2) if part.transposed else tensor
+        tensor = tensor.transpose(-1, -2) if part.transposed else tensor
+        return tensor[0] if is_row else tensor
 
 
 def start(path: Path, *, built: Built, model: Model) -> None:

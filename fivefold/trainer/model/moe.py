@@ -138,7 +138,8 @@ class Moe(nn.Module):
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         if chosen is None:
             with torch.no_grad():
-                chosen = routing.choose_experts(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
+                ranked = logits if self.moe.biased == "logits" else scores
+                chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
         return routing.routing_weights(_with_balance(scores, chosen, self), chosen, moe=self.moe), chosen
 
     @outside_graphs

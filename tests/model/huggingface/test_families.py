@@ -60,6 +60,8 @@ def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
         "glm4_moe": {"head_dim": 128},
         "gemma3": {"text_config": {}},
         "llama4": {"text_config": {}},
+        "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2},
+        "ministral": {"head_dim": 128},
         "mistral3": {"text_config": {"model_type": "mistral"}},
     }
     bare = {"model_type": kind, **needed.get(kind, {})}

@@ -138,7 +138,7 @@ def read_whole(folder: Folder) -> dict[str, Tensor]:
             boxes = [((expert, 0, 0), (1, *weight.shape[1:])) for expert in range(weight.shape[0])]
         found[weight.name] = torch.cat([folder.read(weight.name, offsets=at, sizes=size) for at, size in boxes])
     for name in folder.parts.keys() - found.keys():
-        found[name] = folder.read(name, offsets=(0,), sizes=folder.parts[name][0].shape)
+        found[name] = folder.read(name, offsets=(0,), sizes=(folder.parts[name][0].numel,))
     return found
 
 

@@ -8,7 +8,14 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    find_period,
+    list_sliding_layers,
+    read_attention_bias,
+    read_mlp_layer_types,
+    read_windows,
+)
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -39,12 +46,64 @@ def _build_cohere(config: Config) -> Model:
 
 def _build_cohere2(config: Config) -> Model:
     """Build Command-R7B and A, in which only sliding-window layers rotate."""
-    layers = range(config.num_hidden_layers)
-    default = tuple((layer + 1) % config.sliding_window_pattern != 0 for layer in layers)
+    default = list_sliding_layers(config.num_hidden_layers, period=config.sliding_window_pattern)
     slides = read_windows(config, default=default)
     if not slides:
         return _build_command(config, position="none")
     return _build_command(config, **slides, rope_pattern=slides["window_pattern"])
+
+
+def _build_cohere2_moe(config: Config) -> Model:
+    """Build Command A+: Cohere2 with experts after dense layers, which rotate even if they do not slide.
+
+    A softmax over the logits of the chosen experts equals that over all logits, rescaled to sum to one.
+    """
+    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
+    if config.scoring_func not in ("softmax", "sigmoid"):
+        raise config.mistake(f"expert_selection_fn={config.scoring_func!r} is not supported; give softmax or sigmoid")
+    if config.n_shared_experts and config.shared_expert_combination_strategy != "sum":
+        raise config.mistake(
+            f"shared_expert_combination_strategy={config.shared_expert_combination_strategy!r} needs half of what the "
+            "experts add, which is not supported; give 'sum'"
+        )
+    prefix = list_sliding_layers(dense, period=config.prefix_dense_sliding_window_pattern)
+    slides = prefix + list_sliding_layers(layers - dense, period=config.sliding_window_pattern)
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
+        "aux_coefficient": 0.0,
+        "score": config.scoring_func,
+        "normalized": config.scoring_func == "softmax" or config.norm_topk_prob,
+        **read_mlp_layer_types(config, dense=dense),
+    }
+    model = _build_command(
+        config,
+        **read_windows(config, default=slides[:layers]),
+        ffn=config.prefix_dense_intermediate_size or config.intermediate_size,
+        moe=moe,
+    )
+    forced = config.prefix_dense_sliding_window_pattern == 1
+    rotates = tuple(model.slides(layer) or (forced and not model.is_moe(layer)) for layer in range(layers))
+    if config.rms_norm_epsilon is not None:
+        model = model.replace(norm="rmsnorm", norm_epsilon=config.rms_norm_epsilon)
+    if not any(rotates):
+        return model.replace(position="none")
+    return model.replace(rope_pattern=() if all(rotates) else find_period(rotates))
+
+
+def _write_cohere2_moe(model: Model) -> dict[str, Any]:
+    """Return the kinds of all layers, and the prefix by which dense layers rotate."""
+    assert model.moe is not None
+    forced = any(model.rotates(layer) and not model.slides(layer) for layer in range(model.layers))
+    return decoder.write_layer_types(model) | {
+        "intermediate_size": model.moe.ffn,
+        "prefix_dense_intermediate_size": model.ffn,
+        "prefix_dense_sliding_window_pattern": 1 if forced else 2,
+        "shared_expert_combination_strategy": "sum",
+        **({"rms_norm_eps": model.norm_epsilon} if model.norm == "rmsnorm" else {}),
+    }
 
 
 COHERE = Family(
@@ -66,4 +125,35 @@ COHERE2 = Family(
     interleaved_rotary=True,
 )
 
-FAMILIES = (COHERE, COHERE2)
+COHERE2_MOE = Family(
+    model_type="cohere2_moe",
+    architecture="Cohere2MoeForCausalLM",
+    keys=KEYS
+    | {
+        "rms_norm_eps": "rms_norm_epsilon",
+        "expert_selection_fn": "scoring_func",
+        "num_shared_experts": "n_shared_experts",
+    }
+    | same(
+        "sliding_window layer_types sliding_window_pattern num_experts num_experts_per_tok norm_topk_prob "
+        "first_k_dense_replace mlp_layer_types prefix_dense_sliding_window_pattern prefix_dense_intermediate_size "
+        "shared_expert_combination_strategy"
+    ),
+    defaults={
+        **DEFAULTS,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "scoring_func": "softmax",
+        "shared_expert_combination_strategy": "average",
+    },
+    to_model=_build_cohere2_moe,
+    write=_write_cohere2_moe,
+    tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+    interleaved_rotary=True,
+)
+
+FAMILIES = (COHERE, COHERE2, COHERE2_MOE)

@@ -9,14 +9,17 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mtp
-from fivefold.model.huggingface.rope import read_rope, yarn_mscale
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent, read_mtp
+from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
-KEYS = decoder.KEYS | same(
-    "attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim num_experts_per_tok "
-    "moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor n_group topk_group "
-    "topk_method scoring_func norm_topk_prob aux_loss_alpha rope_interleave"
+KEYS = (
+    decoder.KEYS
+    | decoder.LATENT_KEYS
+    | same(
+        "num_experts_per_tok moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor "
+        "n_group topk_group topk_method scoring_func norm_topk_prob aux_loss_alpha"
+    )
 )
 DEFAULTS = {
     **decoder.DEFAULTS,
@@ -27,18 +30,7 @@ DEFAULTS = {
     "v_head_dim": 128,
 }
 LAYER_FREQUENCY = Supported((1,), "experts in every n-th layer only")  # read by the family's published code
-TENSORS = (
-    decoder.EXPERT_TENSORS
-    | decoder.SHARED_EXPERT_TENSORS
-    | {
-        "attention.q_down": "self_attn.q_a_proj",
-        "attention.q_norm": "self_attn.q_a_layernorm",
-        "attention.q_up": "self_attn.q_b_proj",
-        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
-        "attention.kv_norm": "self_attn.kv_a_layernorm",
-        "attention.kv_up": "self_attn.kv_b_proj",
-    }
-)
+TENSORS = decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS | decoder.LATENT_TENSORS
 
 
 def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe: dict[str, Any]) -> Model:
@@ -55,27 +47,11 @@ def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe
         "score": score,
         "scaling": config.routed_scaling_factor,
     }
-    mla = {
-        "q_rank": config.q_lora_rank,
-        "kv_rank": config.kv_lora_rank,
-        "nope_dim": config.qk_nope_head_dim,
-        "rope_dim": config.qk_rope_head_dim,
-        "v_dim": config.v_head_dim,
-    }
-    qk_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-    rotary = read_rope(config)
-    scaling = rotary["rope_scaling"] or {"mscale_all_dims": None}
-    weight = scaling["mscale_all_dims"]
-    sharper = yarn_mscale(scaling["factor"], weight=weight) if weight else 1.0
     return build_model(
         config,
-        **rotary,
+        **read_latent(config, read_rope(config)),
         **read_attention_bias(config),
         mlp_bias=config.mlp_bias,
-        kv_heads=config.num_attention_heads,
-        head_dim=qk_dim,
-        attention_scale=sharper**2 / qk_dim**0.5,
-        mla=mla,
         moe=experts | moe,
         mtp=read_mtp(config),
     )
@@ -117,19 +93,13 @@ def _build_v3(config: Config) -> Model:
     return _build_deepseek(config, score="sigmoid", methods=("noaux_tc",), moe=moe)
 
 
-def _write_latent(model: Model) -> dict[str, Any]:
-    """Return the rank of queries, null without one, and heads as transformers defines them; others ignore these."""
-    assert model.mla is not None
-    return {"q_lora_rank": model.mla.q_rank, "num_key_value_heads": model.heads, "head_dim": model.rope_dim}
-
-
 def _write_v2(model: Model) -> dict[str, Any]:
     grouped = model.moe is not None and model.moe.groups > 1
-    return _write_latent(model) | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
+    return decoder.write_latent(model) | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
 
 
 def _write_v3(model: Model) -> dict[str, Any]:
-    return _write_latent(model) | {"topk_method": "noaux_tc"}
+    return decoder.write_latent(model) | {"topk_method": "noaux_tc"}
 
 
 V2 = Family(

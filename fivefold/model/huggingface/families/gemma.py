@@ -1,7 +1,8 @@
-"""Gemma 2 and 3."""
+"""Gemma 1, 2 and 3, and VaultGemma."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fivefold.model.huggingface import decoder
@@ -40,6 +41,14 @@ TENSORS = decoder.TENSORS | {
 }
 
 
+def _build_gemma1(config: Config) -> Model:
+    """Build Gemma 1: ``gelu`` in its files means the approximation by tanh."""
+    if config.hidden_act == "gelu":
+        config = config.replace(hidden_act="gelu_pytorch_tanh")
+    fields = {"norm_plus_one": True, "embedding_scale": config.hidden_size**0.5}
+    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
+
+
 def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) -> Model:
     return build_model(
         config,
@@ -60,6 +69,11 @@ def _build_gemma2(config: Config) -> Model:
     return _build_gemma(config, slides=(True, False), **fields)
 
 
+def _build_vaultgemma(config: Config) -> Model:
+    """Build VaultGemma: Gemma 2 without norms after attention and MLP."""
+    return _build_gemma2(config).replace(block="pre")
+
+
 def _build_gemma3(config: Config) -> Model:
     """Build Gemma 3: five of six layers have a sliding window and a rotary base of their own; QK norms per head."""
     if config.attn_logit_softcapping is not None:
@@ -68,6 +82,27 @@ def _build_gemma3(config: Config) -> Model:
     return _build_gemma(config, slides=slides, **read_rope_by_layers(config), qk_norm="head")
 
 
+GEMMA = Family(
+    model_type="gemma",
+    architecture="GemmaForCausalLM",
+    keys=decoder.KEYS | same("attention_bias"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 256_000,
+        "hidden_size": 3072,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    supported=SUPPORTED,
+    to_model=_build_gemma1,
+    tensors=decoder.TENSORS,
+)
 GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
@@ -82,6 +117,14 @@ GEMMA2 = Family(
     supported=SUPPORTED,
     to_model=_build_gemma2,
     tensors=TENSORS,
+)
+VAULTGEMMA = replace(
+    GEMMA2,
+    model_type="vaultgemma",
+    architecture="VaultGemmaForCausalLM",
+    supported={},
+    to_model=_build_vaultgemma,
+    tensors=decoder.TENSORS | {"norm2": "pre_feedforward_layernorm"},
 )
 GEMMA3_TEXT = Family(
     model_type="gemma3_text",
@@ -100,5 +143,5 @@ GEMMA3_TEXT = Family(
     tensors=TENSORS,
 )
 
-FAMILIES = (GEMMA2, GEMMA3_TEXT)
+FAMILIES = (GEMMA, GEMMA2, VAULTGEMMA, GEMMA3_TEXT)
 WRAPPERS = (Wrapper("gemma3", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=True),)

@@ -1,4 +1,4 @@
-"""GLM-4 of 2024 and of 2025, and GLM-4.5 with experts."""
+"""GLM-4 of 2024 and of 2025, and GLM-4.5 and 4.7-Flash with experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_mtp
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    read_attention_bias,
+    read_biased_experts,
+    read_latent,
+    read_mlp_layer_types,
+    read_mtp,
+)
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -40,26 +47,19 @@ def _build_glm4(config: Config) -> Model:
 
 def _build_glm4_moe(config: Config) -> Model:
     """Build GLM-4.5: DeepSeek-V3's experts with grouped-query attention, which rotates a part of each head."""
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "shared_experts": config.n_shared_experts or 0,
-        "dense_layers": config.first_k_dense_replace,
-        "score": "sigmoid",
-        "balance": "free",
-        "aux_coefficient": 0.0,
-        "normalized": config.norm_topk_prob,
-        "scaling": config.routed_scaling_factor,
-        "groups": config.n_group or 1,
-        "topk_groups": config.topk_group or 1,
-    }
+    moe = read_biased_experts(config) | {"dense_layers": config.first_k_dense_replace}
     fields: dict[str, Any] = {
         "qkv_bias": config.attention_bias,
         "qk_norm": "head" if config.use_qk_norm else "none",
         "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
     }
     return build_model(config, **read_rope(config, partly=True), **fields, moe=moe, mtp=read_mtp(config))
+
+
+def _build_glm4_moe_lite(config: Config) -> Model:
+    """Build GLM-4.7-Flash: DeepSeek-V3's attention and experts."""
+    moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=1)
+    return build_model(config, **read_latent(config, read_rope(config)), **read_attention_bias(config), moe=moe)
 
 
 GLM = Family(
@@ -84,12 +84,9 @@ GLM4_MOE = Family(
     model_type="glm4_moe",
     architecture="Glm4MoeForCausalLM",
     keys=decoder.KEYS
-    | {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"}
+    | decoder.BIASED_EXPERT_KEYS
     | decoder.MTP_KEYS
-    | same(
-        "partial_rotary_factor attention_bias use_qk_norm num_experts_per_tok moe_intermediate_size n_shared_experts "
-        "first_k_dense_replace routed_scaling_factor n_group topk_group norm_topk_prob"
-    ),
+    | same("partial_rotary_factor attention_bias use_qk_norm first_k_dense_replace"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 151_552,
@@ -109,8 +106,43 @@ GLM4_MOE = Family(
     },
     to_model=_build_glm4_moe,
     write=lambda model: {"use_qk_norm": model.qk_norm == "head"},
-    tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS | {"moe.bias": "mlp.gate.e_score_correction_bias"},
+    tensors=decoder.BIASED_EXPERT_TENSORS,
     stacked_tensors=decoder.stack_experts(),
 )
 
-FAMILIES = (GLM, GLM4, GLM4_MOE)
+GLM4_MOE_LITE = Family(
+    model_type="glm4_moe_lite",
+    architecture="Glm4MoeLiteForCausalLM",
+    keys=decoder.KEYS
+    | decoder.LATENT_KEYS
+    | decoder.BIASED_EXPERT_KEYS
+    | {"head_dim": "qk_rope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim"}
+    | same("mlp_layer_types"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 154_880,
+        "hidden_size": 2048,
+        "intermediate_size": 10_240,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "n_shared_experts": 1,
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.8,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "max_position_embeddings": 202_752,
+        "norm_epsilon": 1e-5,
+    },
+    to_model=_build_glm4_moe_lite,
+    write=decoder.write_latent,
+    tensors=decoder.BIASED_EXPERT_TENSORS | decoder.LATENT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE)

@@ -1,4 +1,4 @@
-"""GPT-2."""
+"""GPT-2, and GPT-BigCode (SantaCoder, StarCoder)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,47 @@ from fivefold.model.huggingface.decoder import QKV, SIZES, same, without
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
+
+KEYS = (
+    without(SIZES, "intermediate_size", "attention_dropout")
+    | {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "norm_epsilon",
+        "attn_pdrop": "attention_dropout",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "embedding_dropout",
+    }
+    | same("scale_attn_weights")
+)
+DEFAULTS = {
+    "vocab_size": 50_257,
+    "hidden_size": 768,
+    "intermediate_size": None,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 1024,
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "attention_dropout": 0.1,
+    "hidden_dropout": 0.1,
+    "embedding_dropout": 0.1,
+}
+PLACES = {
+    "blocks": "transformer.h.{}",
+    "embed.tokens": "transformer.wte",
+    "embed.positions": "transformer.wpe",
+    "head.norm": "transformer.ln_f",
+    "head.out": "lm_head",
+    "norm1": "ln_1",
+    "norm2": "ln_2",
+}
+CROSS_ATTENTION = {"add_cross_attention": Supported((False,), "cross-attention")}
 
 
 def _build_gpt2(config: Config) -> Model:
@@ -25,6 +66,11 @@ def _build_gpt2(config: Config) -> Model:
     )
 
 
+def _build_gpt_bigcode(config: Config) -> Model:
+    """Build GPT-BigCode: GPT-2 with one key head, unless ``multi_query`` is false."""
+    return _build_gpt2(config).replace(kv_heads=1 if config.multi_query else config.num_attention_heads)
+
+
 def _transpose(name: str, *weights: str) -> dict[str, Fused]:
     """Return the tensor of ``weights`` that are stored as [in, out], one after another."""
     return dict.fromkeys(weights, Fused(name, weights, transposed=True))
@@ -33,47 +79,15 @@ def _transpose(name: str, *weights: str) -> dict[str, Fused]:
 GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
-    keys=without(SIZES, "intermediate_size", "attention_dropout")
+    keys=KEYS,
+    defaults=DEFAULTS,
+    supported=CROSS_ATTENTION
     | {
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-        "activation_function": "hidden_act",
-        "layer_norm_epsilon": "norm_epsilon",
-        "attn_pdrop": "attention_dropout",
-        "resid_pdrop": "hidden_dropout",
-        "embd_pdrop": "embedding_dropout",
-    }
-    | same("scale_attn_weights"),
-    defaults={
-        "vocab_size": 50_257,
-        "hidden_size": 768,
-        "intermediate_size": None,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "hidden_act": "gelu_new",
-        "max_position_embeddings": 1024,
-        "norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-        "attention_dropout": 0.1,
-        "hidden_dropout": 0.1,
-        "embedding_dropout": 0.1,
-    },
-    supported={
-        "add_cross_attention": Supported((False,), "cross-attention"),
         "scale_attn_by_inverse_layer_idx": Supported((False,), "an attention scale per layer"),
     },
     to_model=_build_gpt2,
     tensors={
-        "blocks": "transformer.h.{}",
-        "embed.tokens": "transformer.wte",
-        "embed.positions": "transformer.wpe",
-        "head.norm": "transformer.ln_f",
-        "head.out": "lm_head",
-        "norm1": "ln_1",
-        "norm2": "ln_2",
+        **PLACES,
         **_transpose("attn.c_attn", *QKV),
         **_transpose("attn.c_proj", "attention.out"),
         **_transpose("mlp.c_fc", "mlp.up"),
@@ -82,4 +96,22 @@ GPT2 = Family(
     base_prefix="transformer.",
 )
 
-FAMILIES = (GPT2,)
+GPT_BIGCODE = Family(
+    model_type="gpt_bigcode",
+    architecture="GPTBigCodeForCausalLM",
+    keys=KEYS | same("multi_query"),
+    defaults={**DEFAULTS, "hidden_act": "gelu_pytorch_tanh", "multi_query": True},
+    supported=CROSS_ATTENTION,
+    to_model=_build_gpt_bigcode,
+    write=lambda model: {"multi_query": model.kv_heads == 1},
+    tensors={
+        **PLACES,
+        **dict.fromkeys(QKV, Fused("attn.c_attn", QKV, groups="kv_heads")),
+        "attention.out": "attn.c_proj",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    base_prefix="transformer.",
+)
+
+FAMILIES = (GPT2, GPT_BIGCODE)

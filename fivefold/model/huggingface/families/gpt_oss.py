@@ -27,12 +27,10 @@ def _build_gpt_oss(config: Config) -> Model:
 
 
 def _write_gpt_oss(model: Model) -> dict[str, Any]:
-    kinds = {True: "sliding_attention", False: "full_attention"}
-    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}  # a missing key means YaRN
     return {
         "hidden_act": "silu",  # which its class does not read
-        "layer_types": [kinds[model.slides(layer)] for layer in range(model.layers)],
-        **({} if model.rope_scaling else plain),
+        **decoder.write_layer_types(model),
+        **decoder.write_unscaled_rope(model),
     }
 
 

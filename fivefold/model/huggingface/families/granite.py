@@ -1,28 +1,104 @@
-"""Granite, dense and with experts: factors on embedding, scores, branches and logits."""
+"""Granite, dense and with experts: factors on embedding, scores, branches and logits; in some, windows and sinks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
 from fivefold.model.huggingface.family import Family, Fused
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    find_period,
+    list_sliding_layers,
+    read_attention_bias,
+    read_experts,
+    read_shared_expert,
+    read_windows,
+)
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | same(
     "attention_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
 )
-DEFAULTS = {**decoder.DEFAULTS, "intermediate_size": 11_008}
+DEFAULTS = {**decoder.DEFAULTS, "intermediate_size": 11_008, "attention_multiplier": 1.0}
 
 
-def _read_factors(config: Config) -> dict[str, float]:
+EXPERT_KEYS = KEYS | same("num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
+SHARED_KEY = {"shared_intermediate_size": "shared_expert_intermediate_size"}
+SWASH_KEYS = same("sliding_window layer_types layer_rope_theta")
+EXPERT_DEFAULTS = {**DEFAULTS, "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001}
+EXPERT_TENSORS = decoder.TENSORS | {
+    "moe.router": "block_sparse_moe.router.layer",
+    **dict.fromkeys(EXPERT_GATE_UP, Fused("block_sparse_moe.input_linear.weight", EXPERT_GATE_UP)),
+    "moe.experts.down": "block_sparse_moe.output_linear.weight",
+}
+SHARED_GATE_UP = ("moe.shared.gate", "moe.shared.up")
+SHARED_TENSORS: dict[str, str | Fused] = {
+    **dict.fromkeys(SHARED_GATE_UP, Fused("shared_mlp.input_linear", SHARED_GATE_UP)),
+    "moe.shared.down": "shared_mlp.output_linear",
+}
+STACKED = decoder.stack_experts("block_sparse_moe", router="router")
+
+
+def _read_factors(config: Config) -> dict[str, float | None]:
     return {
         "embedding_scale": config.embedding_multiplier,
         "attention_scale": config.attention_multiplier,
         "residual_scale": config.residual_multiplier,
         "logit_scale": 1 / config.logits_scaling,
     }
+
+
+def _read_swash(config: Config) -> dict[str, Any]:
+    """Return the fields of attention with sinks, a window in three of four layers, and a rotary base for each layer."""
+    layers = range(config.num_hidden_layers)
+    windows = read_windows(config, default=list_sliding_layers(len(layers), period=4, full=0))
+    fields = read_rope(config) | windows | {"attention_sinks": True}
+    if config.layer_rope_theta is None:
+        return fields
+    if len(config.layer_rope_theta) < len(layers):
+        raise config.mistake(
+            f"layer_rope_theta names {len(config.layer_rope_theta)} layers, num_hidden_layers is {len(layers)}"
+        )
+    bases = tuple(base or 0.0 for base in config.layer_rope_theta[: len(layers)])
+    pattern = windows.get("window_pattern", (False,)) or (True,)
+    full, sliding = (
+        {base for layer, base in enumerate(bases) if base and pattern[layer % len(pattern)] is slides}
+        for slides in (False, True)
+    )
+    scaled = fields["rope_scaling"] is not None
+    if len(full) > 1 or len(sliding) > 1 or (scaled and full and sliding and full != sliding):
+        raise config.mistake(
+            f"layer_rope_theta={list(config.layer_rope_theta)} needs a rotary base for each layer; one for all full "
+            "layers and one, without rope scaling, for all sliding layers are supported"
+        )
+    if not full | sliding:
+        return fields | {"position": "none"}
+    rotates = tuple(map(bool, bases))
+    return fields | {
+        "rope_theta": max(full or sliding),
+        "rope_theta_sliding": max(sliding) if full and sliding and full != sliding else None,
+        "rope_pattern": () if all(rotates) else find_period(rotates),
+    }
+
+
+def _build_granite_swa(config: Config) -> Model:
+    fields = _read_swash(config) | read_attention_bias(config) | _read_factors(config)
+    return build_model(config, **fields, mlp_bias=config.mlp_bias)
+
+
+def _build_granitemoe_swa(config: Config) -> Model:
+    fields = _read_swash(config) | read_attention_bias(config) | _read_factors(config)
+    return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
+
+
+def _build_granitemoeshared(config: Config) -> Model:
+    """Build Granite with experts, which may have a shared one."""
+    fields = read_rope(config) | read_attention_bias(config) | _read_factors(config)
+    return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
 
 
 def _build_granite(config: Config) -> Model:
@@ -47,16 +123,51 @@ GRANITE = Family(
 GRANITEMOE = Family(
     model_type="granitemoe",
     architecture="GraniteMoeForCausalLM",
-    keys=KEYS | same("num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"},
-    defaults={**DEFAULTS, "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001},
+    keys=EXPERT_KEYS,
+    defaults=EXPERT_DEFAULTS,
     to_model=_build_granitemoe,
-    tensors=decoder.TENSORS
-    | {
-        "moe.router": "block_sparse_moe.router.layer",
-        **dict.fromkeys(EXPERT_GATE_UP, Fused("block_sparse_moe.input_linear.weight", EXPERT_GATE_UP)),
-        "moe.experts.down": "block_sparse_moe.output_linear.weight",
+    tensors=EXPERT_TENSORS,
+    stacked_tensors=STACKED,
+)
+GRANITEMOESHARED = Family(
+    model_type="granitemoeshared",
+    architecture="GraniteMoeSharedForCausalLM",
+    keys=EXPERT_KEYS | SHARED_KEY,
+    defaults=EXPERT_DEFAULTS,
+    to_model=_build_granitemoeshared,
+    tensors=EXPERT_TENSORS | SHARED_TENSORS,
+    stacked_tensors=STACKED,
+)
+GRANITE_SWA = Family(
+    model_type="granite_swa",
+    architecture="GraniteSWAForCausalLM",
+    keys=KEYS | same("mlp_bias") | SWASH_KEYS,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 100_352,
+        "hidden_size": 2560,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "sliding_window": 128,
     },
-    stacked_tensors=decoder.stack_experts("block_sparse_moe", router="router"),
+    to_model=_build_granite_swa,
+    write=decoder.write_layer_types,
+    tensors=decoder.TENSORS | {"attention": "self_attn"},
+)
+GRANITEMOE_SWA = Family(
+    model_type="granitemoe_swa",
+    architecture="GraniteMoeSWAForCausalLM",
+    keys=EXPERT_KEYS | SHARED_KEY | SWASH_KEYS,
+    defaults={**EXPERT_DEFAULTS, "sliding_window": 128},
+    to_model=_build_granitemoe_swa,
+    write=decoder.write_layer_types,
+    tensors=EXPERT_TENSORS | SHARED_TENSORS | {"attention": "self_attn"},
+    stacked_tensors=STACKED,
 )
 
-FAMILIES = (GRANITE, GRANITEMOE)
+FAMILIES = (GRANITE, GRANITEMOE, GRANITEMOESHARED, GRANITE_SWA, GRANITEMOE_SWA)

@@ -41,7 +41,6 @@ MINIMAX_M2 = Family(
     },
     supported={"router_jitter_noise": Supported((0,), "noise on the router's input")},
     to_model=_build_minimax_m2,
-    write=lambda model: {"rotary_dim": model.rope_dim},
     tensors=decoder.MIXTRAL_TENSORS | {"moe.bias": "block_sparse_moe.e_score_correction_bias"},
     stacked_tensors=decoder.stack_experts() | {"moe.bias": "mlp.e_score_correction_bias"},
 )

@@ -1,4 +1,4 @@
-"""Mistral and Mixtral."""
+"""Mistral, Ministral and Mixtral."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def _build_mistral(config: Config) -> Model:
     return build_model(config, **read_rope(config), **read_windows(config))
 
 
+def _build_ministral(config: Config) -> Model:
+    """Build Ministral, in which ``layer_types`` says which layers slide: all, if there is a window."""
+    if config.head_dim is None:
+        raise config.mistake("head_dim=None, with which the family's code fails; give it")
+    return _build_mistral(config)
+
+
 def _build_mixtral(config: Config) -> Model:
     """Build Mixtral: experts in every layer, each of width intermediate_size."""
     return build_model(config, **read_rope(config), **read_windows(config), moe=read_experts(config))
@@ -34,6 +41,14 @@ MISTRAL = Family(
     keys=decoder.KEYS | same("sliding_window"),
     defaults={**DEFAULTS, "sliding_window": 4096},
     to_model=_build_mistral,
+    tensors=decoder.TENSORS,
+)
+MINISTRAL = Family(
+    model_type="ministral",
+    architecture="MinistralForCausalLM",
+    keys=decoder.KEYS | same("sliding_window layer_types"),
+    defaults={**DEFAULTS, "sliding_window": 4096},
+    to_model=_build_ministral,
     tensors=decoder.TENSORS,
 )
 MIXTRAL = Family(
@@ -54,5 +69,5 @@ MIXTRAL = Family(
     stacked_tensors=decoder.stack_experts(),
 )
 
-FAMILIES = (MISTRAL, MIXTRAL)
+FAMILIES = (MISTRAL, MINISTRAL, MIXTRAL)
 WRAPPERS = (Wrapper("mistral3", "Mistral3ForConditionalGeneration", text="mistral", tied=True),)

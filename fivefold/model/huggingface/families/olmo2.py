@@ -1,28 +1,127 @@
-"""OLMo 2."""
+"""OLMo 2 and 3, OLMoE and FlexOlmo."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    list_sliding_layers,
+    read_attention_bias,
+    read_experts,
+    read_head_dim,
+    read_windows,
+)
+from fivefold.model.huggingface.rope import read_rope, read_rope_by_layers
 from fivefold.model.spec import Model
+
+POST_NORMS = {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"}
+TENSORS = decoder.TENSORS | POST_NORMS
+EXPERT_KEYS = decoder.EXPERT_KEYS | {"num_local_experts": "num_experts", "num_experts": "num_experts"}
+DEFAULTS = {**decoder.DEFAULTS, "vocab_size": 50_304, "intermediate_size": 11_008, "norm_epsilon": 1e-5}
+
+
+def _build_olmo(config: Config, **of_family: Any) -> Model:
+    return build_model(config, **read_attention_bias(config), **of_family, block="post", qk_norm="full")
 
 
 def _build_olmo2(config: Config) -> Model:
     """Build OLMo 2: norms after attention and MLP, and over all queries and all keys at once."""
-    return build_model(config, **read_rope(config), **read_attention_bias(config), block="post", qk_norm="full")
+    return _build_olmo(config, **read_rope(config))
+
+
+def _build_olmo3(config: Config) -> Model:
+    """Build OLMo 3: OLMo 2 with a sliding window in three of four layers, whose positions are not scaled."""
+    windows = read_windows(config, default=list_sliding_layers(config.num_hidden_layers, period=4))
+    return _build_olmo(config, **read_rope_by_layers(config), **windows)
+
+
+def _read_experts(config: Config) -> dict[str, Any]:
+    return read_experts(config) | {"normalized": config.norm_topk_prob}
+
+
+def _build_flex_olmo(config: Config) -> Model:
+    """Build FlexOlmo: OLMo 2 with experts in every layer."""
+    return _build_olmo(config, **read_rope(config), moe=_read_experts(config))
+
+
+def _build_olmoe(config: Config) -> Model:
+    """Build OLMoE: norms before attention and experts, and over all queries and all keys at once."""
+    heads, head_dim = config.num_attention_heads, read_head_dim(config)
+    if heads * head_dim != config.hidden_size:
+        raise config.mistake(
+            f"num_attention_heads={heads} x head_dim={head_dim} is not hidden_size={config.hidden_size}, with which "
+            "the family's code fails; change one"
+        )
+    return _build_flex_olmo(config).replace(block="pre")
 
 
 OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
     keys=decoder.KEYS | same("attention_bias"),
-    defaults={**decoder.DEFAULTS, "vocab_size": 50_304, "intermediate_size": 11_008, "norm_epsilon": 1e-5},
+    defaults=DEFAULTS,
     to_model=_build_olmo2,
-    tensors=decoder.TENSORS | {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"},
+    tensors=TENSORS,
+)
+OLMO3 = Family(
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    keys=decoder.KEYS | same("attention_bias sliding_window layer_types"),
+    defaults={
+        **DEFAULTS,
+        "sliding_window": 4096,
+        "rope_theta": 500_000.0,
+        "rope_local_base_freq": 500_000.0,
+    },
+    to_model=_build_olmo3,
+    write=decoder.write_layer_types,
+    tensors=TENSORS,
 )
 
-FAMILIES = (OLMO2,)
+FLEX_OLMO = Family(
+    model_type="flex_olmo",
+    architecture="FlexOlmoForCausalLM",
+    keys=decoder.KEYS | EXPERT_KEYS | same("attention_bias norm_topk_prob"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 100_352,
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-6,
+        "rope_theta": 500_000.0,
+        "num_experts": 7,
+        "num_experts_per_tok": 5,
+        "router_aux_loss_coef": 0.01,
+        "norm_topk_prob": False,
+    },
+    to_model=_build_flex_olmo,
+    tensors=decoder.EXPERT_TENSORS | POST_NORMS,
+    stacked_tensors=decoder.stack_experts(),
+)
+OLMOE = Family(
+    model_type="olmoe",
+    architecture="OlmoeForCausalLM",
+    keys=decoder.KEYS | EXPERT_KEYS | same("attention_bias norm_topk_prob"),
+    defaults={
+        **DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.01,
+        "norm_topk_prob": False,
+    },
+    supported={"clip_qkv": Supported((None,), "queries, keys and values that are clipped")},
+    to_model=_build_olmoe,
+    tensors=decoder.EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (OLMO2, OLMO3, FLEX_OLMO, OLMOE)

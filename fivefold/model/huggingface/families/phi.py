@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4."""
+"""Phi-1, 1.5, 2, 3 and 4."""
 
 from __future__ import annotations
 
@@ -11,12 +11,61 @@ from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
+def _build_phi(config: Config) -> Model:
+    """Build Phi-1, 1.5 or 2: attention and MLP in parallel on one norm, half of each head rotates, biases."""
+    return build_model(
+        config,
+        **read_rope(config, partly=True),
+        norm="layernorm",
+        mlp="plain",
+        mlp_bias=True,
+        qkv_bias=True,
+        out_bias=True,
+        head_bias=True,
+        block="parallel_shared",
+        qk_norm="head" if config.use_qk_norm else "none",
+    )
+
+
 def _build_phi3(config: Config) -> Model:
     """Build Phi-3 or Phi-4: a part of the head rotates. "su" and "yarn" were early names of longrope."""
     kinds = dict.fromkeys(("longrope", "su", "yarn"), "longrope")
     return build_model(config, **read_rope(config, partly=True, kinds=kinds), **read_windows(config))
 
 
+PHI = Family(
+    model_type="phi",
+    architecture="PhiForCausalLM",
+    keys=decoder.LAYER_NORM_KEYS
+    | {
+        "layer_norm_eps": "norm_epsilon",
+        "qk_layernorm": "use_qk_norm",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "embedding_dropout",
+    }
+    | same("partial_rotary_factor"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 51_200,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "hidden_act": "gelu_new",
+        "norm_epsilon": 1e-5,
+        "partial_rotary_factor": 0.5,
+    },
+    to_model=_build_phi,
+    write=lambda model: {"qk_layernorm": model.qk_norm == "head"},
+    tensors=decoder.TENSORS
+    | {
+        "head.norm": "model.final_layernorm",
+        "attention.q_norm": "self_attn.q_layernorm",
+        "attention.k_norm": "self_attn.k_layernorm",
+        "attention.out": "self_attn.dense",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+    },
+)
 PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
@@ -34,4 +83,4 @@ PHI3 = Family(
     tensors=decoder.TENSORS | dict.fromkeys(QKV, Fused("self_attn.qkv_proj", QKV)) | decoder.FUSED_GATE_UP,
 )
 
-FAMILIES = (PHI3,)
+FAMILIES = (PHI, PHI3)

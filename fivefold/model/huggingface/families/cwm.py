@@ -1,0 +1,52 @@
+"""Code World Model: Llama with a sliding window in three of four layers."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, list_sliding_layers, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_cwm(config: Config) -> Model:
+    """Build CWM, in which the first of four layers is full."""
+    default = list_sliding_layers(config.num_hidden_layers, period=4, full=0)
+    windows = read_windows(config, default=default)
+    return build_model(config, **read_rope(config), **windows, mlp_bias=config.mlp_bias)
+
+
+CWM = Family(
+    model_type="cwm",
+    architecture="CwmForCausalLM",
+    keys=decoder.KEYS | same("mlp_bias sliding_window layer_types"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 128_256,
+        "hidden_size": 6144,
+        "intermediate_size": 21_504,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "sliding_window": 8192,
+        "rope_theta": 1_000_000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    to_model=_build_cwm,
+    write=lambda model: decoder.write_layer_types(model) | decoder.write_unscaled_rope(model),
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (CWM,)

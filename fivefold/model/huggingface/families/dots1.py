@@ -1,0 +1,47 @@
+"""dots.llm1: DeepSeek-V3's experts with grouped-query attention, whose queries and keys have norms."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_biased_experts, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_dots1(config: Config) -> Model:
+    """Build dots.llm1, in which layers from ``max_window_layers`` on slide if there is a window."""
+    layers = range(config.num_hidden_layers)
+    has_window = config.sliding_window is not None
+    windows = read_windows(config, default=tuple(has_window and layer >= config.max_window_layers for layer in layers))
+    moe = read_biased_experts(config) | {"dense_layers": config.first_k_dense_replace}
+    fields = read_rope(config) | windows | read_attention_bias(config)
+    return build_model(config, **fields, qk_norm="head", moe=moe)
+
+
+DOTS1 = Family(
+    model_type="dots1",
+    architecture="Dots1ForCausalLM",
+    keys=decoder.KEYS
+    | decoder.BIASED_EXPERT_KEYS
+    | same("attention_bias first_k_dense_replace sliding_window max_window_layers layer_types"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 152_064,
+        "hidden_size": 4608,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 32,
+        "norm_topk_prob": False,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+    },
+    to_model=_build_dots1,
+    tensors=decoder.BIASED_EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (DOTS1,)

@@ -1,0 +1,114 @@
+"""ERNIE 4.5, dense and with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_layers_of_experts
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+
+KEYS = without(decoder.KEYS, "attention_dropout") | {"use_bias": "attention_bias"}
+
+
+def _build_ernie4_5(config: Config) -> Model:
+    """Build ERNIE 4.5: Llama with biases in all matrices or in none."""
+    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.attention_bias)
+
+
+def _build_ernie4_5_moe(config: Config) -> Model:
+    """Build ERNIE 4.5 with experts: softmax routing, balanced by a bias; with biases, the head has one too."""
+    layers = range(config.num_hidden_layers)
+    last = len(layers) - 1 if config.moe_layer_end_index == -1 else config.moe_layer_end_index
+    within = range(config.moe_layer_start_index, last + 1)
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_experts": config.n_shared_experts,
+        "balance": "free",
+        "aux_coefficient": 0.0,
+        **read_layers_of_experts(
+            [layer in within and (layer + 1) % config.moe_layer_interval == 0 for layer in layers]
+        ),
+    }
+    return _build_ernie4_5(config).replace(head_bias=config.attention_bias, moe=MoE.read(moe, origin=config.name))
+
+
+def _write_ernie4_5_moe(model: Model) -> dict[str, Any]:
+    """Return which layers have experts: all from one on, or each n-th of a range."""
+    routed = [layer for layer in range(model.layers) if model.is_moe(layer)] or [model.layers]
+    interval = routed[1] - routed[0] if len(routed) > 1 else 1
+    start = routed[0] if interval == 1 or (routed[0] + 1) % interval == 0 else 0
+    return {"moe_layer_start_index": start, "moe_layer_end_index": routed[-1], "moe_layer_interval": interval}
+
+
+ERNIE4_5 = Family(
+    model_type="ernie4_5",
+    architecture="Ernie4_5ForCausalLM",
+    keys=KEYS,
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 103_424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 500_000.0,
+    },
+    to_model=_build_ernie4_5,
+    tensors=decoder.TENSORS,
+    interleaved_rotary=True,
+)
+
+ERNIE4_5_MOE = Family(
+    model_type="ernie4_5_moe",
+    architecture="Ernie4_5_MoeForCausalLM",
+    keys=KEYS
+    | {
+        "num_experts": "num_experts",
+        "moe_num_experts": "num_experts",
+        "num_experts_per_tok": "num_experts_per_tok",
+        "moe_k": "num_experts_per_tok",
+        "moe_num_shared_experts": "n_shared_experts",
+    }
+    | same("moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 103_424,
+        "hidden_size": 2560,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 500_000.0,
+        "moe_intermediate_size": 1536,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "moe_layer_start_index": 1,
+    },
+    to_model=_build_ernie4_5_moe,
+    write=_write_ernie4_5_moe,
+    tensors=decoder.EXPERT_TENSORS
+    | decoder.SHARED_EXPERT_TENSORS
+    | {"moe.bias": "mlp.moe_statics.e_score_correction_bias"},
+    stacked_tensors=decoder.stack_experts(),
+    interleaved_rotary=True,
+    bias_is_row=True,
+)
+
+FAMILIES = (ERNIE4_5, ERNIE4_5_MOE)

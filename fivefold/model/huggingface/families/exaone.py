@@ -1,0 +1,98 @@
+"""EXAONE 4, and K-EXAONE with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    list_sliding_layers,
+    read_biased_experts,
+    read_mlp_layer_types,
+    read_windows,
+    read_windows_of_rotating_layers,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+KEYS = decoder.KEYS | same("sliding_window layer_types") | {"sliding_window_pattern": "sliding_window_period"}
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "vocab_size": 102_400,
+    "intermediate_size": 16_384,
+    "num_key_value_heads": 32,
+    "norm_epsilon": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_period": 4,
+}
+
+
+def _read_attention(config: Config) -> dict[str, Any]:
+    """Return the fields of attention: norms per head, and rotation in sliding layers alone if there is a window."""
+    default: tuple[bool, ...] = ()
+    period = config.sliding_window_period
+    if config.layer_types is None:
+        if config.sliding_window is None or not isinstance(period, int):
+            raise config.mistake(
+                f"sliding_window={config.sliding_window} and sliding_window_pattern={period!r} without layer_types, "
+                "with which the family's code fails; give layer_types"
+            )
+        default = list_sliding_layers(config.num_hidden_layers, period=period)
+    read = read_windows if config.sliding_window is None else read_windows_of_rotating_layers
+    return read_rope(config) | read(config, default=default) | {"qk_norm": "head"}
+
+
+def _build_exaone4(config: Config) -> Model:
+    """Build EXAONE 4: norms after attention and MLP."""
+    return build_model(config, **_read_attention(config), block="post")
+
+
+def _build_exaone_moe(config: Config) -> Model:
+    """Build K-EXAONE: DeepSeek-V3's experts."""
+    moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
+    return build_model(config, **_read_attention(config), moe=moe)
+
+
+def _write_layer_types(model: Model) -> dict[str, Any]:
+    """Return the kinds of all layers; without a window all rotate, and with one that none has, none does."""
+    window = model.window or (model.positions if model.position == "none" else None)
+    return decoder.write_layer_types(model) | {"sliding_window": window}
+
+
+EXAONE4 = Family(
+    model_type="exaone4",
+    architecture="Exaone4ForCausalLM",
+    keys=KEYS,
+    defaults=DEFAULTS,
+    to_model=_build_exaone4,
+    write=_write_layer_types,
+    tensors=decoder.TENSORS | {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"},
+)
+
+EXAONE_MOE = Family(
+    model_type="exaone_moe",
+    architecture="ExaoneMoeForCausalLM",
+    keys=KEYS
+    | without(decoder.BIASED_EXPERT_KEYS, "num_local_experts", "n_routed_experts", "n_shared_experts")
+    | {"num_shared_experts": "n_shared_experts"}
+    | same("num_experts first_k_dense_replace mlp_layer_types"),
+    defaults={
+        **DEFAULTS,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+    },
+    to_model=_build_exaone_moe,
+    write=_write_layer_types,
+    tensors=decoder.BIASED_EXPERT_TENSORS | {"moe.bias": "mlp.e_score_correction_bias"},
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (EXAONE4, EXAONE_MOE)

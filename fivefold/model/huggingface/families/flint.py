@@ -1,0 +1,68 @@
+"""Flint: experts beside a shared one, attention sinks, and sliding layers, which alone rotate."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    read_attention_bias,
+    read_shared_expert,
+    read_sparse_steps,
+    read_windows_of_rotating_layers,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_flint(config: Config) -> Model:
+    """Build Flint: the first two, every fourth and the last layer are full; sigmoid routing after two dense layers."""
+    layers = config.num_hidden_layers
+    slides = tuple(not (layer < 2 or layer % 4 == 1 or layer == layers - 1) for layer in range(layers))
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "aux_coefficient": config.router_aux_loss_coef,
+        "score": "sigmoid",
+        "normalized": config.norm_topk_prob,
+        **read_shared_expert(config),
+        **read_sparse_steps(config, dense=(0, 1)),
+    }
+    fields = read_rope(config) | read_windows_of_rotating_layers(config, default=slides) | read_attention_bias(config)
+    return build_model(config, **fields, qk_norm="head", attention_sinks=True, moe=moe)
+
+
+FLINT = Family(
+    model_type="flint",
+    architecture="FlintForCausalLM",
+    keys=decoder.KEYS
+    | same(
+        "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob router_aux_loss_coef attention_bias "
+        "shared_expert_intermediate_size mlp_only_layers decoder_sparse_step sliding_window layer_types"
+    ),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 150_144,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 49,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 513,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 1024,
+        "num_experts": 256,
+        "num_experts_per_tok": 6,
+        "router_aux_loss_coef": 0.0005,
+    },
+    to_model=_build_flint,
+    write=decoder.write_layer_types,
+    tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSOR | {"attention.sinks": "self_attn.softmax_offset"},
+    stacked_tensors=decoder.stack_experts() | {"attention.sinks": "self_attn.sinks"},
+)
+
+FAMILIES = (FLINT,)

@@ -1,0 +1,98 @@
+"""GPT-J and CodeGen: attention and MLP in parallel, on one norm; a part of the head rotates; the head has a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import SIZES, without
+from fivefold.model.huggingface.family import Family, Fused
+from fivefold.model.huggingface.mapping import build_model, read_head_dim
+from fivefold.model.spec import Model
+
+KEYS = without(SIZES, "intermediate_size", "attention_dropout") | {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "norm_epsilon",
+    "attn_pdrop": "attention_dropout",
+    "resid_pdrop": "hidden_dropout",
+    "embd_pdrop": "embedding_dropout",
+    "rotary_dim": "rotary_dim",
+}
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 50_400,
+    "hidden_size": 4096,
+    "intermediate_size": None,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 2048,
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
+    "rotary_dim": 64,
+}
+PLACES = {
+    "blocks": "transformer.h.{}",
+    "embed.tokens": "transformer.wte",
+    "head.norm": "transformer.ln_f",
+    "head.out": "lm_head",
+    "norm1": "ln_1",
+    "attention.out": "attn.out_proj",
+    "mlp.up": "mlp.fc_in",
+    "mlp.down": "mlp.fc_out",
+}
+CODEGEN_QKV = ("attention.q", "attention.v", "attention.k")
+CODEGEN_GROUPS = 4  # query_key_value holds that many groups of heads, each with its queries, values and keys
+
+
+def _build_gptj(config: Config) -> Model:
+    head_dim = read_head_dim(config)
+    if config.rotary_dim is None or config.rotary_dim > head_dim:
+        raise config.mistake(f"rotary_dim={config.rotary_dim} is not a part of heads of {head_dim} dims; give it")
+    return build_model(
+        config,
+        norm="layernorm",
+        mlp="plain",
+        mlp_bias=True,
+        ffn=config.intermediate_size or 4 * config.hidden_size,
+        kv_heads=config.num_attention_heads,
+        block="parallel_shared",
+        head_bias=True,
+        rope_fraction=config.rotary_dim / head_dim,
+    )
+
+
+def _build_codegen(config: Config) -> Model:
+    if config.num_attention_heads % CODEGEN_GROUPS:
+        raise config.mistake(
+            f"n_head={config.num_attention_heads} is not divisible by {CODEGEN_GROUPS} groups of heads"
+        )
+    return _build_gptj(config)
+
+
+GPTJ = Family(
+    model_type="gptj",
+    architecture="GPTJForCausalLM",
+    keys=KEYS,
+    defaults=DEFAULTS,
+    to_model=_build_gptj,
+    tensors=PLACES | {f"attention.{part}": f"attn.{part}_proj" for part in "qkv"},
+    interleaved_rotary=True,
+    base_prefix="transformer.",
+)
+CODEGEN = Family(
+    model_type="codegen",
+    architecture="CodeGenForCausalLM",
+    keys=KEYS,
+    defaults=DEFAULTS,
+    to_model=_build_codegen,
+    tensors=PLACES | dict.fromkeys(CODEGEN_QKV, Fused("attn.qkv_proj", CODEGEN_QKV, groups=CODEGEN_GROUPS)),
+    interleaved_rotary=True,
+    base_prefix="transformer.",
+)
+
+FAMILIES = (GPTJ, CODEGEN)

@@ -1,0 +1,47 @@
+"""Helium."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_head_dim
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_helium(config: Config) -> Model:
+    """Build Helium: Llama whose output projection is square and has no bias."""
+    heads, head_dim = config.num_attention_heads, read_head_dim(config)
+    if heads * head_dim != config.hidden_size:
+        raise config.mistake(
+            f"num_attention_heads={heads} x head_dim={head_dim} is not hidden_size={config.hidden_size}, with which "
+            "the family's code fails; change one"
+        )
+    return build_model(config, **read_rope(config), qkv_bias=config.attention_bias, mlp_bias=config.mlp_bias)
+
+
+HELIUM = Family(
+    model_type="helium",
+    architecture="HeliumForCausalLM",
+    keys=decoder.KEYS | same("attention_bias mlp_bias"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 48_000,
+        "hidden_size": 2560,
+        "intermediate_size": 7040,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-8,
+        "rope_theta": 100_000.0,
+    },
+    to_model=_build_helium,
+    tensors=decoder.TENSORS,
+    interleaved_rotary=True,
+)
+
+FAMILIES = (HELIUM,)

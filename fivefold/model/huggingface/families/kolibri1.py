@@ -1,0 +1,80 @@
+"""Kolibri 1: experts beside a shared one, chosen by logits and a bias, and sliding layers, which alone rotate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    list_sliding_layers,
+    read_shared_expert,
+    read_windows,
+    read_windows_of_rotating_layers,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_kolibri1(config: Config) -> Model:
+    """Build Kolibri 1: norms around attention and experts; the last of five layers is full and does not rotate."""
+    read = read_windows if config.sliding_window is None else read_windows_of_rotating_layers
+    windows = read(config, default=list_sliding_layers(config.num_hidden_layers, period=5))
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "score": "sigmoid",
+        "balance": "free",
+        "biased": "logits",
+        "aux_coefficient": 0.0,
+        "normalized": config.norm_topk_prob,
+        **read_shared_expert(config),
+    }
+    fields: dict[str, Any] = {"ffn": config.moe_intermediate_size, "block": "sandwich", "qk_norm": "head"}
+    return build_model(config, **read_rope(config), **windows, **fields, moe=moe)
+
+
+KOLIBRI1 = Family(
+    model_type="kolibri1",
+    architecture="Kolibri1ForCausalLM",
+    keys=without(decoder.KEYS, "intermediate_size")
+    | {"num_experts": "num_experts", "num_local_experts": "num_experts"}
+    | same(
+        "num_experts_per_tok moe_intermediate_size norm_topk_prob shared_expert_intermediate_size sliding_window "
+        "layer_types"
+    ),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 128_000,
+        "hidden_size": 2560,
+        "intermediate_size": None,
+        "num_hidden_layers": 50,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 513,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 384,
+        "num_experts_per_tok": 6,
+        "norm_topk_prob": False,
+    },
+    to_model=_build_kolibri1,
+    write=decoder.write_layer_types,
+    tensors=decoder.EXPERT_TENSORS
+    | decoder.SHARED_EXPERT_TENSORS
+    | {"norm1_post": "post_attn_norm", "norm2_post": "post_ffn_norm", "moe.bias": "moe.router.expert_bias"},
+    stacked_tensors=decoder.stack_experts()
+    | {
+        "norm1_post": "post_self_attn_layernorm",
+        "norm2_post": "post_mlp_layernorm",
+        "moe.bias": "mlp.gate.e_score_correction_bias",
+    },
+)
+
+FAMILIES = (KOLIBRI1,)

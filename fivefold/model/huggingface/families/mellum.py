@@ -1,0 +1,60 @@
+"""Mellum: Qwen3 with experts, and a sliding window in some layers, whose rotary base is their own."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mlp_layer_types, read_windows
+from fivefold.model.huggingface.rope import read_rope_by_layers
+from fivefold.model.spec import Model
+
+
+def _build_mellum(config: Config) -> Model:
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "aux_coefficient": config.router_aux_loss_coef,
+        "normalized": config.norm_topk_prob,
+        **read_mlp_layer_types(config, dense=0),
+    }
+    windows = read_windows(config, default=(False,))
+    fields = read_rope_by_layers(config) | windows | read_attention_bias(config)
+    return build_model(config, **fields, qk_norm="head", moe=moe)
+
+
+MELLUM = Family(
+    model_type="mellum",
+    architecture="MellumForCausalLM",
+    keys=without(decoder.KEYS, "rope_theta", "rope_scaling", "original_max_position_embeddings")
+    | {"num_experts": "num_experts", "num_local_experts": "num_experts"}
+    | same(
+        "num_experts_per_tok moe_intermediate_size norm_topk_prob router_aux_loss_coef attention_bias sliding_window "
+        "layer_types mlp_layer_types"
+    ),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 98_304,
+        "hidden_size": 2304,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 1024,
+        "moe_intermediate_size": 896,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.001,
+    },
+    to_model=_build_mellum,
+    write=decoder.write_rope_by_layers,
+    tensors=decoder.EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (MELLUM,)

@@ -1,0 +1,72 @@
+"""MiniCPM3: latent attention, and factors on embedding, branches and logits that follow from depth and width."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_minicpm3(config: Config) -> Model:
+    """Build MiniCPM3, whose rotary pairs lie half a rotary dim apart in the file."""
+    depth = config.scale_depth
+    return build_model(
+        config,
+        **read_latent(config, read_rope(config)),
+        **read_attention_bias(config),
+        mlp_bias=config.mlp_bias,
+        embedding_scale=config.embedding_multiplier,
+        residual_scale=1.0 if depth is None else depth / sqrt(config.num_hidden_layers),
+        logit_scale=(config.dim_model_base or config.hidden_size) / config.hidden_size,
+    )
+
+
+def _write_minicpm3(model: Model) -> dict[str, Any]:
+    return decoder.write_latent(model) | {
+        "scale_depth": model.residual_scale * sqrt(model.layers),
+        "dim_model_base": round(model.logit_scale * model.width),
+    }
+
+
+MINICPM3 = Family(
+    model_type="minicpm3",
+    architecture="MiniCPM3ForCausalLM",
+    keys=without(decoder.KEYS, "head_dim")
+    | without(decoder.LATENT_KEYS, "rope_interleave")
+    | {"scale_emb": "embedding_multiplier"}
+    | same("mlp_bias scale_depth dim_model_base"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 73_448,
+        "hidden_size": 2560,
+        "intermediate_size": 6400,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": None,
+        "rope_interleave": False,
+        "max_position_embeddings": 32_768,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    },
+    overwritten=("head_dim",),
+    to_model=_build_minicpm3,
+    write=_write_minicpm3,
+    tensors=decoder.TENSORS | decoder.LATENT_TENSORS,
+)
+
+FAMILIES = (MINICPM3,)

@@ -1,0 +1,61 @@
+"""Persimmon."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, same, without
+from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_persimmon(config: Config) -> Model:
+    """Build Persimmon: LayerNorms of queries and keys per head, half of which rotates; biases in all layers."""
+    return build_model(
+        config,
+        **read_rope(config, partly=True),
+        norm="layernorm",
+        mlp="plain",
+        mlp_bias=True,
+        qkv_bias=True,
+        out_bias=True,
+        kv_heads=config.num_attention_heads,
+        qk_norm="head" if config.use_qk_norm else "none",
+    )
+
+
+PERSIMMON = Family(
+    model_type="persimmon",
+    architecture="PersimmonForCausalLM",
+    keys=without(decoder.LAYER_NORM_KEYS, "num_key_value_heads", "head_dim")
+    | {"layer_norm_eps": "norm_epsilon", "qk_layernorm": "use_qk_norm"}
+    | same("partial_rotary_factor"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 262_144,
+        "intermediate_size": 16_384,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 16_384,
+        "norm_epsilon": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+    },
+    supported={"hidden_dropout": Supported((0,), "dropout of what the MLP adds alone")},
+    to_model=_build_persimmon,
+    write=lambda model: {"qk_layernorm": model.qk_norm == "head"},
+    tensors=decoder.TENSORS
+    | {
+        "head.norm": "model.final_layernorm",
+        **dict.fromkeys(QKV, Fused("self_attn.query_key_value", QKV, groups="kv_heads")),
+        "attention.q_norm": "self_attn.q_layernorm",
+        "attention.k_norm": "self_attn.k_layernorm",
+        "attention.out": "self_attn.dense",
+        **PLAIN_MLP,
+    },
+)
+
+FAMILIES = (PERSIMMON,)

@@ -1,0 +1,40 @@
+"""Seed-OSS: Llama with biases of q, k and v, and dropout of what attention and MLP add."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_seed_oss(config: Config) -> Model:
+    fields = {"qkv_bias": config.attention_bias, "out_bias": config.attention_out_bias, "mlp_bias": config.mlp_bias}
+    return build_model(config, **read_rope(config), **fields)
+
+
+SEED_OSS = Family(
+    model_type="seed_oss",
+    architecture="SeedOssForCausalLM",
+    keys=decoder.KEYS | same("attention_bias attention_out_bias mlp_bias") | {"residual_dropout": "hidden_dropout"},
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 155_136,
+        "intermediate_size": 27_648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524_288,
+        "attention_bias": True,
+        "attention_dropout": 0.1,
+        "hidden_dropout": 0.1,
+    },
+    to_model=_build_seed_oss,
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (SEED_OSS,)

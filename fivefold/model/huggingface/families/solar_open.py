@@ -1,0 +1,44 @@
+"""Solar Open: DeepSeek-V3's experts in every layer, with grouped-query attention."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_biased_experts
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_solar_open(config: Config) -> Model:
+    fields = {"qkv_bias": config.attention_bias, "ffn": config.moe_intermediate_size}
+    return build_model(config, **read_rope(config), **fields, moe=read_biased_experts(config))
+
+
+SOLAR_OPEN = Family(
+    model_type="solar_open",
+    architecture="SolarOpenForCausalLM",
+    keys=without(decoder.KEYS, "intermediate_size") | decoder.BIASED_EXPERT_KEYS | same("attention_bias"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 196_608,
+        "intermediate_size": None,
+        "moe_intermediate_size": 1280,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "n_shared_experts": 1,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+    to_model=_build_solar_open,
+    tensors=decoder.BIASED_EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (SOLAR_OPEN,)

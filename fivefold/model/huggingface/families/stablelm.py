@@ -1,0 +1,46 @@
+"""StableLM."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_stablelm(config: Config) -> Model:
+    """Build StableLM: LayerNorm, a quarter of the head rotates; attention and MLP may be parallel, on one norm."""
+    block = "parallel_shared" if config.use_parallel_residual else "pre"
+    fields = {"norm": "layernorm", "qkv_bias": config.attention_bias, "block": block}
+    return build_model(config, **read_rope(config, partly=True), **fields)
+
+
+STABLELM = Family(
+    model_type="stablelm",
+    architecture="StableLmForCausalLM",
+    keys=without(decoder.LAYER_NORM_KEYS, "head_dim")
+    | {"layer_norm_eps": "norm_epsilon", "use_qkv_bias": "attention_bias"}
+    | same("partial_rotary_factor use_parallel_residual"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 50_304,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-5,
+        "partial_rotary_factor": 0.25,
+    },
+    supported={
+        "qk_layernorm": Supported((False,), "norms of each head without biases beside norms with biases"),
+        "hidden_dropout": Supported((0,), "dropout of what the MLP adds alone"),
+    },
+    to_model=_build_stablelm,
+    write=lambda model: {"use_parallel_residual": model.block == "parallel_shared"},
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (STABLELM,)
