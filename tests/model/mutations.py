@@ -21,6 +21,7 @@ PLAIN = {
     "tie_word_embeddings": False,
 }
 EXPERTS = PLAIN | {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+NARROW_EXPERTS = {key: value for key, value in EXPERTS.items() if key != "intermediate_size"}  # no dense layers
 ALIKE = PLAIN | {"num_experts_per_tok": 2, "num_local_experts": 4}  # experts as wide as the dense layers
 LATENT = {
     **{key: value for key, value in EXPERTS.items() if key != "head_dim"},
@@ -132,7 +133,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_experts": 8, "num_shared_experts": 1, "sliding_window": 6, "sliding_window_pattern": 2, "n_group": 2},
     "glm4_moe_lite": {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
     "dots1": EXPERTS | SHARED | {"sliding_window": 6, "max_window_layers": 1},
-    "solar_open": EXPERTS | SHARED,
+    "solar_open": NARROW_EXPERTS | SHARED,
     "hy_v3": EXPERTS | {"num_experts": 8, "num_shared_experts": 2},
     "mellum": EXPERTS
     | {"num_experts": 4, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
@@ -141,7 +142,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts": 4, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"],
         "mlp_only_layers": [0], "shared_expert_intermediate_size": 20,
     },
-    "kolibri1": EXPERTS
+    "kolibri1": NARROW_EXPERTS
     | {
         "num_experts": 4, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"],
         "shared_expert_intermediate_size": 20,
@@ -373,6 +374,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "moe_layer_start_index": (0, 1, 2),
     "moe_layer_end_index": (0, 1, -1),
     "moe_layer_interval": (1, 2),
+    "moe_norm_min": (0.7, 1e-12),
     "router_scaling_factor": (2.0,),
     "shared_expert_intermediate_size": (0, 56),
     "mlp_layer_types": (["dense", "sparse"], ["sparse", "dense"], ["sparse"] * 2, ["dense"] * 2, ["dense"] * 3, None),

@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same, without
-from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_layers_of_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MoE
@@ -82,7 +82,7 @@ ERNIE4_5_MOE = Family(
         "moe_k": "num_experts_per_tok",
         "moe_num_shared_experts": "n_shared_experts",
     }
-    | same("moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval"),
+    | same("moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval router_aux_loss_coef"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 103_424,
@@ -101,6 +101,7 @@ ERNIE4_5_MOE = Family(
         "n_shared_experts": 2,
         "moe_layer_start_index": 1,
     },
+    supported={"moe_norm_min": Supported((1e-12,), "another least sum of routing weights")},
     to_model=_build_ernie4_5_moe,
     write=_write_ernie4_5_moe,
     tensors=decoder.EXPERT_TENSORS
