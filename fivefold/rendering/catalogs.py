@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from fivefold.rendering.grid import Column, Grid, make_grid
-from fivefold.results.catalog import CatalogMachine, CatalogModel, CatalogStack
+from fivefold.results.catalog import CatalogFamily, CatalogMachine, CatalogModel, CatalogStack
 from fivefold.stack.spec import SupportedLayouts
 from fivefold.units import GIB, show_rate
 
@@ -52,6 +52,12 @@ MODELS: tuple[Column[CatalogModel], ...] = (
     Column("context", attrgetter("positions"), "{:,}".format),
     Column("source", attrgetter("source"), is_text=True, is_wide=True),
 )
+FAMILIES: tuple[Column[CatalogFamily], ...] = (
+    Column("model_type", attrgetter("name"), is_text=True),
+    Column("status", attrgetter("status"), is_text=True),
+    Column("needs, or text model", lambda family: family.needs or family.text, is_text=True, missing=""),
+    Column("class", attrgetter("architecture"), is_text=True, is_wide=True),
+)
 MACHINES: tuple[Column[CatalogMachine], ...] = (
     Column("machine", attrgetter("name"), is_text=True),
     Column("memory", attrgetter("memory_bytes"), lambda size: f"{size / GIB:.1f} GiB"),
@@ -78,6 +84,11 @@ STACKS: tuple[Column[CatalogStack], ...] = (
 def list_models(models: Sequence[CatalogModel]) -> Grid:
     """Return the table of models."""
     return make_grid(MODELS, models)
+
+
+def list_families(families: Sequence[CatalogFamily]) -> Grid:
+    """Return the table of families of Hugging Face."""
+    return make_grid(FAMILIES, families)
 
 
 def list_machines(machines: Sequence[CatalogMachine]) -> Grid:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fivefold.record import Record, UserError
-from fivefold.results.catalog import CatalogLink, CatalogMachine, CatalogModel, CatalogStack
+from fivefold.results.catalog import CatalogFamily, CatalogLink, CatalogMachine, CatalogModel, CatalogStack
 
 Entry = TypeVar("Entry", bound=Record)
 
@@ -35,6 +35,27 @@ def list_models(word: str | None = None) -> list[CatalogModel]:
             )
         )
     return _select(entries, word, kind="model")
+
+
+def list_families(word: str | None = None) -> list[CatalogFamily]:
+    """Return the families of Hugging Face that are read, and the causal language models of transformers that are not.
+
+    ``word``: only those that contain it.
+    """
+    from fivefold.model.huggingface.causal_types import LACKING_TYPES
+    from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+
+    entries = [
+        CatalogFamily(name=name, architecture=architecture, status="not read", needs=reason)
+        for name, (architecture, reason) in LACKING_TYPES.items()
+    ]
+    for name, family in FAMILIES.items():
+        status: Literal["trained", "planned"] = "trained" if family.is_trained else "planned"
+        entries.append(CatalogFamily(name=name, architecture=family.architecture, status=status))
+    for name, wrapper in WRAPPERS.items():
+        status = "trained" if FAMILIES[wrapper.text].is_trained else "planned"
+        entries.append(CatalogFamily(name=name, architecture=wrapper.architecture, status=status, text=wrapper.text))
+    return _select(sorted(entries, key=lambda entry: entry.name), word, kind="family", flag="models --families")
 
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:
@@ -82,13 +103,13 @@ def list_stacks(word: str | None = None) -> list[CatalogStack]:
     return _select(entries, word, kind="stack")
 
 
-def _select(entries: Sequence[Entry], word: str | None, *, kind: str) -> list[Entry]:
+def _select(entries: Sequence[Entry], word: str | None, *, kind: str, flag: str | None = None) -> list[Entry]:
     """Return the entries that contain a word in any field; raises ``UserError`` if none does."""
     if word is None:
         return list(entries)
     selected = [entry for entry in entries if any(word.lower() in text.lower() for text in _texts(entry))]
     if not selected:
-        raise UserError(f"no {kind} contains {word!r}; `fivefold {kind}s` lists all {len(entries)}")
+        raise UserError(f"no {kind} contains {word!r}; `fivefold {flag or f'{kind}s'}` lists all {len(entries)}")
     return selected
 
 

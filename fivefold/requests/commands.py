@@ -346,6 +346,13 @@ class ModelsOptions(CatalogRequest, JsonOption):
 
     command = "models"
     panel = "Plan"
+    families: Annotated[
+        bool,
+        Field(
+            description="List the causal language models of Hugging Face transformers instead: trained, planned, or "
+            "what each lacks."
+        ),
+    ] = False
 
 
 class MachinesOptions(CatalogRequest, JsonOption):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fivefold.record import Record
 
 
@@ -20,6 +22,16 @@ class CatalogModel(Record):
     vocab: int
     positions: int  # longest supported sequence, in tokens
     source: str
+
+
+class CatalogFamily(Record):
+    """A family of Hugging Face models: whether it is trained, planned alone, or what it lacks to be read."""
+
+    name: str  # its ``model_type``
+    architecture: str  # the class that transformers builds
+    status: Literal["trained", "planned", "not read"]
+    needs: str = ""  # what is missing, if it is not read
+    text: str = ""  # the family of its text model, if it is a multimodal model, of which that is read
 
 
 class CatalogLink(Record):

@@ -134,11 +134,15 @@ def test_resolve_prefers_the_catalog() -> None:
         ),
         ("a.toml", "layers = 2", "width"),
         ("a.json", '{"model_type": "llama", "hidden_size": "wide"}', "a: hidden_size: "),
-        ("a.json", '{"architectures": ["Mamba2ForCausalLM"]}', "architecture 'Mamba2ForCausalLM' is not known"),
         (
             "a.json",
-            '{"model_type": "olmo3"}',
-            f"architecture 'olmo3' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is olmo2; "
+            '{"architectures": ["Mamba2ForCausalLM"]}',
+            "architecture 'Mamba2ForCausalLM' is not read: its layers",
+        ),
+        (
+            "a.json",
+            '{"model_type": "olmo9"}',
+            f"architecture 'olmo9' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is olmo2; "
             "or write its shape as in examples/models/mixture.toml",
         ),
         ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),

@@ -11,8 +11,12 @@ from fivefold.requests.commands import ModelsOptions
 def models(request: ModelsOptions) -> None:
     """List the models of the catalog, or those that contain a word: names for MODEL."""
     from fivefold.rendering import catalogs
-    from fivefold.requests.catalogs import dump_entries, list_models
+    from fivefold.requests.catalogs import dump_entries, list_families, list_models
 
+    if request.families:
+        families = list_families(request.word)
+        show(dump_entries(families) if request.as_json else catalogs.list_families(families))
+        return
     entries = list_models(request.word)
     if request.as_json:
         show(dump_entries(entries))

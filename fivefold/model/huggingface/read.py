@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
+from fivefold.model.huggingface.causal_types import LACKS
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family
@@ -19,10 +20,6 @@ from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-
-_LINEAR = "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained"
-# Common architectures that are not supported, by class and by model_type, and the feature that is missing.
-LACKS = {"Qwen3NextForCausalLM": _LINEAR, "qwen3_next": _LINEAR}
 
 
 def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model:
@@ -116,8 +113,8 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
         known |= {read.published_architecture: kind for kind, read in FAMILIES.items() if read.published_architecture}
     else:
         wanted, known = str(config.get("model_type")), {kind: kind for kind in classes}
-    if wanted in LACKS:
-        raise UserError(f"{name}: architecture {wanted!r} is not read: {LACKS[wanted]}")
+    if wanted not in known and (missing := LACKS.get(wanted) or LACKS.get(str(given))):
+        raise UserError(f"{name}: architecture {wanted!r} is not read: {missing}")
     if wanted not in known:
         raise UserError(
             f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(classes)} is "

@@ -355,7 +355,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "family": (
         lambda p: change(p, architectures=["OlmoForCausalLM"]),
-        "architecture 'OlmoForCausalLM' is not known",
+        "architecture 'OlmoForCausalLM' is not read: norms without weights",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }

@@ -1,0 +1,133 @@
+"""What each causal language model of transformers needs that is not read, one reason each.
+
+``fivefold models --families`` lists them beside the families that are read. Source: modelling code and
+``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`` of transformers 5.23, with which ``tests/model/huggingface/test_causal_types.py``
+compares the list.
+"""
+
+from __future__ import annotations
+
+# What is missing → model_type of each family that needs it, with the class that transformers builds.
+_NEEDED = {
+    "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained": """
+        qwen3_next Qwen3NextForCausalLM; qwen3_5 Qwen3_5ForCausalLM; qwen3_5_text Qwen3_5ForCausalLM;
+        qwen3_5_moe Qwen3_5MoeForCausalLM; qwen3_5_moe_text Qwen3_5MoeForCausalLM; olmo_hybrid
+        OlmoHybridForCausalLM
+    """,
+    "some of its layers are linear attention (Kimi delta rule or lightning attention)": """
+        kimi_linear KimiLinearForCausalLM; bailing_hybrid BailingHybridForCausalLM; minimax
+        MiniMaxForCausalLM
+    """,
+    "its layers, or some of them, are state-space layers (Mamba 1 or 2)": """
+        mamba MambaForCausalLM; mamba2 Mamba2ForCausalLM; falcon_mamba FalconMambaForCausalLM; falcon_h1
+        FalconH1ForCausalLM; bamba BambaForCausalLM; granitemoehybrid GraniteMoeHybridForCausalLM; jamba
+        JambaForCausalLM; nemotron_h NemotronHForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
+    """,
+    "most of its layers are gated short convolutions": """
+        lfm2 Lfm2ForCausalLM; lfm2_moe Lfm2MoeForCausalLM; lfm3 Lfm3ForCausalLM
+    """,
+    "its layers, or some of them, are recurrent": """
+        recurrent_gemma RecurrentGemmaForCausalLM; rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
+    """,
+    "an indexer chooses the tokens to which a query attends (sparse attention)": """
+        deepseek_v32 DeepseekV32ForCausalLM; glm_moe_dsa GlmMoeDsaForCausalLM; axk2 AXK2ForCausalLM; hy_v4
+        HYV4ForCausalLM; dots3_note Dots3NoteForCausalLM; dots3_note_text Dots3NoteForCausalLM
+    """,
+    "attention to compressed keys that an indexer chooses, and hyper-connections": """
+        deepseek_v4 DeepseekV4ForCausalLM
+    """,
+    "an indexer chooses the blocks of keys to which a query attends": "minimax_m3_vl_text MiniMaxM3VLForCausalLM",
+    "linear attention, embeddings per layer, embeddings of n-grams, and gated residuals": """
+        qwen4_exp Qwen4ExpForCausalLM; qwen4_exp_text Qwen4ExpForCausalLM
+    """,
+    "layers of unlike width, keys that layers share, and embeddings per layer": """
+        gemma3n Gemma3nForConditionalGeneration; gemma3n_text Gemma3nForCausalLM; gemma4
+        Gemma4ForConditionalGeneration; gemma4_text Gemma4ForCausalLM; gemma4_unified
+        Gemma4UnifiedForConditionalGeneration; gemma4_unified_text Gemma4UnifiedForCausalLM
+    """,
+    "it attends to keys of another model, whose tokens it drafts": """
+        gemma4_assistant Gemma4AssistantForCausalLM; gemma4_unified_assistant
+        Gemma4UnifiedAssistantForCausalLM
+    """,
+    "full and sliding layers of unlike numbers of heads": """
+        mimo_v2_flash MiMoV2FlashForCausalLM; laguna LagunaForCausalLM; inkling_text InklingForCausalLM;
+        inkling2_text Inkling2ForCausalLM
+    """,
+    "two attentions and two MLPs a layer, with experts beside them and experts that do nothing": """
+        longcat_flash LongcatFlashForCausalLM
+    """,
+    "a sigmoid gate on the output of attention": "afmoe AfmoeForCausalLM; beam BeamForCausalLM",
+    "a norm after the experts alone": "axk1 AXK1ForCausalLM",
+    "passes over one stack of layers that are repeated, and gates on the output of attention": """
+        hrm_text HrmTextForCausalLM
+    """,
+    "xIELU, an activation with trained parameters": "apertus ApertusForCausalLM",
+    "norms inside attention and MLP, before their last matrix": "bitnet BitNetForCausalLM",
+    "attention as a difference of two softmaxes": "diffllama DiffLlamaForCausalLM",
+    "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
+    "experts of attention beside those of the MLP": "jetmoe JetMoeForCausalLM",
+    "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
+    "queries, keys and values that are clipped (clip_qkv)": "dbrx DbrxForCausalLM",
+    "SparseMixer, a router that draws experts in training": "phimoe PhimoeForCausalLM",
+    "norms without weights": "nanochat NanoChatForCausalLM; olmo OlmoForCausalLM",
+    "norms of queries and keys after their rotation": """
+        hunyuan_v1_dense HunYuanDenseV1ForCausalLM; hunyuan_v1_moe HunYuanMoEV1ForCausalLM
+    """,
+    "a factor on rotated queries that grows with the position": "ministral3 Ministral3ForCausalLM",
+    "a gate on the shared expert": "qwen2_moe Qwen2MoeForCausalLM",
+    "scores with a bias by distance (ALiBi)": "bloom BloomForCausalLM; mpt MptForCausalLM",
+    "ReLU, and learned positions that begin at 2": "opt OPTForCausalLM; biogpt BioGptForCausalLM",
+    "sinusoidal positions that are added to the embedding": """
+        ctrl CTRLLMHeadModel; xglm XGLMForCausalLM; xlm XLMWithLMHeadModel
+    """,
+    "norms after each sum of the residual stream": "openai-gpt OpenAIGPTLMHeadModel",
+    "a bias of attention in the last layer alone": "gpt_neox_japanese GPTNeoXJapaneseForCausalLM",
+    "a first layer without norm, and layers with rotary bases of their own in LayerNorm blocks (ModernBERT)": """
+        modernbert-decoder ModernBertDecoderForCausalLM
+    """,
+    "embeddings rotated in three directions for images (mrope) by kind of layer": """
+        cohere_compass_text CohereCompassForCausalLM
+    """,
+    "towers for images and sound within the model": "phi4_multimodal Phi4MultimodalForCausalLM",
+    "image patches or images within the text": """
+        fuyu FuyuForCausalLM; emu3 Emu3ForCausalLM; git GitForCausalLM; got_ocr2
+        GotOcr2ForConditionalGeneration; moss_transcribe_diarize
+        MossTranscribeDiarizeForConditionalGeneration
+    """,
+    "layers of cross-attention to images": "mllama MllamaForCausalLM",
+    "codebooks of sound instead of a text vocabulary": """
+        moshi MoshiForCausalLM; musicgen MusicgenForCausalLM; musicgen_melody MusicgenMelodyForCausalLM
+    """,
+    "patches of bytes of unequal length": "blt BltForCausalLM",
+    "buckets of relative positions": "cpmant CpmAntForCausalLM; xlnet XLNetLMHeadModel",
+    "attention within buckets of similar tokens, and reversible layers": "reformer ReformerModelWithLMHead",
+    "BERT's layers under a causal mask": """
+        bert BertLMHeadModel; bert-generation BertGenerationDecoder; big_bird BigBirdForCausalLM; camembert
+        CamembertForCausalLM; data2vec-text Data2VecTextForCausalLM; electra ElectraForCausalLM; ernie
+        ErnieForCausalLM; megatron-bert MegatronBertForCausalLM; rembert RemBertForCausalLM; roberta
+        RobertaForCausalLM; roberta-prelayernorm RobertaPreLayerNormForCausalLM; roc_bert
+        RoCBertForCausalLM; roformer RoFormerForCausalLM; xlm-roberta XLMRobertaForCausalLM; xlm-roberta-xl
+        XLMRobertaXLForCausalLM; xmod XmodForCausalLM
+    """,
+    "it is the decoder of an encoder-decoder model": """
+        bart BartForCausalLM; bigbird_pegasus BigBirdPegasusForCausalLM; blenderbot BlenderbotForCausalLM;
+        blenderbot-small BlenderbotSmallForCausalLM; marian MarianForCausalLM; mbart MBartForCausalLM; mvp
+        MvpForCausalLM; pegasus PegasusForCausalLM; plbart PLBartForCausalLM; prophetnet
+        ProphetNetForCausalLM; trocr TrOCRForCausalLM; whisper WhisperForCausalLM
+    """,
+}
+OTHER_NAMES = {"gpt-sw3": "gpt2"}  # model types that are read as another one
+
+
+def _list_types() -> dict[str, tuple[str, str]]:
+    types = {}
+    for reason, families in _NEEDED.items():
+        for family in families.split(";"):
+            model_type, architecture = family.split()
+            types[model_type] = (architecture, reason)
+    return types
+
+
+LACKING_TYPES = _list_types()  # model_type → class and what is missing
+# The same reasons by model_type and by class, of which several types may have one.
+LACKS = {kind: reason for kind, (_, reason) in LACKING_TYPES.items()} | dict(LACKING_TYPES.values())

@@ -1,0 +1,70 @@
+"""The list of ``fivefold models --families`` against the installed transformers: a new version shows what is new."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from typer.testing import CliRunner
+
+from fivefold.cli import app
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.huggingface.causal_types import LACKING_TYPES, OTHER_NAMES
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+from fivefold.model.huggingface.read import from_config
+from fivefold.record import UserError
+from fivefold.requests.catalogs import list_families
+from fivefold.trainer.supported import check_supported
+from tests.model.mutations import FAMILIES as SMALL
+
+
+def run(*words: str) -> str:
+    return CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"}, catch_exceptions=False).output
+
+
+def test_every_causal_type_of_transformers_is_listed_once() -> None:
+    listed = [entry.name for entry in list_families()]
+    assert len(set(listed)) == len(listed)
+    new = CAUSAL.keys() - OTHER_NAMES.keys() - set(listed)
+    assert new == set(), "read them, or say in causal_types.py what is missing"
+    assert LACKING_TYPES.keys() <= CAUSAL.keys()
+    assert not LACKING_TYPES.keys() & (FAMILIES | WRAPPERS).keys()
+
+
+def test_classes_are_those_of_transformers() -> None:
+    classes = {entry.name: entry.architecture for entry in list_families() if entry.name in CAUSAL and not entry.text}
+    assert {name: CAUSAL[name] for name in classes} == classes
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_the_trainer_computes_the_families_that_are_said_to_be_trained(kind: str) -> None:
+    model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
+    job = Job(sequence=16, global_batch=1, precision=recipe("fp32"))
+    try:
+        check_supported(Layout(), job, model=model)
+    except UserError:
+        assert not FAMILIES[kind].is_trained
+    else:
+        assert FAMILIES[kind].is_trained
+
+
+@pytest.mark.parametrize("key", ["model_type", "architectures"])
+def test_a_type_that_is_not_read_is_refused_with_what_it_needs(key: str) -> None:
+    for name, (architecture, reason) in LACKING_TYPES.items():
+        config = {"model_type": name} if key == "model_type" else {"architectures": [architecture]}
+        with pytest.raises(UserError) as refusal:
+            from_config(config, name="x")
+        assert str(refusal.value).endswith(reason) or key == "architectures"
+        assert "is not read: " in str(refusal.value)
+
+
+def test_the_command_lists_them_or_those_with_a_word() -> None:
+    entries = json.loads(run("models", "--families", "--json"))
+    assert [entry["name"] for entry in entries] == [entry.name for entry in list_families()]
+    lines = run("models", "--families", "qwen3").splitlines()
+    assert any(line.split()[:2] == ["qwen3", "trained"] for line in lines)
+    assert any(line.split()[:1] == ["qwen3_next"] and "linear attention" in line for line in lines)
+    with pytest.raises(UserError, match=r"no family contains 'zzz'; `fivefold models --families` lists all"):
+        list_families("zzz")
