@@ -90,8 +90,7 @@ _NEEDED = {
     """,
     "towers for images and sound within the model": "phi4_multimodal Phi4MultimodalForCausalLM",
     "image patches or images within the text": """
-        fuyu FuyuForCausalLM; emu3 Emu3ForCausalLM; git GitForCausalLM; got_ocr2
-        GotOcr2ForConditionalGeneration; moss_transcribe_diarize
+        fuyu FuyuForCausalLM; emu3 Emu3ForCausalLM; git GitForCausalLM; moss_transcribe_diarize
         MossTranscribeDiarizeForConditionalGeneration
     """,
     "layers of cross-attention to images": "mllama MllamaForCausalLM",

@@ -5,6 +5,7 @@ Source: configuration and modelling code of transformers 5.23.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fivefold.model.huggingface.family import Fused
@@ -17,7 +18,7 @@ def same(keys: str) -> dict[str, str]:
     return {key: key for key in keys.split()}
 
 
-def without(keys: dict[str, str], *left_out: str) -> dict[str, str]:
+def without(keys: Mapping[str, str], *left_out: str) -> dict[str, str]:
     """Return ``keys`` without those in ``left_out``."""
     return {key: field for key, field in keys.items() if key not in left_out}
 

@@ -95,3 +95,5 @@ class Wrapper(NamedTuple):
     text: str
     tied: bool  # default of ``tie_word_embeddings``
     flat: bool = False  # published files have the keys of the text model at the top level
+    ties: bool = True  # its class ties the head to the embedding if the file says so
+    any_text: bool = False  # its text model may be of any family that is read; ``text``: if the file does not say

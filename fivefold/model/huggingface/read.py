@@ -88,15 +88,18 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     values = config.get("text_config", config if wrapper.flat else None)
     if not isinstance(values, dict):
         raise UserError(f"{name}: a multimodal config without a text_config table")
-    model_type = values.get("model_type", wrapper.text)
-    if model_type not in (wrapper.text, kind):
+    model_type = str(values.get("model_type", wrapper.text))
+    inner = FAMILIES.get(model_type if wrapper.any_text else wrapper.text)
+    if inner is None or (not wrapper.any_text and model_type not in (wrapper.text, kind)):
+        missing = f", which needs {LACKS[model_type]}" if model_type in LACKS else ""
+        read = "any family that is read may be its text model" if wrapper.any_text else f"{wrapper.text} is read"
         raise UserError(
-            f"{name}: its text model is {reprlib.repr(model_type)}; of {wrapper.architecture} {wrapper.text} is read"
+            f"{name}: its text model is {reprlib.repr(model_type)}{missing}; of {wrapper.architecture} {read}"
         )
     tied = config.get("tie_word_embeddings", wrapper.tied)  # the outer key alone is read, except in old files
     if wrapper.flat:
         tied = tied or values.get("tie_word_embeddings", False)
-    return Text(FAMILIES[wrapper.text], {**values, "tie_word_embeddings": tied}, wrapper.architecture, wrapped=True)
+    return Text(inner, {**values, "tie_word_embeddings": tied and wrapper.ties}, wrapper.architecture, wrapped=True)
 
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:

@@ -35,6 +35,7 @@ WRAPPED = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
 }
 OTHER_SENSES = (
     "vision_tower.",
@@ -66,6 +67,7 @@ class Folder:
         stored = from_config(config, name=path.resolve().name, source=str(path))
         text = text_of(config, name=str(path))
         tensors = dict(_tensors(path))
+        foreign = _list_foreign(tensors) if text.wrapped else frozenset()
         tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, prefix=text.family.base_prefix)
         if stored.mtp and not any(_layer(name) == stored.layers for name in tensors):
             stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
@@ -82,7 +84,7 @@ class Folder:
                 interleaved=interleaves(config, name=str(path)),
             )
         )
-        ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped)
+        ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped, foreign=foreign)
         ours: dict[str, list[Part]] = {}
         for part in wanted:
             ours.setdefault(part.ours, []).append(part)
@@ -196,6 +198,12 @@ def _prefixed(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()} if bare else tensors
 
 
+def _list_foreign(tensors: dict[str, Any]) -> frozenset[str]:
+    """Return the tensors of a multimodal model that are not of its text model, if the latter's names have a prefix."""
+    foreign = frozenset(name for name in tensors if not name.startswith((*WRAPPED, *HEADS)))
+    return foreign if len(foreign) < len(tensors.keys() - {*HEADS}) else frozenset()
+
+
 def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return ``tensors`` of a multimodal model, with the names of a text model for those of its text model."""
     return {_unwrapped_name(name): tensor for name, tensor in tensors.items()}
@@ -209,7 +217,13 @@ def _unwrapped_name(name: str) -> str:
 
 
 def _check(
-    path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model, wrapped: bool = False
+    path: Path,
+    tensors: dict[str, Any],
+    wanted: list[Part],
+    *,
+    model: Model,
+    wrapped: bool = False,
+    foreign: frozenset[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Check names, shapes and dtypes; return the unused tensors that are allowed. Raises ``UserError`` for others."""
     names = {part.name for part in wanted}
@@ -226,7 +240,9 @@ def _check(
             raise UserError(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
     spare = tuple(name for name in sorted(tensors) if name not in names)
     if unknown := [
-        name for name in spare if not (_may_be_spare(name, model) or (wrapped and name.startswith(OTHER_SENSES)))
+        name
+        for name in spare
+        if not (_may_be_spare(name, model) or name in foreign or (wrapped and name.startswith(OTHER_SENSES)))
     ]:
         raise UserError(
             f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}"

@@ -37,6 +37,11 @@ QWEN = {
     "fullatt_block_indexes": [0],
     "patch_size": 4,
 }
+QWEN3 = {key: value for key, value in QWEN.items() if key != "fullatt_block_indexes"} | {
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+CLIP = SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 16}
 MROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
 BESIDE = {"image_token_id": 129, "video_token_id": 128, "vision_start_token_id": 127, "vision_end_token_id": 126}
 SHAPE = {key: value for key, value in PLAIN.items() if key not in ("head_dim", "tie_word_embeddings")}
@@ -56,7 +61,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"text_config": SHAPE | {"num_key_value_heads": 3, "rope_scaling": MROPE},
          "vision_config": QWEN, **BESIDE},
     ),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {"text_config": {key: value for key, value in PLAIN.items() if key != "tie_word_embeddings"},
+         "vision_config": QWEN3, "tie_word_embeddings": False, **BESIDE},
+    ),
+    "llava": ("llava", {"text_config": {"model_type": "llama", **PLAIN}, "vision_config": CLIP}),
+    "llava around qwen3": ("llava", {"text_config": {"model_type": "qwen3", **PLAIN}, "vision_config": CLIP}),
+    "idefics3": (
+        "idefics3",
+        {"text_config": {"model_type": "llama", "pad_token_id": 0, **PLAIN}, "vision_config": SIGLIP,
+         "pad_token_id": 0, "image_token_id": 129},
+    ),
 }  # fmt: skip
+BESIDE_TEXT = ("vis", "projector", "connector")  # in names of the tensors of towers and projectors
 TOKENS = torch.randint(1, 120, (3, 25), generator=torch.Generator().manual_seed(3))
 
 
@@ -81,7 +99,7 @@ def test_the_text_model_has_the_references_logits(name: str, original: bool, tmp
     theirs = wrapped(kind, keys)
     theirs.save_pretrained(tmp_path, save_original_format=original)
     folder = Folder.open(tmp_path)
-    others = [weight for name, weight in theirs.named_parameters() if "vis" in name or "projector" in name]
+    others = [weight for name, weight in theirs.named_parameters() if any(part in name for part in BESIDE_TEXT)]
     assert len(folder.ignored) == len(others) > 0
     assert folder.model.parameters == theirs.num_parameters() - sum(weight.numel() for weight in others)
     with torch.no_grad(), quiet():

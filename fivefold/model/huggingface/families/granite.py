@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
-from fivefold.model.huggingface.family import Family, Fused
+from fivefold.model.huggingface.family import Family, Fused, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -170,4 +171,39 @@ GRANITEMOE_SWA = Family(
     stacked_tensors=STACKED,
 )
 
-FAMILIES = (GRANITE, GRANITEMOE, GRANITEMOESHARED, GRANITE_SWA, GRANITEMOE_SWA)
+GRANITE_DOCLING_TEXT = replace(
+    GRANITE,
+    model_type="granite_docling_text",
+    architecture="GraniteDoclingTextModel",
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 133_800,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.263,
+        "attention_multiplier": 0.015625,
+    },
+)
+GRANITE4_VISION_TEXT = replace(GRANITE, model_type="granite4_vision_text", architecture="Granite4VisionTextModel")
+
+FAMILIES = (
+    GRANITE,
+    GRANITEMOE,
+    GRANITEMOESHARED,
+    GRANITE_SWA,
+    GRANITEMOE_SWA,
+    GRANITE_DOCLING_TEXT,
+    GRANITE4_VISION_TEXT,
+)
+WRAPPERS = (
+    Wrapper("granite_docling", "GraniteDoclingForConditionalGeneration", text="granite_docling_text", tied=True),
+    Wrapper("granite4_vision", "Granite4VisionForConditionalGeneration", text="granite4_vision_text", tied=False),
+)

@@ -118,4 +118,4 @@ LLAMA4_TEXT = Family(
 )
 
 FAMILIES = (LLAMA4_TEXT,)
-WRAPPERS = (Wrapper("llama4", "Llama4ForConditionalGeneration", text="llama4_text", tied=False),)
+WRAPPERS = (Wrapper("llama4", "Llama4ForConditionalGeneration", text="llama4_text", tied=False, ties=False),)

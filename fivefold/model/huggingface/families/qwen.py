@@ -1,7 +1,8 @@
-"""Qwen 2 and 3, with experts and without, and the text model of Qwen2.5-VL."""
+"""Qwen 2 and 3, with experts and without, and the text models of Qwen2-VL, 2.5-VL and 3-VL."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fivefold.model.huggingface import decoder
@@ -37,20 +38,35 @@ def _build_qwen2(config: Config) -> Model:
     return build_model(config, **read_rope(config), **_read_late_windows(config), qkv_bias=True)
 
 
-def _build_qwen2_5_vl(config: Config) -> Model:
-    """Build Qwen2.5-VL's text model as Qwen2, as the three rotary positions (mrope) of a text token are equal."""
+def _without_mrope(config: Config) -> Config:
+    """Return the config with plain rotary positions, as the three positions (mrope) of a text token are equal."""
     of_text = {
         field: {**given, "rope_type": "default"}
         for field in ("rope_scaling", "rope_parameters")
         if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
     }
-    return _build_qwen2(config.replace(**of_text))
+    return config.replace(**of_text)
+
+
+def _build_qwen2_5_vl(config: Config) -> Model:
+    """Build Qwen2-VL's and Qwen2.5-VL's text model as Qwen2."""
+    return _build_qwen2(_without_mrope(config))
 
 
 def _build_qwen3(config: Config) -> Model:
     """Build Qwen3: norms of queries and keys per head."""
     fields = read_rope(config) | _read_late_windows(config) | read_attention_bias(config)
     return build_model(config, **fields, qk_norm="head")
+
+
+def _build_qwen3_vl(config: Config) -> Model:
+    """Build Qwen3-VL's text model as Qwen3."""
+    return _build_qwen3(_without_mrope(config))
+
+
+def _build_qwen3_vl_moe(config: Config) -> Model:
+    """Build Qwen3-VL's text model with experts as Qwen3's."""
+    return _build_qwen3_moe(_without_mrope(config))
 
 
 def _build_qwen3_moe(config: Config) -> Model:
@@ -133,5 +149,48 @@ QWEN3_MOE = Family(
     stacked_tensors=decoder.stack_experts(),
 )
 
-FAMILIES = (QWEN2, QWEN2_5_VL_TEXT, QWEN3, QWEN3_MOE)
-WRAPPERS = (Wrapper("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", text="qwen2_5_vl_text", tied=False, flat=True),)
+QWEN2_VL_TEXT = replace(QWEN2_5_VL_TEXT, model_type="qwen2_vl_text", architecture="Qwen2VLTextModel")
+QWEN3_VL_TEXT = Family(
+    model_type="qwen3_vl_text",
+    architecture="Qwen3VLTextModel",
+    keys=decoder.KEYS | same("attention_bias"),
+    defaults={
+        **DEFAULTS,
+        "head_dim": 128,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0,
+        "sliding_window": None,
+    },
+    to_model=_build_qwen3_vl,
+    tensors=decoder.TENSORS,
+)
+QWEN3_VL_MOE_TEXT = replace(
+    QWEN3_MOE,
+    model_type="qwen3_vl_moe_text",
+    architecture="Qwen3VLMoeTextModel",
+    keys=without(QWEN3_MOE.keys, "use_sliding_window", "sliding_window", "norm_topk_prob"),
+    defaults={
+        **QWEN3_MOE.defaults,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "sliding_window": None,
+    },
+    to_model=_build_qwen3_vl_moe,
+    overwritten=("sliding_window",),
+)
+
+FAMILIES = (QWEN2, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT, QWEN3, QWEN3_VL_TEXT, QWEN3_MOE, QWEN3_VL_MOE_TEXT)
+WRAPPERS = (
+    Wrapper("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", text="qwen2_5_vl_text", tied=False, flat=True),
+    Wrapper("qwen2_vl", "Qwen2VLForConditionalGeneration", text="qwen2_vl_text", tied=False, flat=True),
+    Wrapper("qwen3_vl", "Qwen3VLForConditionalGeneration", text="qwen3_vl_text", tied=False),
+    Wrapper("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", text="qwen3_vl_moe_text", tied=False),
+    Wrapper("cosmos3_omni", "Cosmos3OmniForConditionalGeneration", text="qwen3_vl_text", tied=False),
+)
