@@ -99,7 +99,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon": FALCON,
     "lfm2": PLAIN | {"full_attn_idxs": [1], "block_multiple_of": 8},
     "lfm2_moe": EXPERTS | {"num_experts": 4, "layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
-}
     "arcee": PLAIN,
     "cwm": PLAIN | {"sliding_window": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "exaone4": PLAIN | {"sliding_window": 6, "sliding_window_pattern": 2},

@@ -24,7 +24,7 @@ _NEEDED = {
         JambaForCausalLM; nemotron_h NemotronHForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
     "most of its layers are gated short convolutions": """
-        lfm2 Lfm2ForCausalLM; lfm2_moe Lfm2MoeForCausalLM; lfm3 Lfm3ForCausalLM
+        lfm3 Lfm3ForCausalLM
     """,
     "its layers, or some of them, are recurrent": """
         recurrent_gemma RecurrentGemmaForCausalLM; rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
