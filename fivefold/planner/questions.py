@@ -1,6 +1,7 @@
 """The questions of ``fivefold ask``, each answered with a number, a layout, its memory and its step time.
 
-    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · one change more
+    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · one change more ·
+    full fine-tuning, LoRA and QLoRA
 
 The numbers come from ``Planner.estimate`` and ``search``; the largest size that fits is found by bisection.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import ceil, log2
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import is_legal, refuse
 from fivefold.layout.spec import Layout, divisors
@@ -24,7 +26,7 @@ from fivefold.planner.search.layout_changes import with_optimizer_offloaded, wit
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.planner.whole_run import checked
 from fivefold.record import UserError
-from fivefold.results.search_result import Answer, Batch, Change
+from fivefold.results.search_result import Answer, Batch, Change, FineTune
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk
 
@@ -59,6 +61,44 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
         raise UserError(_too_large(planner(1), layout))
     beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
     return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
+
+
+def fine_tunes(
+    *, model: Model, machine: Machine, job: Job, layout: Layout | None = None, risk: float = FITS_RISK
+) -> list[FineTune]:
+    """Return what fits of full fine-tuning, LoRA and QLoRA, and how fast each is.
+
+    Adapters are the job's, or of rank 16. Without a ``layout``: all ranks share the weights (ZeRO-3), blocks are
+    recomputed.
+    """
+    ranks = machine.ranks
+    spread = layout or Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
+    lora = (job.adapter or Adapter()).replace(base=None)
+    return [
+        _fine_tune(model, machine, job.replace(adapter=adapter), spread.replace(mbs=1), risk=risk)
+        for adapter in (None, lora, lora.replace(base="nf4"))
+    ]
+
+
+def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> FineTune:
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
+    refuse(layout, model=model, job=job, machine=machine)
+    sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
+    legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
+    largest = next((each for each in legal if _fits(planner, each)), None)
+    try:
+        longest = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value
+    except UserError:  # not even the shortest fits
+        longest = 0
+    found = planner.estimate(largest or layout)
+    return FineTune(
+        method="full" if job.adapter is None else job.adapter.name,
+        layout=str(largest or layout),
+        longest_sequence=int(longest),
+        micro_batch=largest.mbs if largest else 0,
+        memory_bytes=found.peak_bytes,
+        tokens_per_second=job.tokens_per_step / found.step_time.seconds,
+    )
 
 
 def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Answer:

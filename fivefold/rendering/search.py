@@ -16,6 +16,7 @@ from fivefold.results.search_result import (
     Batch,
     Change,
     Finalist,
+    FineTune,
     Point,
     Proposal,
     Ranked,
@@ -76,6 +77,11 @@ def answers(found: Sequence[Answer]) -> RenderableType:
 def changes(found: Sequence[Change]) -> RenderableType:
     """Return a table of single changes to a layout: speed, step time, memory, and whether it fits."""
     return make_grid(CHANGES, found)
+
+
+def fine_tunes(found: Sequence[FineTune]) -> RenderableType:
+    """Return a table of ways to fine-tune: what fits, memory and tokens per second."""
+    return make_grid(FINE_TUNES, found)
 
 
 def walk(found: Walk, *, top: int) -> RenderableType:
@@ -206,6 +212,14 @@ CHANGES: tuple[Column[Change], ...] = (
     Column("fits", attrgetter("answer")),
     Column("peak", attrgetter("memory_bytes"), show_bytes, is_wide=True),
     Column("layout", attrgetter("layout"), is_text=True, is_wide=True),
+)
+FINE_TUNES: tuple[Column[FineTune], ...] = (
+    Column("method", attrgetter("method"), is_text=True),
+    Column("longest sequence", lambda way: f"{way.longest_sequence:,}" if way.longest_sequence else "does not fit"),
+    Column("micro-batch", lambda way: way.micro_batch or "does not fit"),
+    Column("peak", attrgetter("memory_bytes"), show_bytes),
+    Column("tokens/s", lambda way: show_count(way.tokens_per_second)),
+    Column("layout", attrgetter("layout"), is_text=True),
 )
 ANSWERS: tuple[Column[Answer], ...] = (
     Column("question", attrgetter("question"), is_text=True),

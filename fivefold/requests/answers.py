@@ -54,6 +54,8 @@ def answers(
         return [questions.fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk)]
     if question == "model":
         return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
+    if question == "finetune":
+        return questions.fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
     chosen_layout = layout or fastest(model, machine, job, risk=risk)
     run_of = partial(whole_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
@@ -79,7 +81,9 @@ def answers(
         "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk),
     }
     if question not in answer_by_question:
-        raise UserError(f"no question {question!r}; ask {', '.join(['gpus', 'model', *answer_by_question])}")
+        raise UserError(
+            f"no question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
+        )
     remarks = describe_idle(chosen_layout, machine)
     return (
         [answer.replace(remarks=remarks) for answer in answer_by_question[question]()]

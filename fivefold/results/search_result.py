@@ -234,6 +234,18 @@ class Change(Record):
         return "yes" if self.fits else "tight" if tight else "no"
 
 
+class FineTune(Record):
+    """A way to fine-tune a model on a machine: what fits, and how fast it is."""
+
+    method: str  # full, or an adapter such as qlora:16
+    layout: str  # with the largest micro-batch that fits
+    longest_sequence: NonNegativeInt  # tokens with micro-batches of one sequence; 0: none fits
+    micro_batch: NonNegativeInt  # most sequences at a time at the job's length; 0: none fits
+    memory_bytes: NonNegativeInt  # at the peak, with that micro-batch, or with one sequence if none fits
+    tokens_per_second: NonNegativeFloat  # of all ranks
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
+
+
 class Walk(Shown):
     """One change at a time from a layout.
 

@@ -244,3 +244,26 @@ def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
 def test_a_number_of_gpus_is_a_limit() -> None:
     found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
     assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step" in str(found.exception)
+
+
+def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
+    """It needs QLoRA: weights in 16 bits take 15 GiB, and their states more than there is."""
+    machine = resolve("rtx4090:1", local=Path("/nowhere"))
+    ways = questions.fine_tunes(model=named("llama3-8b"), machine=machine, job=Job(sequence=2048, global_batch=16))
+    assert [way.method for way in ways] == ["full", "lora:16", "qlora:16"]
+    full, lora, qlora = ways
+    assert (full.longest_sequence, full.micro_batch) == (0, 0)
+    assert lora.longest_sequence < qlora.longest_sequence > 8192
+    assert qlora.micro_batch >= 4
+    for way in ways[1:]:
+        chosen = Job(sequence=2048, global_batch=16, adapter=way.method)  # type: ignore[arg-type]
+        planner = Planner(model=named("llama3-8b"), machine=machine, job=chosen)
+        if way.micro_batch:
+            found = planner.estimate(Layout.parse(way.layout))
+            assert planner.fits(found.layout)
+            assert found.peak_bytes == way.memory_bytes
+            assert chosen.tokens_per_step / found.step_time.seconds == way.tokens_per_second
+        longer = chosen.replace(sequence=way.longest_sequence + 2)
+        assert not Planner(model=named("llama3-8b"), machine=machine, job=longer).fits(
+            Layout.parse("dp1 zero0 mbs1 ac=full")
+        )

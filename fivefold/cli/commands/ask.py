@@ -26,7 +26,8 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     """Answer one question: what fits, which batch size, how long a run takes, or what a single change gives.
 
     The questions: largest micro-batch, longest sequence, fewest GPUs, largest
-    model that fits, sound batch sizes, time and cost of a run, single changes.
+    model that fits, sound batch sizes, time and cost of a run, single changes,
+    and what fits of full fine-tuning, LoRA and QLoRA (finetune).
     Without a layout, the answer is for the fastest that fits.
     """
     from fivefold.machine.catalog import is_counted
@@ -56,6 +57,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
         pages: dict[str, Callable[[Any], Any]] = {
             "batch": page.batches,
             "changes": page.changes,
+            "finetune": page.fine_tunes,
             "run": lambda runs: whole_run.page(runs[0]),
             "sequence": lambda replies: lengths.page(replies[0]),
         }
