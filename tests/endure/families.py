@@ -2,6 +2,11 @@
 
     python -m tests.endure.families --pairs 2000
 
+    python -m tests.endure.families --all
+
+counts what is read of the causal and image-text models of the installed transformers, and compares parameters on 20
+random configs of every family that is read.
+
 Each config is judged as in ``tests/model/judged.py`` (as many parameters, and read exactly where the reference reads
 it, or refused by name), and in families that we train its logits are compared to 1e-5. Prints what is wrong, then how
 many of each verdict; exits 1 if anything is. Half an hour of one core.
@@ -19,7 +24,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.model.judged import judge, quiet
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
+
+from fivefold.model.huggingface.causal_types import OTHER_NAMES
+from fivefold.model.huggingface.families import FAMILIES as REGISTRY
+from fivefold.model.huggingface.read import from_config
+from fivefold.requests.catalogs import list_families
+from tests.model.judged import built, further, judge, quiet
 from tests.model.mutations import FAMILIES, mutations
 from tests.trainer.test_families import compared
 
@@ -45,12 +58,47 @@ def verdicts(kind: str, changed: dict[str, Any], *, folder: Path) -> Iterator[st
     yield "logits equal" if not said else f"WRONG: {said}" if said.startswith("logits") else f"logits: {said}"
 
 
+def differ_at_random(kind: str, *, draws: int = 20) -> list[str]:
+    """Return the random configs of a family, of four changed keys each, whose parameters are not the reference's."""
+    draw, wrong = random.Random(f"{kind} all"), []
+    changes = [change for change in mutations(kind) if change[0] in REGISTRY[kind].keys]
+    for _ in range(draws):
+        changed = dict(draw.sample(changes, 4))
+        config = FAMILIES[kind] | changed
+        try:
+            model = from_config({"model_type": kind, **config}, name="x")
+            with torch.device("meta"):
+                theirs = built(kind, config)
+        except Exception:  # refused by one side: there is nothing to compare
+            continue
+        numel = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
+        if model.parameters != numel + (further(theirs) if model.mtp else 0):
+            wrong.append(f"{kind} {changed}: {model.parameters} parameters instead of {numel}")
+    return wrong
+
+
+def count_all() -> bool:
+    """Print how many models of transformers are trained, planned or not read; whether all random configs agree."""
+    status = {entry.name: entry.status for entry in list_families()}
+    for what, names in (("causal", CAUSAL), ("image-text", IMAGE_TEXT)):
+        found = Counter(status.get(OTHER_NAMES.get(name, name), "not read") for name in names)
+        print(f"{what}: " + ", ".join(f"{number} {word}" for word, number in sorted(found.items())))
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrong = [line for kind in FAMILIES for line in differ_at_random(kind)]
+    print("\n".join(wrong) or f"parameters of {len(FAMILIES)} families equal on 20 random configs each, or refused")
+    return not wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("kinds", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--all", action="store_true")
     asked = parser.parse_args()
+    if asked.all:
+        sys.exit(not count_all())
     counts: Counter[str] = Counter()
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
