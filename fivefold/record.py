@@ -123,6 +123,7 @@ def reworded(line: str) -> str:
         (r"Input should be greater than or equal to (\S+)", r"must be \1 or more"),
         (r"Input should be less than or equal to (\S+)", r"must be \1 or less"),
         (r"Input should be", "must be"),
+        (r"Extra inputs are not permitted", "is not a parameter of this page"),
     ):
         line = re.sub(pattern, replacement, line)
     return line
@@ -246,7 +247,7 @@ def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             raise UserError(f"{path}: too long to be the name of a file; check the word") from None
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror or error if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
         raise UserError(f"{path}: cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte
         raise UserError(f"{str(path)!r}: is not a name of a file: {error}") from None

@@ -25,7 +25,7 @@ def job_of(words: Mapping[str, Any]) -> Job:
     fields = {name: value for name, value in words.items() if value is not None and name != "job"}
     for short, name in FIELDS.items():
         if short in fields and name in fields:
-            raise UserError(f"{short}= and {name}= both say {name}; keep one")
+            raise UserError(f"{short}= and {name}= both set {name}; keep one")
     fields = {FIELDS.get(name, name): value for name, value in fields.items()}
     base = words.get("job")
     if isinstance(base, Job):

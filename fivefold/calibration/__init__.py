@@ -49,7 +49,7 @@ def calibrate(
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MOST:
-        raise UserError(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
+        raise UserError(f"ranks={list(ranks)}: each number of processes must be 1 to {MOST}; try 1 and 2")
     points_by_kind: dict[Kind, list[dict[str, Any]]] = {
         "matmuls": [],
         "attentions": [],

@@ -45,10 +45,11 @@ def read_config(
     """Return the records of a config, on the machine of ``--gpus``, with job options overriding its job."""
     if given_words := [word for word in words.values() if word is not None]:
         raise UserError(
-            f"--from {file} says model and layout: leave out {' '.join(map(repr, given_words))}; the machine is --gpus"
+            f"--from {file} gives model and layout: leave out {' '.join(map(repr, given_words))}; "
+            "name the machine by --gpus"
         )
     if gpus is None:
-        raise UserError(f"--from {file}: on what machine? say --gpus h100:64")
+        raise UserError(f"--from {file} needs a machine: add --gpus h100:64")
     config = load_config([str(file)], build_request(gpus), ignore=ignore or ())
     return {
         "model": config.model,

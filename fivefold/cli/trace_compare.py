@@ -48,7 +48,7 @@ def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tu
 
     rehearsal = dryrun(model=model, machine=machine, layout=layout, job=run.job, table=run.table(layout))
     if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
-        say(f"not rehearsed: {rehearsal.findings[0]}")
+        say(f"no dry run: {rehearsal.findings[0]}")
         return None, []
     rows = zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
     return rehearsal.step, [spans(rehearsal.played, rehearsal.steady[rank], row) for rank, row in rows]

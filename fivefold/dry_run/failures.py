@@ -48,7 +48,7 @@ def failed(error: Exception, *, rank: int) -> str:
     if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(OURS):
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise RunFailure(
-            f"rank {rank} cannot be rehearsed at {site}: {reason} ({Path(where.filename).name}:{where.lineno})"
+            f"rank {rank} cannot be dry-run at {site}: {reason} ({Path(where.filename).name}:{where.lineno})"
         )
     recorder, operation = _recorder_and_operation(frames)
     context = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]

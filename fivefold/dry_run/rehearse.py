@@ -88,9 +88,9 @@ def assumed(model: Model, job: Job) -> tuple[str, ...]:
     """Describe the differences between a dry run and the real run."""
     remarks = []
     if job.stack.compiles:
-        remarks.append("blocks are rehearsed uncompiled")
+        remarks.append("the dry run executes blocks uncompiled")
     if job.documents == "apart":
-        remarks.append("packed documents are rehearsed as one: apart, attention is less work")
+        remarks.append("the dry run treats packed documents as one; with separate documents, attention is less work")
     if line := idle_window(model, job):
         remarks.append(line)
     if model.moe:

@@ -240,7 +240,9 @@ def too_large(
     driver = machine.chip.memory_bytes - available
     driver_text = f", of which the driver takes {show_bytes(driver)}" if driver else ""
     more_text = (
-        f", and so do {len(failing) - 1} more of the {len(rank_summaries)} ranks rehearsed" if len(failing) > 1 else ""
+        f", and so do {len(failing) - 1} more of the {len(rank_summaries)} ranks of the dry run"
+        if len(failing) > 1
+        else ""
     )
     advice = _advice(model=model, machine=machine, layout=layout, job=job)
     return (

@@ -37,7 +37,7 @@ def read(
     form, document = next(pairs, (None, documents[0]))
     if form is None:
         formats = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
-        raise UserError(f"{document.origin}: is no config that is known; of {formats}, it has none's keys")
+        raise UserError(f"{document.origin}: unknown kind of config; it has no keys of {formats}")
     result = form.read(document, asked)
     if result.model is not None and asked.model is None:
         result = result.replace(model=_known(result.model))

@@ -48,7 +48,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     """Yield every reason why the layout is not valid, one line each."""
     if machine is not None and layout.world > machine.ranks:
         world = layout.world
-        yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
+        yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or use {world} ranks"
     yield from unfit(model, job)
     yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
@@ -124,15 +124,15 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
     """Yield the reasons why the stack (the training software) cannot run the layout."""
     runs = stack.runs
     for axis in (axis for axis in get_args(Axis) if axis not in runs.axes and getattr(layout, axis) > 1):
-        yield f"{stack.name} has no {axis}; take {axis}1 or another stack"
+        yield f"{stack.name} does not support {axis}; use {axis}1 or another stack"
     if layout.pp > 1 and layout.schedule not in runs.schedules:
-        yield f"{stack.name} has no {layout.schedule}; take {' or '.join(runs.schedules)}, or another stack"
+        yield f"{stack.name} does not support {layout.schedule}; use {' or '.join(runs.schedules)}, or another stack"
     stages = runs.zero_with(layout.pp)
     if layout.dp * layout.cp > 1 and layout.zero not in stages:
         context, fix = " with pipelines" if layout.pp > 1 else "", " or ".join(f"zero{n}" for n in stages) or "pp1"
-        yield f"{stack.name} has no zero{layout.zero}{context}; take {fix}, or another stack"
+        yield f"{stack.name} does not support zero{layout.zero}{context}; use {fix}, or another stack"
     if layout.cp > 1 and layout.cp_kind not in runs.cp_kinds:
-        yield f"{stack.name} has no cp={layout.cp_kind}; take cp={runs.cp_kinds[0]} or another stack"
+        yield f"{stack.name} does not support cp={layout.cp_kind}; use cp={runs.cp_kinds[0]} or another stack"
     for is_missing, feature, fix in (
         (layout.shard_group and not runs.shard_groups, "shard groups", f"zero{layout.zero}"),
         (layout.etp > 1 and not runs.expert_tensor, "tensor parallelism of experts", "etp1"),
@@ -141,7 +141,7 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
         (not runs.orders_like(layout.order), "other orders of the ranks", _orders(runs)),
     ):
         if is_missing:
-            yield f"{stack.name} has no {feature}; take {fix} or another stack"
+            yield f"{stack.name} does not support {feature}; use {fix} or another stack"
 
 
 def _orders(runs: SupportedLayouts) -> str:
@@ -182,7 +182,9 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
         ),
     ):
         degree = getattr(layout, axis)
-        if size % degree:
+        if degree > 1 and axis in ("ep", "etp") and model.moe is None:
+            yield f"{axis}={degree} needs a model with experts, and {model.name} has none; use {axis}1"
+        elif size % degree:
             yield f"{name}={size} is not divisible by {axis}={degree}; {fix}"
     if not takes_tp(model, layout.tp):
         yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other; {tp}"
@@ -212,7 +214,7 @@ def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
         (not find_cost(job.optimizer.kind).counts_2d_tp, f"optimizer {job.optimizer.kind}"),
     ):
         if is_present:
-            return f"2D tensor parallelism is not counted with {feature}; try {str(flat)!r}"
+            return f"2D tensor parallelism is not supported with {feature}; try {str(flat)!r}"
     if model.width % inner:
         return f"width={model.width} is not divisible by the inner {inner} of tp{outer}x{inner}; try {str(flat)!r}"
     if model.kv_heads % layout.tp and model.kv_heads != outer:

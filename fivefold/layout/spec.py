@@ -115,7 +115,7 @@ class Layout(Record):
     def _check_stages(self) -> None:
         stages = self.pp * self.v
         if self.stages and len(self.stages) != stages:
-            raise ValueError(f"{stages_word(self.stages)} names {len(self.stages)}, not pp·v={stages}")
+            raise ValueError(f"{stages_word(self.stages)} lists {len(self.stages)} stages, but pp·v={stages}")
         if not _AC.fullmatch(self.ac):
             groups = self.recomputation.split("+")
             unknown = next((group for group in groups if group not in RECOMPUTABLE), self.ac)
@@ -174,7 +174,9 @@ class Layout(Record):
         for token in split_tokens(text):
             for key, value in read_token(token).items():
                 if key in fields:
-                    raise UserError(f"layout {text!r}: {token!r} sets {key} a second time; keep one")
+                    raise UserError(
+                        f"layout {text!r}: {token!r} sets {key.removesuffix('_kind')} a second time; keep one"
+                    )
                 fields[key] = value
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:

@@ -54,22 +54,23 @@ SOURCES: Mapping[str, Known] = {
         "(two clusters of Meta, arXiv:2410.21680)",
     ),
     "restart": Known(
-        "to be back after a failure", 300.0, 1500.0,
+        "time until training continues after a failure", 300.0, 1500.0,
         "less than 10 min to find and isolate it, 15 min to catch up (MegaScale, arXiv:2402.15627)",
     ),
     "storage": Known(
-        "a node writes", 1e9, 3.4e9, "2 TB/s sustained, 7 TB/s at most, for 16,384 GPUs (Llama 3, ibid. §3.3.1)"
+        "checkpoint bandwidth of a node", 1e9, 3.4e9,
+        "2 TB/s sustained, at most 7 TB/s, for 16,384 GPUs (Llama 3, ibid. §3.3.1)",
     ),
     "pause": Known(
-        "training waits at a checkpoint, at the least", None, None, "our assumption; a GPU copies 20 GB/s to its host"
+        "shortest wait of training for a checkpoint", None, None, "our assumption; a GPU copies 20 GB/s to its host"
     ),
-    "evaluation": Known("evaluation, of the time", None, None, "our assumption"),
+    "evaluation": Known("time of evaluation, relative to training", None, None, "our assumption"),
     "node": Known(
-        "power of a node over its chips'", 1.38, 1.82,
-        "8.4 kW at most of eight H100 of 700 W in training, rated 10.2 (arXiv:2412.08602); 76 % of the rating "
-        "(arXiv:2506.14551)",
+        "power of a node relative to its chips", 1.38, 1.82,
+        "eight H100 of 700 W draw at most 8.4 kW in training and are rated 10.2 kW (arXiv:2412.08602); 76 % of "
+        "the rating (arXiv:2506.14551)",
     ),
-    "pue": Known("of the building over its nodes", 1.1, 1.56, "1.2 at Jean Zay (BLOOM, arXiv:2211.02001)"),
+    "pue": Known("power of the building relative to its nodes", 1.1, 1.56, "1.2 at Jean Zay (BLOOM, arXiv:2211.02001)"),
     "grid": Known("gCO2e per kWh", None, None, "Ember, life cycle, 2023"),
 }  # fmt: skip
 

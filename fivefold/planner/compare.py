@@ -140,12 +140,12 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
             values=tuple(float(value) if isinstance(value, int) else value for value in values),
         )
 
-    yield row("step", "seconds", "less", lambda step: step.time.step_seconds)
-    yield row("tokens per GPU", "per second", "more", lambda step: step.tokens_per_second_per_gpu)
-    yield row("tokens in all", "per second", "more", lambda step: step.tokens_per_second_per_gpu * step.world)
+    yield row("step time", "seconds", "less", lambda step: step.time.step_seconds)
+    yield row("tokens/s per GPU", "per second", "more", lambda step: step.tokens_per_second_per_gpu)
+    yield row("tokens/s, all GPUs", "per second", "more", lambda step: step.tokens_per_second_per_gpu * step.world)
     yield row("MFU", "share", "more", lambda step: step.mfu.causal)
     yield row("bound by", "words", "neither", lambda step: step.time.bound_by)
-    yield row("GPU-hours of 1 T tokens", "count", "less", _hours)
+    yield row("GPU hours of 1 T tokens", "count", "less", _hours)
     yield Quantity(
         name="cost of 1 T tokens",
         unit="dollars",
@@ -157,12 +157,12 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     )
     yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
     yield Quantity(
-        name="left of memory",
+        name="free memory",
         unit="bytes",
         better="more",
         values=tuple(float(_left_bytes(case, step)) for case, step in told),
     )
-    yield row("risk of running out", "share", "less", lambda step: step.memory.risk)
+    yield row("risk of out of memory", "share", "less", lambda step: step.memory.risk)
     for part in STATES:
         name = STATES[part]
         yield row(name, "bytes", "less", lambda step, part=part: getattr(_fullest(step), f"{part}_bytes"))  # type: ignore[misc]
@@ -170,7 +170,7 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     yield row("parameters of the model", "count", "neither", lambda step: step.work.parameters)
     yield row("hardware FLOPs", "count", "less", lambda step: step.work.hardware_flops)
     for axis in dict.fromkeys(item.axis for step in steps for item in step.traffic):
-        yield row(f"sent over {axis}", "bytes", "less", lambda step, axis=axis: _sent(step, axis))  # type: ignore[misc]
+        yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sent(step, axis))  # type: ignore[misc]
 
 
 def _left_bytes(case: Case, step: Step) -> int:
@@ -182,9 +182,14 @@ def _left_bytes(case: Case, step: Step) -> int:
 def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[Quantity]:
     yield row("compute", "seconds", "less", lambda step: step.time.compute_seconds)
     for axis in dict.fromkeys(axis for step in steps for axis in step.time.exposed_seconds):
-        yield row(f"{axis}, exposed", "seconds", "less", lambda step, axis=axis: step.time.exposed_seconds.get(axis))
+        yield row(
+            f"exposed {axis} communication",
+            "seconds",
+            "less",
+            lambda step, axis=axis: step.time.exposed_seconds.get(axis),
+        )
     for part in PARTS:
-        name = "update" if part == "optimizer" else part
+        name = {"optimizer": "optimizer step", "bubble": "pipeline bubble"}.get(part, part)
         yield row(name, "seconds", "less", lambda step, part=part: getattr(step.time, f"{part}_seconds"))
 
 

@@ -75,7 +75,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.backend == "nccl" else ""
     within = " ".join(filter(None, [show_bytes(room), limit]))
     reason = f"{chosen} is the first that fits in {within}: {_fit_words(chosen, planner)}"
-    question = f"Which is the plainest layout of {world} ranks whose step fits?"
+    question = f"Which is the simplest layout of {world} ranks that fits in memory?"
     return Stage(title="Make it fit", question=question, tried=tuple(tried), reason=reason), chosen
 
 
@@ -142,7 +142,8 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
         if not is_legal(other, model=planner.model, job=job, machine=planner.machine):
             continue
         times = job.global_batch // (other.dp * size)
-        rung = _tried(planner, other, fits=f"{times} accumulated", else_=f"{times} accumulated, ")
+        count = _count_micro_batches(times)
+        rung = _tried(planner, other, fits=count, else_=f"{count}, ")
         assert rung.step_seconds is not None
         found += [(rung.step_seconds, other)] if rung.fits else []
         tried.append(rung)
@@ -150,10 +151,10 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
     rows = tuple(each.replace(chosen=each.layout == str(best)) for each in tried)
     times = job.global_batch // (best.dp * best.mbs)
     reason = (
-        f"{job.global_batch} sequences are dp{best.dp} times mbs{best.mbs} times {times} accumulated; mbs{best.mbs} is "
-        "the fastest that fits"
+        f"{job.global_batch} sequences are dp{best.dp} times mbs{best.mbs} times {_count_micro_batches(times)}; "
+        f"mbs{best.mbs} is the fastest that fits"
     )
-    question = f"How do {best.dp} replicas come to {job.global_batch} sequences a step?"
+    question = f"How many sequences at a time, so that {best.dp} replicas process {job.global_batch} a step?"
     return Stage(title="Reach the batch", question=question, tried=rows, reason=reason), best
 
 
@@ -184,12 +185,16 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
     )
     before = walk.start.step_seconds / step.time.step_seconds - 1
     reason = (
-        f"{proposal.layout} is the simplest found within {proposal.within:.1%} of the best of all, and {before:+.1%} "
-        f"faster than where this began ({show_seconds(walk.start.step_seconds)}); bound by {step.time.bound_by}"
+        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the best of all, and {before:+.1%} "
+        f"faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)}); bound by {step.time.bound_by}"
     )
     why = "; ".join(f"{each.choice}: {each.line}" for each in proposal.why)
-    question = "Which single change gains most, and then which? And what is the best of all?"
+    question = "Which single change gains most, which one next, and which layout of all is best?"
     return Stage(title="Make it fast", question=question, tried=tuple(tried), reason=f"{reason}. {why}")
+
+
+def _count_micro_batches(count: int) -> str:
+    return f"{count} micro-batch{'es' if count != 1 else ''}"
 
 
 def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:

@@ -349,7 +349,7 @@ def _too_large(planner: Planner, layout: Layout) -> str:
         host = host_bytes(planner.counts, other, planner.machine)
         mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
     return (
-        f"layout {str(layout)!r} needs {show_bytes(planner.peak_bytes(layout))} of "
-        f"{show_bytes(planner.machine.chip.memory_bytes)} at its smallest, and runs out of memory with a risk of "
-        f"{show_risk(risk)}, above {show_risk(planner.risk)}; {mend}"
+        f"layout {str(layout)!r} needs at least {show_bytes(planner.peak_bytes(layout))} of "
+        f"{show_bytes(planner.machine.chip.memory_bytes)}; its risk of running out of memory is {show_risk(risk)}, "
+        f"more than --risk {planner.risk:g}; {mend}"
     )

@@ -74,10 +74,10 @@ def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableTy
     parts: list[RenderableType] = [heading("Time", "of the rank that waits least"), _split(steps)]
     overlap_text = ", ".join(f"{axis} {share:.0%}" for axis, share in overlap(measured).items())
     if overlap_text:
-        parts.append(Text(f"hidden beside compute, measured: {overlap_text}", style="dim"))
+        parts.append(Text(f"overlapped with compute, measured: {overlap_text}", style="dim"))
     error = predicted.step_seconds - measured.step_seconds
     remark = f"{show_difference(error)} of {show_seconds(measured.step_seconds)}, the largest parts first"
-    parts += [heading("What makes up the error", remark), make_budget_grid(predicted, measured)]
+    parts += [heading("What the error consists of", remark), make_budget_grid(predicted, measured)]
     if findings:
         parts += [Text(""), *(Text(line, style="bold", overflow="fold") for line in findings)]
     return Group(*parts)

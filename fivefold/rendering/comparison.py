@@ -21,8 +21,8 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 ALIKE = 0.02  # relative difference below which two predictions are considered equal
 BESIDE = 4  # maximum number of variants shown as columns
-LEFT = "left of memory"
-MAIN = ("step", "tokens in all", "MFU", "peak memory", LEFT, "cost of 1 T tokens")
+FREE = "free memory"
+MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE, "cost of 1 T tokens")
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
@@ -36,12 +36,12 @@ def page(found: Comparison) -> RenderableType:
                 Text("\n".join(f"   {line}" for line in variant.step.remarks), style="yellow", overflow="fold")
             )
         if variant.refused:
-            parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
+            parts.append(Text(f"   not possible: {variant.refused}", style="red", overflow="fold"))
     parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
     parts += [*(Text(line, overflow="fold") for line in (*why(found), *describe_ratios(found))), Text("")]
-    parts += [make_difference_grid(found), Text("* best; in brackets against the first", style="dim")]
+    parts += [make_difference_grid(found), Text("* best value; in brackets: relative to the first column", style="dim")]
     if equal_quantities := list_equal(found):
-        parts += [heading("Equal"), Text(" · ".join(equal_quantities), overflow="fold")]
+        parts += [heading("Equal in all"), Text(" · ".join(equal_quantities), overflow="fold")]
     return Group(*parts)
 
 
@@ -60,7 +60,7 @@ def charts(found: Comparison) -> dict[str, Chart]:
 
 
 def _words(variant: Variant) -> str:
-    return " ".join(variant.facts) or "nothing else"
+    return " ".join(variant.facts) or "as above"
 
 
 def finding(found: Comparison) -> str:
@@ -76,7 +76,7 @@ def finding(found: Comparison) -> str:
     (best, name), *slower = fitting
     if not slower:
         not_fitting = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
-        return f"{name} alone fits{not_fitting}" if len(steps) > 1 else f"{name} alone can run"
+        return f"only {name} fits{not_fitting}" if len(steps) > 1 else f"only {name} can run"
     lead = slower[0][0] / best - 1
     unfit = "".join(f"; {line}" for line in _describe_unfit(found, steps))
     doubt = _describe_doubt(found.ratio(name, slower[0][1]), lead)
@@ -86,8 +86,8 @@ def finding(found: Comparison) -> str:
 def _describe_doubt(ratio: SpeedRatio | None, lead: float) -> str:
     """Return the interval of a lead and what it means, to append to the lead."""
     if ratio is None:
-        return "" if lead > ALIKE else "; a prediction does not tell them apart"
-    meaning = {"clear": "", "likely": ": likely", "not distinguishable": ": predictions do not tell them apart"}
+        return "" if lead > ALIKE else "; the difference is too small for a prediction"
+    meaning = {"clear": "", "likely": ": likely", "not distinguishable": ": too small a difference for a prediction"}
     return f" (90 % interval {ratio.low_90 - 1:+.0%} to {ratio.high_90 - 1:+.0%}{meaning[ratio.verdict]})"
 
 
@@ -162,7 +162,7 @@ def make_difference_grid(found: Comparison, *, most: int = BESIDE) -> Grid:
         rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in found.rows if row.differs]
         return Grid(("", *names), tuple(rows), words=("",))
     main = [row for name in MAIN for row in found.rows if row.name == name]
-    cells = [_cells(row, relative=row.name == "step") for row in main]
+    cells = [_cells(row, relative=row.name == "step time") for row in main]
     rows = [(name, *line) for name, line in zip(names, zip(*cells, strict=True), strict=True)]
     return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))
 
@@ -173,12 +173,12 @@ def list_equal(found: Comparison) -> list[str]:
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
-    shows_relative = relative and row.name != LEFT
+    shows_relative = relative and row.name != FREE
     for value, relative_value, best in zip(row.values, row.relative, row.best, strict=True):
         change = (
             f" ({relative_value:+.1%})" if shows_relative and relative_value and abs(relative_value) > EQUAL else ""
         )
-        is_negative = row.name == LEFT and isinstance(value, float) and value < 0
+        is_negative = row.name == FREE and isinstance(value, float) and value < 0
         style = "bold red" if is_negative else "bold green" if best else ""
         yield Text(worded(row, value) + change + ("*" if best else ""), style=style)
 

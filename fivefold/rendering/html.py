@@ -252,7 +252,9 @@ def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
         *parts,
         heading("Time"),
         time(steps),
-        heading("What makes up the error", f"{show_difference(error)} of {show_seconds(measured.time.step_seconds)}"),
+        heading(
+            "What the error consists of", f"{show_difference(error)} of {show_seconds(measured.time.step_seconds)}"
+        ),
         grid(make_budget_grid(predicted.time, measured.time)),
     ]
 

@@ -19,32 +19,40 @@ def expectation(step: Step) -> Text:
 def _lines(step: Step) -> Iterator[str]:
     time, peak = step.time.interval, step.memory.interval
     if time is not None:
-        yield _line("step", time, show_seconds)
+        yield _line("step time", step.time.step_seconds, time, show_seconds)
     if peak is not None:
-        yield _line("peak", peak, lambda size: show_bytes(round(size)))
+        yield _line("peak memory", step.memory.peak_bytes, peak, lambda size: show_bytes(round(size)))
     outside = [interval.outside if interval else () for interval in (time, peak)]
     both = [fact for fact in outside[0] if fact in outside[1]]
     one = [
-        f"{fact} ({name} alone)"
-        for name, facts in zip(("step", "peak"), outside, strict=True)
+        f"{fact} (for {name})"
+        for name, facts in zip(("step time", "peak memory"), outside, strict=True)
         for fact in facts
         if fact not in both
     ]
     if both or one:
-        yield f"\noutside of what was ever measured: {'; '.join((*both, *one))}"
+        yield f"\nnot covered by any published run: {'; '.join((*both, *one))}"
 
 
-def _line(name: str, interval: Interval, show: Callable[[float], str]) -> str:
-    interval_50 = f"{show(interval.low_50)} to {show(interval.high_50)}"
-    interval_90 = f"{show(interval.low_90)} to {show(interval.high_90)}"
-    return f"\n{name} of comparable runs: half {interval_50}, nine in ten {interval_90}{_basis(interval)}"
+def _line(name: str, predicted: float, interval: Interval, show: Callable[[float], str]) -> str:
+    interval_50 = show_range(show(interval.low_50), show(interval.high_50))
+    interval_90 = show_range(show(interval.low_90), show(interval.high_90))
+    basis = describe_basis(interval)
+    return f"\nexpected {name} {show(predicted)}; 50 % interval {interval_50}, 90 % interval {interval_90} ({basis})"
 
 
-def _basis(interval: Interval) -> str:
+def show_range(low: str, high: str) -> str:
+    """Join the ends of an interval, with their unit once if it is the same: ``6.40–7.45 s``."""
+    (first, _, unit), (_, _, last_unit) = low.rpartition(" "), high.rpartition(" ")
+    return f"{first}–{high}" if unit == last_unit and " " not in first else f"{low}–{high}"
+
+
+def describe_basis(interval: Interval) -> str:
+    """Return how many published runs of the same kind an interval is based on."""
     if not interval.runs:
-        return " (none of just this class)"
-    sources = "1 source" if interval.sources == 1 else f"{interval.sources} sources"
-    return f" ({interval.runs:,} of just this class, of {sources})"
+        return "no published run of exactly this kind"
+    runs = "1 published run" if interval.runs == 1 else f"{interval.runs:,} published runs"
+    return f"{runs} of this kind, from {interval.sources} source{'s' if interval.sources != 1 else ''}"
 
 
 def show_speed_interval(speed: SpeedRatio | None) -> str:

@@ -24,9 +24,12 @@ def page(found: Lengths) -> RenderableType:
     sizes = [_tokens(point) for point in _sizes(found)]
     return Group(
         answers([found.answer]),
-        heading("By recomputation and cp", f"{_unit(found)[1]} of the fullest rank and MFU; – does not fit"),
+        heading(
+            "By context parallelism and recomputation",
+            f"{_unit(found)[1]} of the fullest rank and MFU; –: does not fit",
+        ),
         Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),
-        heading(f"For sequences of {found.target:,} tokens must change"),
+        heading(f"What has to change for sequences of {found.target:,} tokens"),
         *(Text(f"· {line}", overflow="fold") for line in found.changes),
     )
 

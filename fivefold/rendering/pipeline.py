@@ -31,7 +31,7 @@ LOOKS = {
         ("BW", "backward", "▓"),
         ("B", "backward", "▓"),
         ("W", "weight gradients", "▒"),
-        ("messages", "messages, exposed", "!"),
+        ("messages", "exposed communication", "!"),
         ("reduce", "reduce, gather", "="),
         ("update", "update", "#"),
         ("data", "data", "d"),

@@ -27,7 +27,7 @@ def page(found: Playbook) -> RenderableType:
         heading(f"{len(found.stages) + 1}  The run"),
         Text(step.layout, style="bold cyan", overflow="fold"),
         Text(
-            f"{show_seconds(step.time.step_seconds)} a step, {show_bytes(step.memory.peak_bytes)}, MFU "
+            f"step time {show_seconds(step.time.step_seconds)}, peak memory {show_bytes(step.memory.peak_bytes)}, MFU "
             f"{step.mfu.causal:.1%}",
             overflow="fold",
         ),
@@ -50,8 +50,8 @@ def _stage(number: int, stage: Stage) -> list[RenderableType]:
         rows.append(
             ("→" if attempt.chosen else "", attempt.layout, *((peak, seconds) if has_sizes else ()), attempt.why)
         )
-    headings = ("", "layout", "peak", "step", "what came of it") if has_sizes else ("", "batch", "whose")
-    words = tuple(name for name in headings if name not in ("peak", "step"))
+    headings = ("", "layout", "peak memory", "step time", "result") if has_sizes else ("", "batch", "recommended by")
+    words = tuple(name for name in headings if name not in ("peak memory", "step time"))
     return [
         heading(f"{number}  {stage.title}", stage.question),
         Grid(headings, tuple(rows), words=words),

@@ -1,7 +1,6 @@
 """Show up to which degree each mesh axis pays: machine balance (FLOPs per byte), a row per message, expert sizes.
 
-989 TFLOP/s  ·  NVLink 4 asks for 2,198 FLOPs per byte, NIC for 19,780 tp   output   output projection   tp4   tp8
-offers 1,170, NVLink 4 asks for 2,198
+tp  output  output projection  tp4  tp8 has 1,170 FLOPs per byte, NVLink 4 needs 2,198
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ from fivefold.units import show_count
 def page(found: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
     rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in found.axes)
-    words = ("axis", "sends", "hidden behind", "pays up to", "and no further")
+    words = ("axis", "sends", "overlapped with", "worth it up to", "because")
     parts: list[RenderableType] = [_headline(found), Grid(words, rows, words=words)]
     if found.sizing:
-        parts += [Text("\nExperts that hide their two all-to-alls", style="bold"), _sizing_table(found.sizing)]
+        parts += [
+            Text("\nExpert sizes at which compute overlaps the two all-to-alls", style="bold"),
+            _sizing_table(found.sizing),
+        ]
     return Group(*parts)
 
 
@@ -36,20 +38,20 @@ def degrees(found: Ratios) -> RenderableType:
         )
         title = Text.assemble(
             (f"\n{axis.axis}", "bold"),
-            f"  {axis.sends} behind {axis.behind}",
+            f"  {axis.sends} during {axis.behind}",
             (f"  {axis.formula}", "dim"),
             overflow="fold",
         )
-        headings = ("degree", "offers", "asked for", "link", "hides")
-        parts += [title, Grid(headings, rows, words=("degree", "link", "hides")) if rows else Text(axis.reason)]
+        headings = ("degree", "FLOPs/byte", "needed", "link", "overlaps")
+        parts += [title, Grid(headings, rows, words=("degree", "link", "overlaps")) if rows else Text(axis.reason)]
     return Group(*parts)
 
 
 def _headline(found: Ratios) -> Text:
-    balances = ", ".join(f"{link} for {balance:,.0f}" for link, balance in found.balances.items())
+    balances = ", ".join(f"{link} {balance:,.0f}" for link, balance in found.balances.items())
     return Text.assemble(
         (f"{found.layout}, one axis varied at a time\n\n", "bold"),
-        f"{show_count(found.peak_flops)}FLOP/s; a byte over each link asks for FLOPs to hide it: {balances}\n",
+        f"{show_count(found.peak_flops)}FLOP/s. FLOPs that a rank needs to overlap a byte that it sends: {balances}\n",
         overflow="fold",
     )
 
@@ -61,7 +63,14 @@ def _up_to(axis: Axis) -> Text:
 
 
 def _sizing_table(sizes: Sequence[Sizing]) -> Grid:
-    headings = ("over", "expert width", "alone needs", "with its layer", "top-k", "with its layer at most")
+    headings = (
+        "link",
+        "expert width",
+        "needed, expert only",
+        "with its layer",
+        "top-k",
+        "top-k at most, with its layer",
+    )
     rows = tuple(
         (
             size.link,
@@ -73,4 +82,4 @@ def _sizing_table(sizes: Sequence[Sizing]) -> Grid:
         )
         for size in sizes
     )
-    return Grid(headings, rows, words=("over",))
+    return Grid(headings, rows, words=("link",))

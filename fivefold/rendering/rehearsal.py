@@ -66,11 +66,16 @@ def page(
     if len(stages) > 1:
         by_stage = Stages(stages)
         parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
-    parts += [heading("First step and every later one", "the first makes the optimizer's moments")]
+    parts += [heading("First step and later steps", "the optimizer allocates its states in the first step")]
     parts += [_first_and_steady(first, fullest)]
-    parts += [heading("What lies there", f"the largest at the peak of rank {moment.rank}"), _largest(moment.largest)]
+    parts += [
+        heading("Tensors at the peak", f"the largest on rank {moment.rank}, by the line that allocated them"),
+        _largest(moment.largest),
+    ]
     view = view_step(step)
-    parts += [show_section(view.time._replace(remark="priced on the rehearsed kernels and messages, not measured"))]
+    parts += [
+        show_section(view.time._replace(remark="estimated from the kernels and messages of the dry run, not measured"))
+    ]
     parts += [show_section(view.traffic._replace(remark="what one rank of the first stage sends per step"))]
     parts += [show_section(view.work)]
     if predicted is not None:
@@ -86,18 +91,18 @@ def failures(lines: Sequence[str]) -> RenderableType:
 def _first_and_steady(first: StageMemory, later: StageMemory) -> Grid:
     steps = {"first": first, "later": later}
     rows = tuple((name, show_bytes(memory.peak_bytes), memory.peak_cause or "–") for name, memory in steps.items())
-    return Grid(("step", "peak", "in"), rows, words=("step", "in"))
+    return Grid(("step", "peak memory", "reached in"), rows, words=("step", "reached in"))
 
 
 def _largest(largest: Sequence[Holding]) -> Grid:
     rows = tuple((show_bytes(holding.bytes), _tensors(holding), _what(holding)) for holding in largest)
-    return Grid(("bytes", "tensors", "what"), rows, words=("what",))
+    return Grid(("size", "tensors", "allocated by"), rows, words=("allocated by",))
 
 
 def _tensors(each: Holding) -> str:
     if each.number * each.largest_bytes == each.bytes:
         return f"{each.number:,} × {show_bytes(each.largest_bytes)}"
-    return f"{each.number:,} up to {show_bytes(each.largest_bytes)}"
+    return f"{each.number:,} of up to {show_bytes(each.largest_bytes)}"
 
 
 def _what(each: Holding) -> str:
@@ -113,4 +118,4 @@ def _beside(predicted: Step, step: Step) -> list[RenderableType]:
     wrong = [row for row in counts if row.wrong]
     equal = f"{len(counts) - len(wrong)} of {len(counts)} counts are equal: parameters, states, FLOPs, messages, bytes"
     shown = [*wrong, *(row for row in rows if not row.exact)]
-    return [heading("Predicted beside rehearsed", equal), compared(shown, headings=("predicted", "rehearsed"))]
+    return [heading("Predicted and dry-run", equal), compared(shown, headings=("predicted", "dry run"))]

@@ -151,7 +151,7 @@ def of_run(
         names = [f"{kind} {rank}" for kind, rows in lanes.items() for rank in range(len(rows))]
         rows = [row for rank_rows in lanes.values() for row in rank_rows]
         picture = _timeline(rows, names, pp=min(map(len, lanes.values())), label="one step, three times")
-        parts += [heading("One step", "as it was predicted, rehearsed and measured, by rank"), *picture]
+        parts += [heading("One step", "predicted, dry run and measured, by rank"), *picture]
     parts += losses(run.log)
     parts += [
         heading("What was predicted", level=2),

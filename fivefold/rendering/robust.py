@@ -25,13 +25,13 @@ def robust(found: Robustness) -> RenderableType:
 def worded(found: Robustness) -> str:
     """Return step time and memory of the layout with the smallest regret, and the regret."""
     first = found.rows[0]
-    figures = f"{show_seconds(first.step_seconds)} a step, {show_bytes(first.memory_bytes)}"
+    figures = f"step time {show_seconds(first.step_seconds)}, peak memory {show_bytes(first.memory_bytes)}"
     if first.worst is None:
-        return f"{figures}; with {first.worst_in} it does not fit, nor does any other"
+        return f"{figures}; with {first.worst_in} it does not fit, and no other layout does"
     if not first.worst:
         return f"{figures}; the best in each of {len(found.scenarios)} scenarios"
     return (
-        f"{figures}; at worst {first.worst:.1%} over the best layout of a scenario ({first.worst_in}), "
+        f"{figures}; at worst {first.worst:.1%} slower than the best layout of a scenario ({first.worst_in}), "
         f"{first.expected or 0.0:.1%} on average over {len(found.scenarios)}"
     )
 
@@ -62,17 +62,17 @@ def sources(found: Robustness) -> list[str]:
 
 REGRETS: tuple[Column[Regret], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
-    Column("step", attrgetter("step_seconds"), show_seconds),
-    Column("peak", attrgetter("memory_bytes"), show_bytes),
-    Column("regret", attrgetter("expected"), show_share, missing=UNFIT),
-    Column("at worst", attrgetter("worst"), show_share, missing=UNFIT),
-    Column("where", lambda row: row.worst_in if row.worst != 0 else "", is_text=True),
-    Column("", attrgetter("note"), is_text=True),
+    Column("step time", attrgetter("step_seconds"), show_seconds),
+    Column("peak memory", attrgetter("memory_bytes"), show_bytes),
+    Column("mean regret", attrgetter("expected"), show_share, missing=UNFIT),
+    Column("worst regret", attrgetter("worst"), show_share, missing=UNFIT),
+    Column("in scenario", lambda row: row.worst_in if row.worst != 0 else "", is_text=True),
+    Column("note", attrgetter("note"), is_text=True),
 )
 SCENARIOS: tuple[Column[Told], ...] = (
     Column("scenario", attrgetter("name"), is_text=True),
-    Column("best", attrgetter("best"), is_text=True),
-    Column("step", attrgetter("best_seconds"), show_seconds),
+    Column("best layout", attrgetter("best"), is_text=True),
+    Column("step time", attrgetter("best_seconds"), show_seconds),
     Column("regret", attrgetter("regret"), show_share, missing=UNFIT),
     Column("source", attrgetter("source"), is_text=True, is_wide=True),
 )

@@ -43,15 +43,15 @@ def page(found: SearchResult) -> RenderableType:
     if found.proposal:
         parts.append(_proposal(found.proposal))
     if found.robust:
-        parts += [robust(found.robust), regrets(found.robust), _heading("If the run is otherwise than predicted")]
+        parts += [robust(found.robust), regrets(found.robust), _heading("If the run differs from the prediction")]
         parts += [scenarios(found.robust), _heading("As predicted")]
     if found.tight:
         parts.append(Text(found.tight.line(), style="yellow", overflow="fold"))
     if found.best:
-        parts += [_heading("The fastest of those estimated")] if found.proposal else []
+        parts += [_heading("The fastest layouts")] if found.proposal else []
         parts.append(make_best_grid(found.best))
         if expected := expectation(found.best[0].step):
-            parts.append(Text.assemble("\nOf the best: ", expected))
+            parts.append(Text.assemble("\nThe best layout", expected))
     if found.finalists:
         parts += [_heading("Measured"), finalists(found.finalists)]
     if found.tightest:
@@ -63,9 +63,9 @@ def page(found: SearchResult) -> RenderableType:
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.mends]
     if len(found.front) > 1:
-        parts += [_heading("Memory against time"), make_grid(FRONT, found.front)]
+        parts += [_heading("Peak memory against step time"), make_grid(FRONT, found.front)]
     if found.reasons:
-        parts += [_heading("Why the others lost"), make_grid(REASONS, found.reasons)]
+        parts += [_heading("Why the other layouts lost"), make_grid(REASONS, found.reasons)]
     return Group(*parts)
 
 
@@ -88,7 +88,7 @@ def walk(found: Walk, *, top: int) -> RenderableType:
     """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best path."""
     start = found.start
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
-    figures = f"{show_seconds(start.step_seconds)} a step, {show_bytes(start.memory_bytes)}, {fits}"
+    figures = f"step time {show_seconds(start.step_seconds)}, peak memory {show_bytes(start.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
         Text.assemble((start.layout, "bold cyan"), overflow="fold"),
         Text(figures),
@@ -97,12 +97,12 @@ def walk(found: Walk, *, top: int) -> RenderableType:
     ]
     if len(found.path) > 1:
         parts += [
-            _heading("The best change, then the best of what that makes, and so on"),
+            _heading("The best change, then the best one after it, and so on"),
             make_grid(CHANGES, found.path),
         ]
     if found.path:
         faster = start.step_seconds / found.path[-1].step_seconds - 1
-        parts.append(Text(f"ends at {found.path[-1].layout}, {faster:+.1%}", overflow="fold"))
+        parts.append(Text(f"result: {found.path[-1].layout}, {faster:+.1%} faster", overflow="fold"))
     else:
         parts.append(Text("\nno single change helps"))
     return Group(*parts)
@@ -124,19 +124,21 @@ def _proposal(found: Proposal) -> RenderableType:
     step = found.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
-    figures = f"{seconds} a step, {peak}{risk}, MFU {step.mfu.causal:.1%}"
-    similar_text = "1 layout is" if found.alike == 1 else f"{found.alike} layouts are"
+    figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
+    similar_text = "1 layout is that close" if found.alike == 1 else f"{found.alike} layouts are that close"
     lines = [
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
-        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({similar_text})"),
+        Text(f"{figures}; the simplest layout within {found.within:.1%} of the fastest ({similar_text})"),
     ]
     lines += [Text(found.remark, style="yellow", overflow="fold")] if found.remark else []
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
         if other is not None:
-            comparative = "longer" if other.slower >= 0 else "less"
+            comparative = "longer" if other.slower >= 0 else "shorter"
             because = f" ({other.because})" if other.because else ""
             layout = _usually(other.layout, other.reduce, stack=step.stack)
-            lines.append(Text(f"{word}  {layout}: {abs(other.slower):.1%} {comparative}{because}", overflow="fold"))
+            lines.append(
+                Text(f"{word}  {layout}: step time {abs(other.slower):.1%} {comparative}{because}", overflow="fold")
+            )
     return Group(*lines, make_grid(CHOICES, found.why))
 
 
@@ -184,20 +186,20 @@ def _signed(size: int) -> str:
 
 
 RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
-    Column("rank", itemgetter(0)),
+    Column("#", itemgetter(0)),
     Column("layout", lambda row: _ranked(row[1]), is_text=True),
-    Column("step", lambda row: row[1].step.time.step_seconds, show_seconds),
-    Column("peak", lambda row: row[1].step.memory.peak_bytes, show_bytes),
+    Column("step time", lambda row: row[1].step.time.step_seconds, show_seconds),
+    Column("peak memory", lambda row: row[1].step.memory.peak_bytes, show_bytes),
     Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
     Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
-    Column("GPU-h", lambda row: row[1].gpu_hours, "{:.3g}".format),
+    Column("GPU hours", lambda row: row[1].gpu_hours, "{:.3g}".format),
     Column("dollars", lambda row: row[1].dollars, _money),
     Column("bound by", lambda row: row[1].step.time.bound_by, is_text=True),
 )
 REASONS: tuple[Column[Reason], ...] = (
     Column("layouts", attrgetter("layouts"), "{:,}".format),
     Column("why", attrgetter("line"), is_text=True),
-    Column("nearest", attrgetter("nearest"), is_text=True),
+    Column("closest to fit or win", attrgetter("nearest"), is_text=True),
 )
 CHOICES: tuple[Column[Why], ...] = (
     Column("choice", attrgetter("choice"), is_text=True),
@@ -207,10 +209,10 @@ CHANGES: tuple[Column[Change], ...] = (
     Column("change", attrgetter("change"), is_text=True),
     Column("speed", lambda change: change.faster - 1, show_change),
     Column("90 % interval", lambda change: change.speed, show_speed_interval),
-    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("step time", attrgetter("step_seconds"), show_seconds),
     Column("memory", lambda change: -change.saved_bytes, _signed),
     Column("fits", attrgetter("answer")),
-    Column("peak", attrgetter("memory_bytes"), show_bytes, is_wide=True),
+    Column("peak memory", attrgetter("memory_bytes"), show_bytes, is_wide=True),
     Column("layout", attrgetter("layout"), is_text=True, is_wide=True),
 )
 FINE_TUNES: tuple[Column[FineTune], ...] = (
@@ -225,27 +227,27 @@ ANSWERS: tuple[Column[Answer], ...] = (
     Column("question", attrgetter("question"), is_text=True),
     Column("answer", attrgetter("line"), is_text=True),
     Column("layout", lambda answer: answer.layout or None, is_text=True),
-    Column("peak", attrgetter("memory_bytes"), show_bytes),
-    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("peak memory", attrgetter("memory_bytes"), show_bytes),
+    Column("step time", attrgetter("step_seconds"), show_seconds),
 )
 BATCHES: tuple[Column[Batch], ...] = (
     Column("sequences", attrgetter("global_batch")),
     Column("tokens", attrgetter("tokens"), show_count),
     Column("micro-batches", attrgetter("micro_batches")),
     Column("steps", attrgetter("steps"), "{:,}".format),
-    Column("who says or chose it", lambda batch: "; ".join(batch.who), is_text=True),
+    Column("recommended by, or used by", lambda batch: "; ".join(batch.who), is_text=True),
 )
 FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
-    Column("rank", itemgetter(0)),
+    Column("#", itemgetter(0)),
     Column("layout", lambda row: row[1].layout, is_text=True),
     Column("predicted", lambda row: row[1].predicted_seconds, show_seconds),
     Column("measured", lambda row: row[1].measured_seconds, show_seconds),
     Column("error", lambda row: _error(row[1]), show_change),
-    Column("", lambda row: row[1].why, is_text=True),
+    Column("why", lambda row: row[1].why, is_text=True),
 )
 FRONT: tuple[Column[Point], ...] = (
-    Column("peak", attrgetter("memory_bytes"), show_bytes),
-    Column("step", attrgetter("step_seconds"), show_seconds),
+    Column("peak memory", attrgetter("memory_bytes"), show_bytes),
+    Column("step time", attrgetter("step_seconds"), show_seconds),
     Column("precision", attrgetter("precision"), is_text=True),
     Column("layout", lambda point: _worded(point.layout, point.reduce), is_text=True),
 )

@@ -33,7 +33,7 @@ OPERATIONS: tuple[Column[Operation], ...] = (
     Column("operation", attrgetter("name"), is_text=True),
     Column("times", attrgetter("times")),
     Column("FLOPs", attrgetter("flops"), show_count),
-    Column("kept", attrgetter("kept_bytes"), show_bytes),
+    Column("saved", attrgetter("kept_bytes"), show_bytes),
     Column("forward", attrgetter("forward_seconds"), show_seconds),
     Column("backward", attrgetter("backward_seconds"), show_seconds),
 )
@@ -96,9 +96,9 @@ def view_step(step: Step) -> StepView:
         list_key_figures(step),
         _view_memory(max(stages, key=lambda stage: stage.peak_bytes), many=len(stages) > 1) if stages else None,
         Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
-        Section("Traffic", "what one rank sends per step", make_grid(TRAFFIC, traffic)),
-        Section("Work", "of the whole step over all ranks", list_work(step)),
-        view_operations(step.operations, "each, on one rank and micro-batch"),
+        Section("Communication", "what one rank sends per step", make_grid(TRAFFIC, traffic)),
+        Section("Work", "of one step, all ranks together", list_work(step)),
+        view_operations(step.operations, "each for one micro-batch on one rank"),
     )
 
 
@@ -111,8 +111,8 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
     """Return the step's time, peak and whether it fits, MFU, and speed."""
     memory, bound = step.memory, f"bound by {step.time.bound_by}" if step.time.bound_by else ""
     return (
-        Figure("per step", show_seconds(step.time.step_seconds), bound),
-        Figure("at the peak", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
+        Figure("step time", show_seconds(step.time.step_seconds), bound),
+        Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
         Figure("MFU, causal", f"{step.mfu.causal:.1%}", f"{step.mfu.hardware:.1%} hardware"),
         Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
     )
@@ -135,10 +135,10 @@ def split_bytes(sizes: Mapping[str, float]) -> list[Part]:
 
 def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
     """Return the parts of a step on the slowest rank: compute, and the others that are not zero, or all."""
-    exposed = [(f"{axis}, exposed", "messages", seconds) for axis, seconds in time.exposed_seconds.items()]
+    exposed = [(f"exposed {axis} communication", "messages", seconds) for axis, seconds in time.exposed_seconds.items()]
     sizes = [
         ("compute", "F", time.compute_seconds),
-        ("bubble", "bubble", time.bubble_seconds),
+        ("pipeline bubble", "bubble", time.bubble_seconds),
         *exposed,
         ("optimizer", "update", time.optimizer_seconds),
         ("data", "data", time.data_seconds),
@@ -150,7 +150,7 @@ def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
 
 
 def list_work(step: Step) -> tuple[tuple[str, str], ...]:
-    """Return parameters, FLOPs of the whole step, and GPU-hours per 1 T tokens, as (label, text)."""
+    """Return parameters, FLOPs of the whole step, and GPU hours per 1 T tokens, as (label, text)."""
     work = step.work
     active = f", {show_count(work.active_parameters)} active" if work.active_parameters != work.parameters else ""
     trainable = work.trainable_parameters
@@ -170,7 +170,7 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
         ("hardware FLOPs", show_count(work.hardware_flops)),
     ]
     if step.tokens_per_second_per_gpu:
-        lines.append(("GPU-hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))
+        lines.append(("GPU hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))
     return tuple(lines)
 
 

@@ -20,10 +20,11 @@ from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.stages import Stages
 from fivefold.rendering.step_view import Parts, Section, view_step
 from fivefold.rendering.verdict import STYLES, judgement
-from fivefold.step import Memory, Mfu, Step
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.step import Kind, Memory, Mfu, Step
+from fivefold.units import show_bytes, show_count, show_rate, show_seconds
 
 BAR_WIDTH = 30
+KINDS: dict[Kind, str] = {"predicted": "predicted", "rehearsed": "dry run", "measured": "measured"}
 
 
 def step(step: Step) -> RenderableType:
@@ -59,10 +60,10 @@ def machine(machine: Machine) -> str:
     peaks = ", ".join(f"{dtype} {show_count(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
     link = machine.links[-1]
     spread = machine.calibration.spread if machine.calibration else None
-    noise = "" if spread is None else f"; nine tenths of the points agree to {spread:.0%}"
+    noise = "" if spread is None else f"; nine in ten measured points agree within {spread:.0%}"
     return (
         f"{machine.ranks} ranks, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
-        f"{show_bytes(machine.chip.memory_bandwidth)}/s; {link.name} {show_bytes(link.bandwidth)}/s{noise}"
+        f"{show_rate(machine.chip.memory_bandwidth)}; {link.name} {show_rate(link.bandwidth)}{noise}"
     )
 
 
@@ -74,12 +75,12 @@ def remarks(lines: Iterable[str]) -> Text:
 def show_headline(step: Step) -> Text:
     """Return the question, the remarks, and the step's time, speed, MFU, memory and verdict."""
     return Text.assemble(
-        (f"{step.kind}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),
+        (f"{KINDS[step.kind]}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),
         (f"{describe_step(step)}\n", "dim"),
         (f"{step.layout}\n", "bold"),
         remarks(step.remarks),
         "\n",
-        (f"{show_seconds(step.time.step_seconds)} per step", "bold cyan"),
+        (f"step time {show_seconds(step.time.step_seconds)}", "bold cyan"),
         f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step.mfu)}\n",
         _verdict(step.memory),
         expectation(step),
@@ -97,7 +98,7 @@ def _verdict(memory: Memory) -> Text:
     reserved = f", {show_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes is not None else ""
     driver = f", {show_bytes(memory.driver_bytes)} with the driver" if memory.driver_bytes is not None else ""
     host = f", {show_bytes(memory.host_bytes)} of host memory per node" if memory.host_bytes else ""
-    figures = f"{show_bytes(memory.peak_bytes)} at the peak{reserved}{driver}{host}"
+    figures = f"peak memory {show_bytes(memory.peak_bytes)}{reserved}{driver}{host}"
     if memory.verdict is None:
         return Text(figures)
     return Text.assemble(figures, "  ·  ", (judgement(memory), STYLES[memory.verdict]))

@@ -36,9 +36,9 @@ def page(found: WholeRun) -> RenderableType:
         _figures(found),
         heading("Where the time goes", f"goodput {found.goodput:.1%}"),
         _times(found),
-        heading("Goodput by interval of checkpoints", _interval_words(found)),
+        heading("Goodput by checkpoint interval", _interval_words(found)),
         _intervals(found),
-        heading("Assumed", "change with --assume NAME=VALUE"),
+        heading("Assumptions", "change one with --assume NAME=VALUE"),
         _assumed(found),
     ]
     return Group(*parts)
@@ -47,15 +47,19 @@ def page(found: WholeRun) -> RenderableType:
 def brief(found: WholeRun) -> RenderableType:
     """Return what a run takes in a few lines."""
     duration = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
-    checkpoints = f"{_fails(found)}; saved every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
+    checkpoints = f"{_fails(found)}; a checkpoint every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
     return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(found))
 
 
 def offers(found: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot run it."""
-    deadline = "" if found.deadline_seconds is None else f", the fewest ranks that take {span(found.deadline_seconds)}"
+    deadline = (
+        ""
+        if found.deadline_seconds is None
+        else f", the fewest ranks that finish within {span(found.deadline_seconds)}"
+    )
     parts: list[RenderableType] = [
-        Text(f"{found.model}, {show_count(found.tokens)} tokens, by {found.by}{deadline}", style="dim")
+        Text(f"{found.model}, {show_count(found.tokens)} tokens, ordered by {found.by}{deadline}", style="dim")
     ]
     best = found.offers[0].run if found.offers else None
     if best is not None:
@@ -74,7 +78,8 @@ def assumption(site: Site) -> str:
     """Return what is assumed of a datacenter, in one line."""
     return (
         f"assumed: {site.failures:g} failures per 1,000 GPU-days, {site.node_power:g} times the chips' power in a node "
-        f"and {site.pue:g} times that in the building, {site.carbon:g} gCO2e/kWh ({site.grid}); ask run says whence"
+        f"and {site.pue:g} times that in the building, {site.carbon:g} gCO2e/kWh ({site.grid}); "
+        "`fivefold ask run` gives the sources"
     )
 
 
@@ -85,11 +90,14 @@ def chart(found: WholeRun) -> Chart:
     best = [{"minutes": found.interval_seconds / 60, "goodput": found.curve[len(found.curve) // 2].share}]
     x = alt.X("minutes:Q", title="minutes between checkpoints", scale=alt.Scale(type="log", nice=False))
     y = alt.Y(
-        "goodput:Q", title="share of the time that trains", axis=alt.Axis(format=".1%"), scale=alt.Scale(zero=False)
+        "goodput:Q",
+        title="goodput: share of the time spent training",
+        axis=alt.Axis(format=".1%"),
+        scale=alt.Scale(zero=False),
     )
     line = alt.Chart(alt.Data(values=values)).mark_line(color=BLUE).encode(x=x, y=y)
     mark = alt.Chart(alt.Data(values=best)).mark_point(filled=True, size=90, color=ORANGE).encode(x=x, y=y)
-    title = f"Saved every {span(found.interval_seconds)}, {best[0]['goodput']:.1%} of the time trains"
+    title = f"A checkpoint every {span(found.interval_seconds)}: goodput {best[0]['goodput']:.1%}"
     subtitle = f"{found.model} on {found.ranks} {found.machine}: {_fails(found)}"
     return _finish(line + mark, title=title, subtitle=subtitle, height=320)
 
@@ -97,27 +105,31 @@ def chart(found: WholeRun) -> Chart:
 def span(seconds: float) -> str:
     """Return a duration as text, in days if it is two days or more."""
     if seconds > 1000 * 365 * DAY:
-        return "for ever"
+        return "forever"
     return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
 
 
 def _figures(found: WholeRun) -> Grid:
     cost = "–" if found.dollars is None else f"${found.dollars:,.0f}"
-    rows = [("GPU-hours", show_count(found.gpu_hours)), ("dollars", cost)]
+    rows = [("GPU hours", show_count(found.gpu_hours)), ("cost", cost)]
     if found.kwh is not None and found.chip_kwh is not None and found.co2_kg is not None:
         rows += [
-            ("energy", f"{found.kwh / 1000:,.1f} MWh, of which the chips at their limit {found.chip_kwh / 1000:,.1f}"),
-            ("CO2e", f"{found.co2_kg / 1000:,.1f} t with {found.site.carbon:g} g/kWh ({found.site.grid})"),
+            (
+                "energy",
+                f"{found.kwh / 1000:,.1f} MWh, {found.chip_kwh / 1000:,.1f} MWh by the chips at their power limit",
+            ),
+            ("CO2e", f"{found.co2_kg / 1000:,.1f} t, at {found.site.carbon:g} g/kWh ({found.site.grid})"),
         ]
-    return Grid(("", "of the run"), tuple(rows), words=("", "of the run"))
+    return Grid(("the run takes", ""), tuple(rows), words=("the run takes", ""))
 
 
 def _times(found: WholeRun) -> Grid:
     parts = {"training": found.training_seconds, **found.lost}
     reasons = {
-        "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each, waited for {show_seconds(found.blocked_seconds)}",
+        "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each; "
+        f"training waits {show_seconds(found.blocked_seconds)}",
         "restarts": _fails(found),
-        "repeated": "work since the last checkpoint, done again",
+        "repeated": "steps since the last checkpoint, repeated after a failure",
     }
     rows = tuple(
         (name, span(seconds), f"{seconds / found.seconds:.2%}", reasons.get(name, ""))
@@ -128,21 +140,21 @@ def _times(found: WholeRun) -> Grid:
 
 def _fails(found: WholeRun) -> str:
     if found.between_failures_seconds is None:
-        return "no failure"
+        return "no failures"
     return f"{found.failures:,.1f} failures, one every {span(found.between_failures_seconds)}"
 
 
 def _interval_words(found: WholeRun) -> str:
     return (
-        f"saved every {span(found.interval_seconds)}; Young's sqrt(2·δ·M) {span(found.young_seconds)}; whole after "
-        f"{show_seconds(found.written_seconds)}"
+        f"chosen: every {span(found.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(found.young_seconds)}; "
+        f"written in {show_seconds(found.written_seconds)}"
     )
 
 
 def _intervals(found: WholeRun) -> Grid:
     points = found.curve[:: len(found.curve) // 8]
     rows = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
-    return Grid(("saved every", "goodput"), rows, words=())
+    return Grid(("checkpoint every", "goodput"), rows, words=())
 
 
 def _assumed(found: WholeRun) -> Grid:
@@ -161,7 +173,7 @@ def _assumed(found: WholeRun) -> Grid:
     for name, (value, format_name) in values.items():
         source = SOURCES[name]
         rows.append((name, value, _range(source.low, source.high, format_name), f"{source.words}: {source.source}"))
-    return Grid(("", "value", "published", "what and whence"), tuple(rows), words=("", "what and whence"))
+    return Grid(("name", "value", "published", "meaning and source"), tuple(rows), words=("name", "meaning and source"))
 
 
 def _range(low: float | None, high: float | None, form: str) -> str:
@@ -187,12 +199,12 @@ def _amount(size: float) -> str:
 
 
 OFFERS: tuple[Column[tuple[int, Offer, WholeRun]], ...] = (
-    Column("", itemgetter(0)),
+    Column("#", itemgetter(0)),
     Column("machine", lambda row: row[1].named, is_text=True),
     Column("layout", lambda row: row[1].layout, is_text=True),
     Column("MFU", lambda row: row[1].mfu, show_share),
     Column("days", lambda row: row[2].seconds / DAY, "{:,.1f}".format),
-    Column("GPU-hours", lambda row: row[2].gpu_hours, show_count),
+    Column("GPU hours", lambda row: row[2].gpu_hours, show_count),
     Column("dollars", lambda row: row[2].dollars, _amount),
     Column("MWh", lambda row: None if row[2].kwh is None else row[2].kwh / 1000, _amount),
     Column("t CO2e", lambda row: None if row[2].co2_kg is None else row[2].co2_kg / 1000, _amount),

@@ -53,7 +53,9 @@ def _cases(
     texts = [word for word in words[1:] if not is_named(word)]
     if not names or not texts:
         missing = "machine" if not names else "layout"
-        raise UserError(f"compare needs a {missing}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
+        raise UserError(
+            f"compare needs a {missing}; write such as: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'"
+        )
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
     jobs = jobs_of(job, stacks, precisions)

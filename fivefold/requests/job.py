@@ -36,7 +36,7 @@ def load_job(
     for setting in settings or []:
         key = _put(values, setting)
         if key in source_by_field:
-            raise UserError(f"{source_by_field[key]} and --set {setting!r} both say {key}; keep one")
+            raise UserError(f"{source_by_field[key]} and --set {setting!r} both set {key}; keep one")
         source_by_field[key] = f"--set {setting!r}"
     return Job.read(values, origin=str(job) if job else "job")
 

@@ -52,12 +52,12 @@ class Sweep(Record):
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if self.batches and self.batch_tokens:
-            raise ValueError("batches and batch_tokens both say the batch; keep one")
+            raise ValueError("batches and batch_tokens both set the batch; keep one")
         varied_fields = {field for name, field in FIELDS.items() if getattr(self, name)}
         varied_fields |= {"global_batch"} if self.batch_tokens else set()
         if both := sorted(varied_fields & set(self.job)):
             lists = {field: name for name, field in FIELDS.items()}
-            raise ValueError(f"{lists[both[0]]} and job.{both[0]} both say {both[0]}; keep one")
+            raise ValueError(f"{lists[both[0]]} and job.{both[0]} both set {both[0]}; keep one")
         return self
 
     @classmethod
@@ -90,7 +90,7 @@ class Sweep(Record):
         for line in self.layouts:
             expanded = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)
             if self.recomputations and any("ac=" in text for text in expanded):
-                raise UserError(f"layouts: {line!r} and recomputations both say ac=; keep one")
+                raise UserError(f"layouts: {line!r} and recomputations both set ac=; keep one")
             texts += expanded
         if self.recomputations:
             texts = [f"{text} ac={ac}" for text in texts for ac in self.recomputations]

@@ -92,7 +92,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
         )
     for field in ("attention_softcap", "attention_sinks"):
         if getattr(model, field):
-            raise UserError(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
+            raise UserError(f"model {model.name!r}: unfused attention does not support {field}; use attention='flash'")
 
 
 def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
@@ -109,7 +109,7 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
     if layout.cp > 1 and layout.cp_kind == "ring":
         raise UserError(f"layout {str(layout)!r}: a ring does not know of chunks of {chunk} tokens; take cp=ulysses")
     if job.stack.attention == "unfused":
-        raise UserError(f"model {model.name!r}: unfused attention has no chunks; take attention='flash'")
+        raise UserError(f"model {model.name!r}: unfused attention does not support chunks; use attention='flash'")
 
 
 def _check_moments(job: Job) -> None:

@@ -72,7 +72,7 @@ class Work:
         ends.
         """
         if not self.free:
-            raise Busy("as many searches and rehearsals run as may at once; stop one, or wait")
+            raise Busy("as many searches and dry runs are running as are allowed at once; stop one, or wait")
         self.free -= 1
         process, name = None, str(next(self.numbers))
         try:

@@ -52,14 +52,14 @@ def test_pages_stand_for_themselves(step: Step, run: Path) -> None:
 
 def test_a_step_shows_its_figures(step: Step) -> None:
     text = step._repr_html_()
-    for figure in ("per step", "stage 1", "tp, exposed", f"{step.mfu.causal:.1%}", "dp2 tp2 pp2 zero1"):
+    for figure in ("step time", "stage 1", "exposed tp communication", f"{step.mfu.causal:.1%}", "dp2 tp2 pp2 zero1"):
         assert figure in text
 
 
 def test_a_page_reads_without_its_style(step: Step) -> None:
     """Jupyter and code hosts take sheets and SVG out of notebooks that others have executed."""
     text = re.sub(r"<style>.*?</style>", "", step._repr_html_(), flags=re.DOTALL)
-    assert f"{show_seconds(step.time.step_seconds)} per step" in re.sub(r"<[^>]+>", "", text)
+    assert show_seconds(step.time.step_seconds) in re.sub(r"<[^>]+>", "", text)
     assert "display:inline-block;height:22px;width:" in text  # the bars
     rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2 mbs{1,2,4}"]})
     search = ff.search("nano", "h100:2", gbs=8, front=4)

@@ -239,7 +239,7 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
         (lambda: ff.predict("nanno", "h100:8", "dp8"), "unknown model 'nanno'; did you mean nano? `fivefold models`"),
         (lambda: ff.predict("nano", "h100:8", "pd8"), "unknown layout token 'pd8'"),
         (lambda: ff.predict("nano", "h100:8", "dp8", los="chunked"), "job: unknown key 'los'; did you mean 'loss'?"),
-        (lambda: ff.predict("nano", "h100:8", "dp8", seq=1, sequence=2), "seq= and sequence= both say sequence"),
+        (lambda: ff.predict("nano", "h100:8", "dp8", seq=1, sequence=2), "seq= and sequence= both set sequence"),
         (lambda: ff.predict("nano", "h100:8", "dp8", job="no.toml"), "no.toml: no such file"),
         (lambda: ff.search("nano", "h100:8", top=0), "top=0 must be 1 to 10000"),
         (lambda: ff.ask("gpu", "nano", "h100:8"), "no question 'gpu'; ask gpus, model, "),

@@ -54,7 +54,7 @@ def test_from_a_file_is_as_by_words(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("predict", "--from", "FILE"), "on what machine? say --gpus h100:64"),
+        (("predict", "--from", "FILE"), "needs a machine: add --gpus h100:64"),
         (("predict", "tiny", "--from", "FILE", "--gpus", "h100:8"), "leave out 'tiny'"),
         (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "goes with --from FILE"),
         (("predict", "--from", "FILE", "--gpus", "h100"), "does not say on how many GPUs it runs"),
@@ -62,7 +62,7 @@ def test_from_a_file_is_as_by_words(
         (("write", "dp8", "--to", "torchtitan"), "is of what model? say --model NAME"),
         (("write", "dp8 zero3", "--model", "tiny", "--to", "torchtitn"), "unknown format 'torchtitn'; did you mean"),
         (("read", "README.md"), "ends in .md; configs end in"),
-        (("read", "pyproject.toml"), "is no config that is known"),
+        (("read", "pyproject.toml"), "unknown kind of config"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -134,7 +134,7 @@ def test_compare_takes_configs_and_other_layouts(
     [
         ((), "compare what?"),
         (("--gpus", "h100:8"), "goes with --from FILE"),
-        (("--from", "FILE", "dp8"), "on what machine?"),
+        (("--from", "FILE", "dp8"), "needs a machine"),
         (("--from", "FILE", "--gpus", "h100:8"), "1 different variants"),
         (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the options"),
     ],

@@ -116,7 +116,7 @@ def test_a_run() -> None:
         "rolled back &lt;to&gt; 40",
         "&lt;core&gt;",
         "slow link: &lt;b&gt;",
-        "What makes up the error",
+        "What the error consists of",
         "measured",
     ):
         assert word in text
@@ -159,9 +159,9 @@ def test_what_commands_have_written() -> None:
         ((), "of what? fivefold report RUN"),
         (("--from", "a.toml"), "give the machine alone, as --gpus h100:64"),
         (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "give the machine alone"),
-        (("nano",), "report nano: on what machine? write such as: fivefold report nano h100:8"),
-        (("own",), "report own: on what machine?"),
-        (("own/config.json",), "report own/config.json: on what machine?"),
+        (("nano",), "report nano needs a machine; write such as: fivefold report nano h100:8"),
+        (("own",), "report own needs a machine"),
+        (("own/config.json",), "report own/config.json needs a machine"),
         (
             ("nano", "h100:2", "dp2", "dp1"),
             "a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE",

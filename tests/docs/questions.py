@@ -34,7 +34,7 @@ from tests.printed import to_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "planning-questions.md"
 WIDTH = 120
-ROWS = ("step", "MFU", "peak memory", "left of memory", "hardware FLOPs")  # and what a step's seconds are
+ROWS = ("step", "MFU", "peak memory", "free memory", "hardware FLOPs")  # and what a step's seconds are
 
 
 class Asked(NamedTuple):
@@ -142,7 +142,7 @@ QUESTIONS = (
         "Llama 3 (ibid.): tp8 cp16 pp16 dp8; 38 % MFU. Virtual stages are not printed.",
         "The same degrees but for cp: the published layout computes less on each rank and waits longer for others, of "
         "which it had half: its chunks were single layers, eight to a rank, as in question 8. The fastest layouts have "
-        "four stages and ZeRO-3, whose gathers hide beside so much compute, and are tight.",
+        "four stages and ZeRO-3, whose gathers overlap with so much compute, and are tight.",
     ),
     Asked(
         "DeepSeek-V3 on 2,048 H800", "deepseek-v3", "h800:2048",

@@ -70,7 +70,7 @@ def run(number: int, *, seed: int, limit: float = LIMIT_SECONDS) -> Ended:
     return Ended(number, case.words, code, seconds, wrong)
 
 
-REMARK = ": not read, nor by "  # of a config's keys
+REMARK = ": ignored, as transformers' "  # of a config's keys
 
 
 def judged(code: int, err: str) -> str:

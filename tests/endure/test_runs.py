@@ -19,7 +19,7 @@ SAID = "step 0  held-out loss 5.5784\nfinished 16 steps; saved run/checkpoints/s
 TABLE = (
     "quantity      predicted    measured  difference\nstep time\ntokens/s per GPU     1.17 k      2.03 k      -42.7%\n"
 )
-BUDGET = "\nWhat makes up the error\nrest         3.1 ms   7.2 ms   -4.1 ms\n"
+BUDGET = "\nWhat the error consists of\nrest         3.1 ms   7.2 ms   -4.1 ms\n"
 PAIR = json.dumps({"predicted": {}, "measured": {}}, indent=2)
 EXIT_RETRY = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nfivefold: started again from run\n"
 

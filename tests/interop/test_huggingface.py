@@ -280,7 +280,7 @@ def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
     assert found.not_understood == ()
     assert found.job is not None
     assert found.job.adapter == Adapter(rank=8)
-    with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which is not there"):
+    with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which does not exist"):
         of({"other.yaml": FACTORY}, tmp_path)
 
 

@@ -263,10 +263,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     [
         ("dp2 pp2 zero1 mbs1 ac=full@1", "llama3-8b", "bf16", "recomputes on all pipeline ranks alike; take ac=full"),
         ("dp4 zero1 mbs1 ac=qkv", "llama3-8b", "bf16", "recomputes full, selective, or any of norm, act, mlp, moe"),
-        ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core has no zero3; take zero0 or zero1"),
+        ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core does not support zero3; use zero0 or zero1"),
         ("dp4 zero1 mbs1", "llama3-8b", "fp8-rowwise", "precision fp8-rowwise: Megatron has fp32, fp16, bf16"),
         ("dp4 zero1 mbs1", "gemma2-9b", "bf16", "of model 'gemma2-9b' it can only say"),
-        ("dp2 pp2 zero1 mbs1 zb1p", "llama3-8b", "bf16", "megatron-core has no zb1p; take 1f1b or interleaved"),
+        (
+            "dp2 pp2 zero1 mbs1 zb1p",
+            "llama3-8b",
+            "bf16",
+            "megatron-core does not support zb1p; use 1f1b or interleaved",
+        ),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, precision: str, reason: str) -> None:

@@ -145,7 +145,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ("dp4 zero1 mbs1 ac=selective", "llama3-8b", "nanotron recomputes whole layers; take ac=full"),
         ("dp4 zero1 mbs1", "mixtral-8x7b", "experts are not written for nanotron"),
         ("dp4 zero1 mbs1", "gemma2-9b", "nanotron has Llama and Qwen2, not gemma2"),
-        ("dp4 zero3 mbs1", "llama3-8b", "nanotron has no zero3; take zero0 or zero1"),
+        ("dp4 zero3 mbs1", "llama3-8b", "nanotron does not support zero3; use zero0 or zero1"),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, reason: str) -> None:

@@ -18,7 +18,7 @@ FOLDER = HERE.parents[2] / "docs" / "how-to" / "configs"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.stem not in ("index", "published"))
 BLOCK = re.compile(r"```sh\n(fivefold [^\n]*)\n```\n\n```text\n(.*?)```", flags=re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")  # predictions may move by 5 %
-SPREAD = re.compile(r"^step of comparable runs:([^(]*).*\n", flags=re.MULTILINE)  # moves with every run that is scored
+SPREAD = re.compile(r"^expected step time [^;]*;([^(]*).*\n", flags=re.MULTILINE)  # moves with every run that is scored
 LINES = 14  # of an output that are shown
 
 

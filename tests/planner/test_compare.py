@@ -33,7 +33,7 @@ def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
     found = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs2")])
     rows = {row.name: row.values for row in found.rows}
     for seconds, hours, dollars in zip(
-        rows["step"], rows["GPU-hours of 1 T tokens"], rows["cost of 1 T tokens"], strict=True
+        rows["step time"], rows["GPU hours of 1 T tokens"], rows["cost of 1 T tokens"], strict=True
     ):
         assert isinstance(seconds, float)
         assert hours == pytest.approx(seconds * 8 / 3600 * 1e12 / (64 * 8192))
@@ -43,16 +43,16 @@ def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
 def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
     found = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs1 ac=full")])
     rows = {row.name: row for row in found.rows}
-    assert rows["step"].best == (True, False)
+    assert rows["step time"].best == (True, False)
     assert rows["activations"].best == (False, True)
-    assert rows["left of memory"].best == (False, True)
+    assert rows["free memory"].best == (False, True)
     assert rows["bound by"].best == (False, False)
     assert rows["parameter state"].best == (False, False)  # equal
-    step = rows["step"]
+    step = rows["step time"]
     assert step.relative[0] == 0.0
     assert 0.2 < (step.relative[1] or 0) < 0.4  # a forward again: a third of the work
     messages = {row.name: row for row in compare([case("dp8 zero3 mbs1"), case("tp8 mbs1")]).rows}
-    assert messages["tp, exposed"].best == (True, False)  # it sends none
+    assert messages["exposed tp communication"].best == (True, False)  # it sends none
 
 
 def test_what_cannot_run_keeps_its_reason() -> None:
@@ -86,8 +86,8 @@ def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
     node = resolve("h100:8 memory=45GiB", local=Path("/nowhere"))
     job = Job(sequence=4096, global_batch=64)
     cases = [Case(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
-    assert finding(compare(cases)) == "B alone fits; A is tight"
+    assert finding(compare(cases)) == "only B fits; A is tight"
     assert finding(compare(cases, risk=0.3)).startswith("A trains most tokens per second, 14.4% more than B")
     larger = [each._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for each in cases]
     assert finding(compare(larger)).startswith("A trains most")
-    assert finding(compare(larger, risk=0.01)) == "B alone fits; A has a risk above 1 %"
+    assert finding(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"

@@ -124,7 +124,7 @@ def test_the_micro_batch_is_the_fastest_that_fits() -> None:
     estimates = {mbs: planner.estimate(layout.replace(mbs=mbs)) for mbs in (1, 2, 4, 8)}
     fits = {mbs: each.step_time.seconds for mbs, each in estimates.items() if planner.fits(each.layout, each.ranks)}
     assert best.mbs == min(fits, key=lambda mbs: fits[mbs])
-    assert f"dp8 times mbs{best.mbs} times {64 // 8 // best.mbs} accumulated" in stage.reason
+    assert f"dp8 times mbs{best.mbs} times {64 // 8 // best.mbs} micro-batch" in stage.reason
 
 
 JOBS: list[dict[str, Any]] = [

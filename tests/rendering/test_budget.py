@@ -67,7 +67,7 @@ def test_the_page(small: Step, measured: Step) -> None:
     assert ["data", "0.0", "µs", "30.0", "ms", "-30.0", "ms"] in lines
     assert ["compute", "740.0", "ms", "500.0", "ms", "+240.0", "ms"] in lines
     assert ["step", "820.0", "ms", "820.0", "ms", "+0.0", "µs"] in lines
-    assert "hidden beside compute, measured: dp 25%" in text
+    assert "overlapped with compute, measured: dp 25%" in text
     assert ["attention.core", "backward", "0.0", "µs", "500.0", "ms", "-500.0", "ms"] in lines
     assert text.rstrip().endswith("stalled loader: rank 0 waits")
 

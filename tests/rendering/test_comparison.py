@@ -24,7 +24,7 @@ def side_by_side(count: int, *, refused: str = "") -> Comparison:
         Quantity(name="step", unit="seconds", better="less", values=tuple(step.time.step_seconds for step in steps)),
         Quantity(name="peak memory", unit="bytes", better="less", values=(2.0**30,) * count),
         Quantity(
-            name="left of memory", unit="bytes", better="more", values=tuple((i - 1) * 2.0**30 for i in range(count))
+            name="free memory", unit="bytes", better="more", values=tuple((i - 1) * 2.0**30 for i in range(count))
         ),
     )
     if refused:
@@ -38,10 +38,10 @@ def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
     assert "A trains most tokens per second, 122.0% more than B" in text
     step = next(line for line in text.splitlines() if line.startswith("step"))
     assert step.split() == ["step", "820.0", "ms*", "1.82", "s", "(+122.0%)"]
-    left = next(line for line in text.splitlines() if line.startswith("left"))
-    assert left.split() == ["left", "of", "memory", "−1.00", "GiB", "0", "B*"]
-    assert "Equal\npeak memory 1.00 GiB" in text
-    assert "refused: needs 99 ranks" in text
+    left = next(line for line in text.splitlines() if line.startswith("free"))
+    assert left.split() == ["free", "memory", "−1.00", "GiB", "0", "B*"]
+    assert "Equal in all\npeak memory 1.00 GiB" in text
+    assert "not possible: needs 99 ranks" in text
 
 
 def test_many_variants_are_rows() -> None:
@@ -54,7 +54,7 @@ def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
     near = side_by_side(2)
     second = near.variants[1].replace(step=SMALL.replace(tokens_per_second_per_gpu=1000 / 0.83))
     text = to_text(comparison.page(near.replace(variants=(near.variants[0], second))))
-    assert "1.2% more than B; a prediction does not tell them apart" in text
+    assert "1.2% more than B; the difference is too small for a prediction" in text
 
 
 def test_what_makes_the_difference_is_said_part_by_part() -> None:

@@ -89,7 +89,7 @@ def test_the_file_has_a_rectangle_per_block(large: Step) -> None:
     ]
     assert file.title == "On the slowest rank compute fills 62% of the 3.40 s, tp messages take 17.6%"
     assert file.lines[1] == "2 micro-batches · paler: a rank's later stages"
-    assert {name for _, name in file.looks} >= {"forward", "backward", "messages, exposed"}
+    assert {name for _, name in file.looks} >= {"forward", "backward", "exposed communication"}
 
 
 def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:

@@ -33,7 +33,7 @@ FOUND = Ratios(
 
 def test_one_row_for_each_message() -> None:
     lines = to_text(ratios.page(FOUND), width=120).splitlines()
-    assert "NVLink 4 for 2,198, NIC for 19,780" in "\n".join(lines)
+    assert "NVLink 4 2,198, NIC 19,780" in "\n".join(lines)
     cells = {line.split()[0]: line.split()[3] for line in lines if line.startswith(("tp ", "pp ", "cp "))}
     assert cells == {"tp": "tp2", "pp": "never", "cp": "–"}
     assert any(line.endswith(WHY) for line in lines)

@@ -36,7 +36,7 @@ def test_findings_come_first(small: Step, width: int) -> None:
     step = rehearsed(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
     text = to_text(page(step, findings=["rank 0 needs 5 GiB"], moment=MOMENT, first=first), width=width)
-    assert text.startswith("rank 0 needs 5 GiB\n\nrehearsed  tiny on local:2")
+    assert text.startswith("rank 0 needs 5 GiB\n\ndry run  tiny on local:2")
     assert all(len(line) <= width for line in text.splitlines())
 
 
@@ -44,13 +44,13 @@ def test_every_number_of_the_peak_is_there(small: Step) -> None:
     step = rehearsed(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
     text = to_text(page(step, findings=[], moment=MOMENT, first=first), width=120)
-    assert text.startswith("rehearsed  tiny")
+    assert text.startswith("dry run  tiny")
     assert re.search(r"activations +84.00 MiB +49.7%", text)  # of 169 MiB at the peak
     where = r"activations since forward: blocks.\*.mlp \(trainer/model/mlp.py:41 Mlp.forward\)"
     assert re.search(rf"48.00 MiB +6 × 8.00 MiB +{where}", text)
-    assert re.search(r"23.00 MiB +9 up to 8.00 MiB +parameters$", text, flags=re.MULTILINE)
+    assert re.search(r"23.00 MiB +9 of up to 8.00 MiB +parameters$", text, flags=re.MULTILINE)
     assert re.search(r"first +100.00 MiB +update, zeros_like", text)
-    assert "priced on the rehearsed kernels and messages, not measured" in text
+    assert "estimated from the kernels and messages of the dry run, not measured" in text
     assert "Predicted" not in text
 
 
@@ -59,7 +59,7 @@ def test_only_counts_that_differ_are_told(small: Step) -> None:
     first = small.memory.stages[0]
     text = to_text(page(other, findings=[], moment=MOMENT, first=first, predicted=small), width=120)
     assert "9 of 10 counts are equal" in text
-    below = text.split("Predicted beside rehearsed")[1]
+    below = text.split("Predicted and dry-run")[1]
     assert re.search(r"hardware FLOPs .* off by -1", below)
     assert "parameter state" not in below
     assert re.search(r"peak memory .* \+0.0%", below)

@@ -56,9 +56,9 @@ def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_pat
 
 def test_it_is_said_in_one_line() -> None:
     assert worded(Robustness(scenarios=TOLD, rows=ROWS)) == (
-        "1.01 s a step, 1.00 GiB; at worst 3.4% over the best layout of a scenario (one rank 8 % slower), 2.2% on "
-        "average over 2"
+        "step time 1.01 s, peak memory 1.00 GiB; at worst 3.4% slower than the best layout of a scenario "
+        "(one rank 8 % slower), 2.2% on average over 2"
     )
-    assert "nor does any other" in worded(Robustness(scenarios=TOLD, rows=ROWS[1:]))
+    assert "and no other layout does" in worded(Robustness(scenarios=TOLD, rows=ROWS[1:]))
     best = ROWS[0].replace(worst=0.0, expected=0.0)
     assert worded(Robustness(scenarios=TOLD, rows=(best,))).endswith("the best in each of 2 scenarios")

@@ -13,12 +13,12 @@ def test_a_step_on_one_page(small: Step) -> None:
     for words in (
         "predicted  tiny on local:2, 2 ranks",
         "dp2 zero1 mbs4",
-        "820.0 ms per step",
+        "step time 820.0 ms",
         "MFU 38.4% causal, 40.1% full, 40.1% hardware",
-        "169.00 MiB at the peak  ·  fits",
+        "peak memory 169.00 MiB  ·  fits",
         "backward of the head",
         "bound by matmul",
-        "dp, exposed",
+        "exposed dp communication",
         "reduce_scatter",
     ):
         assert words in text
@@ -42,16 +42,16 @@ def test_where_comparable_runs_lie_is_said_of_time_and_memory(small: Step) -> No
     bounds = {name: round(getattr(time, name) * GIB) for name in ("low_90", "low_50", "middle", "high_50", "high_90")}
     peak = time.replace(**bounds, runs=0, sources=0)
     known = small.replace(time=small.time.replace(interval=time), memory=small.memory.replace(interval=peak))
-    lines = to_text(table.step(known), width=120).splitlines()
+    lines = to_text(table.step(known), width=160).splitlines()
     assert (
-        "step of comparable runs: half 830.0 ms to 950.0 ms, nine in ten 700.0 ms to 1.40 s"
-        " (12 of just this class, of 2 sources)"
+        "expected step time 820.0 ms; 50 % interval 830.0–950.0 ms, 90 % interval 700.0 ms–1.40 s"
+        " (12 published runs of this kind, from 2 sources)"
     ) in lines
     assert (
-        "peak of comparable runs: half 849.92 MiB to 972.80 MiB, nine in ten 716.80 MiB to 1.40 GiB"
-        " (none of just this class)"
+        "expected peak memory 169.00 MiB; 50 % interval 849.92–972.80 MiB, 90 % interval 716.80 MiB–1.40 GiB"
+        " (no published run of exactly this kind)"
     ) in lines
-    assert lines.count("outside of what was ever measured: software ours") == 1
+    assert lines.count("not covered by any published run: software ours") == 1
     assert "comparable" not in to_text(table.step(small))
 
 
@@ -103,12 +103,12 @@ def test_zeros_print() -> None:
     text = to_text(table.step(nothing))
     assert "1 rank\n" in text
     assert "none" in text
-    assert "0 B at the peak\n" in text
+    assert "peak memory 0 B\n" in text
     assert "MFU not known" in text
 
 
 def test_measured_memory_says_what_is_reserved(measured: Step) -> None:
-    assert "166.14 MiB at the peak, 583.65 MiB reserved  ·  fits" in to_text(
+    assert "peak memory 166.14 MiB, 583.65 MiB reserved  ·  fits" in to_text(
         table.step(measured.replace(memory=measured.memory.replace(fits=True)))
     )
 
@@ -120,4 +120,4 @@ def test_the_driver_holds_more(measured: Step) -> None:
 
 def test_what_a_trillion_tokens_take(large: Step) -> None:
     """1e12 tokens at 2409.4 per second and GPU are 115 290 GPU-hours."""
-    assert "GPU-hours per 1 T tokens 115.29 k" in " ".join(to_text(table.step(large)).split())
+    assert "GPU hours per 1 T tokens 115.29 k" in " ".join(to_text(table.step(large)).split())

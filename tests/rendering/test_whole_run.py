@@ -29,8 +29,8 @@ def test_the_page_of_a_run_adds_up() -> None:
     lines = [line for line in text.splitlines() if line.startswith(parts) and ("days" in line or " h " in line)]
     shares = [float(line.split("%")[0].split()[-1]) for line in lines]
     assert sum(shares) == pytest.approx(100, abs=0.03)
-    assert "2.7 MWh, of which the chips at their limit 1.5" in text
-    assert "1.3 t with 481 g/kWh (world)" in text
+    assert "2.7 MWh, 1.5 MWh by the chips at their power limit" in text
+    assert "1.3 t, at 481 g/kWh (world)" in text
     assert "0.29 to 0.81" in text
     assert "arXiv:2407.21783" in text
     tight = RUN.replace(capacity_bytes=2**30, risk=0.3)
@@ -47,7 +47,7 @@ def test_offers_are_rows_and_refusals_lines() -> None:
     none = Offer(machine="l4", ranks=8, refused="nothing fits: dp8 zero3 needs 30 GiB of 21 GiB")
     found = Offers(model="tiny", by="cost", tokens=2e12, deadline_seconds=30 * DAY, offers=(best, none))
     text = to_text(whole_run.offers(found), width=120)
-    assert "by cost, the fewest ranks that take 30.0 days" in text
+    assert "ordered by cost, the fewest ranks that finish within 30.0 days" in text
     row = next(line for line in text.splitlines() if line.startswith("1 "))
     assert row.split() == ["1", "h100:8", "dp8", "zero1", "mbs1", "40.0%", "11.0", "2.11", "k", "4,224", "2.7", "1.3"]
     assert "l4:8    nothing fits: dp8 zero3 needs 30 GiB of 21 GiB" in text
@@ -57,5 +57,5 @@ def test_the_chart_marks_the_interval() -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
     spec = whole_run.chart(RUN).to_dict()
-    assert spec["title"]["text"] == "Saved every 10 min 00 s, 100.0% of the time trains"
+    assert spec["title"]["text"] == "A checkpoint every 10 min 00 s: goodput 100.0%"
     assert [len(layer["data"]["values"]) for layer in spec["layer"]] == [33, 1]

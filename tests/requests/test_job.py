@@ -38,7 +38,7 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "options", "reason"),
     [
-        (["stack=torchtitan"], {"stack": "fivefold"}, "--stack and --set 'stack=torchtitan' both say stack"),
+        (["stack=torchtitan"], {"stack": "fivefold"}, "--stack and --set 'stack=torchtitan' both set stack"),
         (["loss=gone"], {}, "job: loss: must be 'plain'"),
         (["los=plain"], {}, "did you mean 'loss'"),
         (["name=mine"], {}, "unknown key 'name'"),

@@ -70,17 +70,17 @@ def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "layout", "reason"),
     [
-        ("megatron-core", "dp2 pp4 dualpipev", "megatron-core has no dualpipev; take 1f1b or interleaved"),
-        ("megatron-core", "dp8 zero3", "megatron-core has no zero3; take zero0 or zero1"),
-        ("deepspeed", "dp2 pp2 zero2", "deepspeed has no zero2 with pipelines; take zero0 or zero1"),
-        ("deepspeed", "cp2", "deepspeed has no cp=ring; take cp=ulysses"),
-        ("torchtitan", "dp8 zero1", "torchtitan has no zero1; take zero0 or zero2 or zero3"),
-        ("torchtitan", "tp2 nosp", "torchtitan has no tensor parallelism without sequence parallelism"),
-        ("torchtitan", "dp2 tp2 order=dp-cp-tp-pp", "torchtitan has no other orders of the ranks"),
-        ("nanotron", "dp8 zero1/4", "nanotron has no shard groups"),
-        ("fsdp2", "pp2", "fsdp2 has no pp; take pp1"),
-        ("deepseek", "tp2", "deepseek has no tp; take tp1"),
-        ("deepseek", "pp2 v2", "deepseek has no interleaved; take 1f1b or zb1p or dualpipe"),
+        ("megatron-core", "dp2 pp4 dualpipev", "megatron-core does not support dualpipev; use 1f1b or interleaved"),
+        ("megatron-core", "dp8 zero3", "megatron-core does not support zero3; use zero0 or zero1"),
+        ("deepspeed", "dp2 pp2 zero2", "deepspeed does not support zero2 with pipelines; use zero0 or zero1"),
+        ("deepspeed", "cp2", "deepspeed does not support cp=ring; use cp=ulysses"),
+        ("torchtitan", "dp8 zero1", "torchtitan does not support zero1; use zero0 or zero2 or zero3"),
+        ("torchtitan", "tp2 nosp", "torchtitan does not support tensor parallelism without sequence parallelism"),
+        ("torchtitan", "dp2 tp2 order=dp-cp-tp-pp", "torchtitan does not support other orders of the ranks"),
+        ("nanotron", "dp8 zero1/4", "nanotron does not support shard groups"),
+        ("fsdp2", "pp2", "fsdp2 does not support pp; use pp1"),
+        ("deepseek", "tp2", "deepseek does not support tp; use tp1"),
+        ("deepseek", "pp2 v2", "deepseek does not support interleaved; use 1f1b or zb1p or dualpipe"),
     ],
 )
 def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:

@@ -28,25 +28,45 @@ MODEL = Model(
 )
 DENSE = MODEL.replace(moe=None)
 LACKS: tuple[tuple[str, Any, str, str], ...] = (
-    ("axes", ("dp", "tp"), "cp2", "mine has no cp; take cp1 or another stack"),
-    ("axes", ("dp", "tp"), "dp4 ep2", "mine has no ep; take ep1 or another stack"),
-    ("schedules", ("1f1b", "gpipe"), "pp2 zb1p", "mine has no zb1p; take 1f1b or gpipe, or another stack"),
-    ("zero", (0, 1), "dp4 zero2", "mine has no zero2; take zero0 or zero1, or another stack"),
-    ("zero", (0, 1), "dp2 pp2 zero2", "mine has no zero2 with pipelines; take zero0 or zero1, or another stack"),
-    ("zero", (3,), "dp4 zero0", "mine has no zero0; take zero3, or another stack"),
-    ("pipelined_zero", (0,), "dp2 pp2 zero1", "mine has no zero1 with pipelines; take zero0, or another stack"),
-    ("pipelined_zero", (), "dp2 pp2 zero1", "mine has no zero1 with pipelines; take pp1, or another stack"),
-    ("shard_groups", False, "dp4 zero3/2", "mine has no shard groups; take zero3 or another stack"),
-    ("cp_kinds", ("ulysses",), "cp2", "mine has no cp=ring; take cp=ulysses or another stack"),
-    ("cp_kinds", ("ring",), "cp2 cp=ulysses", "mine has no cp=ulysses; take cp=ring or another stack"),
-    ("expert_tensor", False, "dp2 tp2 etp2", "mine has no tensor parallelism of experts; take etp1 or another stack"),
-    ("no_sp", False, "tp2 nosp", "mine has no tensor parallelism without sequence parallelism; take it without nosp"),
-    ("uneven_stages", False, "pp2 stages=3-5", "mine has no stages of other sizes; take it without stages="),
+    ("axes", ("dp", "tp"), "cp2", "mine does not support cp; use cp1 or another stack"),
+    ("axes", ("dp", "tp"), "dp4 ep2", "mine does not support ep; use ep1 or another stack"),
+    ("schedules", ("1f1b", "gpipe"), "pp2 zb1p", "mine does not support zb1p; use 1f1b or gpipe, or another stack"),
+    ("zero", (0, 1), "dp4 zero2", "mine does not support zero2; use zero0 or zero1, or another stack"),
+    (
+        "zero",
+        (0, 1),
+        "dp2 pp2 zero2",
+        "mine does not support zero2 with pipelines; use zero0 or zero1, or another stack",
+    ),
+    ("zero", (3,), "dp4 zero0", "mine does not support zero0; use zero3, or another stack"),
+    (
+        "pipelined_zero",
+        (0,),
+        "dp2 pp2 zero1",
+        "mine does not support zero1 with pipelines; use zero0, or another stack",
+    ),
+    ("pipelined_zero", (), "dp2 pp2 zero1", "mine does not support zero1 with pipelines; use pp1, or another stack"),
+    ("shard_groups", False, "dp4 zero3/2", "mine does not support shard groups; use zero3 or another stack"),
+    ("cp_kinds", ("ulysses",), "cp2", "mine does not support cp=ring; use cp=ulysses or another stack"),
+    ("cp_kinds", ("ring",), "cp2 cp=ulysses", "mine does not support cp=ulysses; use cp=ring or another stack"),
+    (
+        "expert_tensor",
+        False,
+        "dp2 tp2 etp2",
+        "mine does not support tensor parallelism of experts; use etp1 or another stack",
+    ),
+    (
+        "no_sp",
+        False,
+        "tp2 nosp",
+        "mine does not support tensor parallelism without sequence parallelism; use it without nosp",
+    ),
+    ("uneven_stages", False, "pp2 stages=3-5", "mine does not support stages of other sizes; use it without stages="),
     (
         "orders",
         False,
         "dp2 pp2 order=pp-tp-cp-dp",
-        "mine has no other orders of the ranks; take it without order= or another",
+        "mine does not support other orders of the ranks; use it without order= or another",
     ),
 )
 
@@ -82,7 +102,7 @@ def test_what_shards_over_cp_has_no_zero0_beside_it() -> None:
 def test_orders_beside_the_usual_one() -> None:
     job = Job(sequence=64, global_batch=16, stack=Stack(name="mine", runs=SupportedLayouts(orders=("tp-cp-pp-dp",))))
     refuse(Layout.parse("dp2 pp2 order=tp-cp-pp-dp"), model=DENSE, job=job)
-    with pytest.raises(UserError, match="take it without order= or order=tp-cp-pp-dp or another stack"):
+    with pytest.raises(UserError, match="use it without order= or order=tp-cp-pp-dp or another stack"):
         refuse(Layout.parse("dp2 pp2 order=pp-tp-cp-dp"), model=DENSE, job=job)
 
 

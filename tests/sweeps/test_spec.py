@@ -54,7 +54,7 @@ def test_every_combination_is_a_row() -> None:
         made = sweep(**values)
         used = {tp for tp in (1, 2, 3, 4) if any(ranks % tp == 0 for ranks in values["ranks"])}
         if any(f"tp{tp} " in " ".join(made.requests()) and tp not in used for tp in (2, 3, 4)):
-            with pytest.raises(UserError, match="makes none of the numbers of ranks"):
+            with pytest.raises(UserError, match="has none of the numbers of ranks"):
                 Plan.of(made, local=NOWHERE)
             continue
         plan = Plan.of(made, local=NOWHERE)
@@ -104,13 +104,13 @@ def test_best_of() -> None:
         ({"models": "nano"}, "test: models: must be a list, not 'nano'"),
         ({"modells": ["nano"]}, "unknown key 'modells'; did you mean 'models'?"),
         ({"ranks": [0]}, "ranks.0: must be 1 or more, not 0"),
-        ({"batches": [8], "batch_tokens": [512]}, "batches and batch_tokens both say the batch; keep one"),
-        ({"batches": [8], "job": {"global_batch": 4}}, "batches and job.global_batch both say global_batch; keep one"),
-        ({"stacks": ["nanotron"], "job": {"stack": "nemo"}}, "stacks and job.stack both say stack; keep one"),
+        ({"batches": [8], "batch_tokens": [512]}, "batches and batch_tokens both set the batch; keep one"),
+        ({"batches": [8], "job": {"global_batch": 4}}, "batches and job.global_batch both set global_batch; keep one"),
+        ({"stacks": ["nanotron"], "job": {"stack": "nemo"}}, "stacks and job.stack both set stack; keep one"),
         ({"precisions": ["fp9"]}, "unknown precision 'fp9'"),
         ({"stacks": ["megatrn"]}, "unknown stack 'megatrn'"),
         ({"job": {"sequense": 4}}, "job: unknown key 'sequense'; did you mean 'sequence'?"),
-        ({"layouts": ["dp* ac=full"], "recomputations": ["none"]}, "'dp* ac=full' and recomputations both say"),
+        ({"layouts": ["dp* ac=full"], "recomputations": ["none"]}, "'dp* ac=full' and recomputations both set"),
         ({"layouts": ["dp{2"]}, "has a brace without its partner"),
         ({"layouts": ["best 0"]}, "unknown layout token 'best'"),
     ],
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str
 @pytest.mark.parametrize(("values", "line"), [
     ({"models": ["nanno"]}, r"unknown model 'nanno'; did you mean nano\?"),
     ({"machines": ["h10"]}, r"unknown machine 'h10'; did you mean h100"),
-    ({"layouts": ["dp*", "dp3"], "ranks": [1, 2]}, r"'dp3' makes none of the numbers of ranks \(1, 2\); write dp\*"),
+    ({"layouts": ["dp*", "dp3"], "ranks": [1, 2]}, r"'dp3' has none of the numbers of ranks \(1, 2\); write dp\*"),
 ])  # fmt: skip
 def test_a_plan_that_cannot_be(values: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):

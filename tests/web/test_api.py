@@ -209,6 +209,7 @@ def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: P
         ({"layout": "zer1"}, "unknown layout token 'zer1'; did you mean zero1"),
         ({"model": "lama3-8b"}, "did you mean llama3-8b"),
         ({"gbs": "many"}, "gbs: must be a whole number"),
+        ({"layouts": "dp8"}, "layouts: is not a parameter of this page"),
         ({"config": "{"}, "the pasted config is not valid JSON"),
         ({"set": "loss"}, "is not FIELD=VALUE"),
         ({"layers": 0}, "layers: must be 1 or more"),

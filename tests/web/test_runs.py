@@ -116,7 +116,7 @@ def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) 
         page = client.get("/runs", params={"folder": "a"}).text
     assert "Predicted beside measured" in page
     assert show_seconds(summary.predicted_seconds or 0) in page
-    assert "What makes up the error" not in page
+    assert "What the error consists of" not in page
 
 
 def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
     """Load the configs of ``--from``; raises ``UserError`` if options and configs do not go together."""
     files, gpus, ignore = request.from_files, request.gpus, request.ignore
     if files and gpus is None:
-        raise UserError(f"--from {files[0]}: on what machine? say --gpus h100:64")
+        raise UserError(f"--from {files[0]} needs a machine: add --gpus h100:64")
     if not files and gpus:
         raise UserError(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
     if not files and ignore:

@@ -45,7 +45,7 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
     selected = _ranks(request.ranks)
     refuse(layout, model=model, job=job, machine=machine)
     table = Run(schedule=request.schedule, job=job).table(layout)
-    with bar("rehearsing") as progress:
+    with bar("executing") as progress:
         from fivefold.dry_run import dryrun as run
         from fivefold.dry_run.report import data
 
@@ -191,7 +191,7 @@ def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None
         "machine": step.machine,
         "layout": step.layout,
         "step_seconds": f"{step.time.step_seconds:.6g}",
-        "drawn": "rehearsed, priced and not measured",
+        "drawn": "dry run, time estimated and not measured",
     }
     with _whole(path) as partial:
         save(found.played, partial, ranks=ranks, about=about)

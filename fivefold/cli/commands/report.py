@@ -146,7 +146,7 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     from fivefold.rendering import report as page
 
     if len(what) == 1:
-        raise UserError(f"report {what[0]}: on what machine? write such as: fivefold report {what[0]} h100:8")
+        raise UserError(f"report {what[0]} needs a machine; write such as: fivefold report {what[0]} h100:8")
     if len(what) > 3:
         raise UserError("a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])

@@ -77,7 +77,7 @@ def _wanted(machine: Machine, price: Sequence[str], *, memory: str | None, by: s
     (machine,) = priced([machine], price)
     if by == "cost" and machine.dollars_per_rank_hour is None:
         name = machine.name.split()[0]
-        say(f"{machine.name} has no price: ranked by GPU-hours; for dollars give --price {name}=2.2/h")
+        say(f"{machine.name} has no price: ranked by GPU hours; for dollars give --price {name}=2.2/h")
     return limited(machine, memory)
 
 

@@ -35,7 +35,7 @@ from fivefold.trainer.parallel.mesh import Ranks
 def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
     """Make this process ``rank`` of the layout's world, with fake tensors on the CPU."""
     if dist.is_initialized():
-        raise RuntimeError("a rehearsal makes a world of its own, but this process is in one")
+        raise RuntimeError("a dry run creates its own process group, but this process already has one")
     hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:

@@ -178,7 +178,7 @@ def beside(name: str, document: Document) -> Path | None:
 
 def _load(name: str, document: Document) -> Document:
     if (path := beside(name, document)) is None:
-        raise UserError(f"{document.origin}: names {name}, which is not there; put it beside")
+        raise UserError(f"{document.origin}: names {name}, which does not exist; put it next to this file")
     return load(path)
 
 

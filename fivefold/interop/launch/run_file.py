@@ -94,7 +94,7 @@ def text(plan: Plan, *, model: str) -> str:
 def machine(plan: Plan) -> str:
     """Return the machine with as many ranks as the layout has; raise ``UserError`` if none was named."""
     if not plan.machine:
-        raise UserError("on what machine? say --gpus h100:64")
+        raise UserError("a run file needs a machine: add --gpus h100:64")
     spelled = spell_machine(plan.machine)
     name, _, count = spelled.partition(":")
     return spelled if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"

@@ -210,10 +210,12 @@ JOB: Table = {
 }
 
 STACK: Table = {
-    "overlap_grad_reduce": part("job.stack.overlap: dp beside compute", False),
+    "overlap_grad_reduce": part("job.stack.overlap: dp communication overlaps compute", False),
     "overlap_param_gather": part("job.stack.param_all_gather: overlapped with the forward", False),
-    "tp_comm_overlap": part("job.stack.overlap: tp beside compute", False),
-    "overlap_moe_expert_parallel_comm": part("job.stack.overlap and job.stack.pairs: ep beside compute", False),
+    "tp_comm_overlap": part("job.stack.overlap: tp communication overlaps compute", False),
+    "overlap_moe_expert_parallel_comm": part(
+        "job.stack.overlap and job.stack.pairs: ep communication overlaps compute", False
+    ),
     "no_overlap_p2p_communication": part("job.stack.p2p_overlap", False),
     "no_async_tensor_model_parallel_allreduce": field("job.stack.async_tp", False, {True: False, False: True}),
     "cross_entropy_loss_fusion": field("job.stack.loss", False, {True: "fused", False: "upcast"}),

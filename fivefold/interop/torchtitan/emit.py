@@ -54,7 +54,7 @@ def emit(plan: Plan) -> Written:
             f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1 and layout.etp > 1:
-        raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 has no etp beside ep; take etp1")
+        raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 does not support etp with ep; use etp1")
     uses_graphs = job.stack.cuda_graphs == "full" and layout.pp == 1 and layout.ep == 1
     values |= {
         "training.disable_cuda_graphs": not uses_graphs,

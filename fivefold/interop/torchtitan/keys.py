@@ -72,7 +72,7 @@ SHARED: Table = {
     "lr_scheduler.min_lr_factor": field("job.learning_rate.floor", 0.0),
     "compile.enable": part("job.stack.compile and job.stack.kernels", False),
     "compile.components": part(
-        "job.stack.compile_loss, and whether blocks are compiled beside the loss", ["model", "loss"]
+        "job.stack.compile_loss, and whether blocks are compiled with the loss", ["model", "loss"]
     ),
     "debug.seed": part("job.seed; None: any", None),
     "debug.moe_force_load_balance": part("job.imbalance: every expert gets as many tokens, as is counted", False),
@@ -102,12 +102,12 @@ PYTHON: Table = {
     "model_spec.num_mtp_layers": part("model.mtp", 0),
     "model_spec.moe_comm_backend": part("job.stack.dispatcher", "standard"),
     "model_spec.non_blocking_capacity_factor": foreign("tokens over a capacity are dropped", None),
-    "model_spec.tp_gemm_backend": part("job.stack.overlap: tp beside compute", "default"),
+    "model_spec.tp_gemm_backend": part("job.stack.overlap: tp communication overlaps compute", "default"),
     **SHARED,
     "training.disable_cuda_graphs": part("job.stack.cuda_graphs", False),
     "parallelism.enable_sequence_parallel": field("layout.sp", True),
     "parallelism.enable_fsdp_symm_mem": foreign("gathers through symmetric memory", False),
-    "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
+    "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp communication overlaps compute", False),
     "activation_checkpoint": part(f"{AC}: FullAC, SelectiveAC, or None", "SelectiveAC"),
     "activation_checkpoint.memory_budget": part("what the compiler may keep, under MemoryBudgetAC", 0.5),
     "loss": field(

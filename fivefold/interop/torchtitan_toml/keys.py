@@ -28,7 +28,7 @@ TOML: Table = {
     "model.flavor": part("model: its size", "debugmodel"),
     "model.converters": part(PRECISION, []),
     **SHARED,
-    "parallelism.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
+    "parallelism.enable_async_tensor_parallel": part("job.stack.overlap: tp communication overlaps compute", False),
     "parallelism.expert_tensor_parallel_degree": part("layout.etp, of experts with ep > 1", 1),
     "parallelism.disable_loss_parallel": foreign("logits whole on every tensor-parallel rank", False),
     "parallelism.pipeline_parallel_expert_parallel_overlap": part("job.stack.pairs, under DualPipeV with ep", True),

@@ -53,7 +53,7 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
         warnings.append(describe_assumed(text.values, family=text.family))
     elif keys := list(list_unread(text.values, family=text.family)):
         ignored = ", ".join(f"{key}={reprlib.repr(text.values[key])}" for key in keys)
-        warnings.append(f"not read, nor by transformers' {text.architecture}: {ignored}")
+        warnings.append(f"ignored, as transformers' {text.architecture} does: {ignored}")
     if quantized := describe_quantization(config | text.values):
         warnings.append(quantized)
     return f"{name}: {'; '.join(warnings)}" if warnings else None

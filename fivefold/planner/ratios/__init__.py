@@ -93,11 +93,12 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
     failing = next((degree for degree in degrees if not degree.hides), None)
     largest = max((d.degree for d in degrees if failing is None or d.degree < failing.degree), default=1)
     if failing:
-        reason = f"{failing.token} offers {failing.flops_per_byte:,.0f}, {failing.link} asks for {failing.balance:,.0f}"
+        have, need = f"{failing.flops_per_byte:,.0f}", f"{failing.balance:,.0f}"
+        reason = f"{failing.token} has {have} FLOPs per byte, {failing.link} needs {need}"
     elif degrees:
-        reason = f"hides at every degree that model, batch and {machine.ranks} ranks allow"
+        reason = f"overlapped at every degree possible with this model, batch and {machine.ranks} ranks"
     else:
-        reason = refused or f"{layout} takes {layout.world} of {machine.ranks} ranks; there is none to add"
+        reason = refused or f"{layout} already uses {layout.world} of {machine.ranks} ranks"
     return Axis(
         axis=question.axis,
         sends=question.sends,

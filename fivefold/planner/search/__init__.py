@@ -340,7 +340,7 @@ def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
 
 
 def _ranked(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
-    """A layout's step with its GPU-hours and, if the machine has a price, dollars per step."""
+    """A layout's step with its GPU hours and, if the machine has a price, dollars per step."""
     step = planner.step(layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour

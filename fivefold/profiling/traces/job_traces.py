@@ -55,7 +55,7 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
                 raise
             remarks.append(f"left out: {str(error).replace(f'{path}', path.name)}")
     if not recordings:
-        raise UserError(f"{paths[0]}: no trace of PyTorch's profiler in it; {'; '.join(remarks[:2]) or 'it is empty'}")
+        raise UserError(f"{paths[0]}: contains no PyTorch profiler trace; {'; '.join(remarks[:2]) or 'it is empty'}")
     ranks = _by_rank(recordings, remarks)
     world = _one_job(ranks, remarks)
     rank_traces = [rank_trace(recording, rank=rank) for rank, recording in sorted(ranks.items())]

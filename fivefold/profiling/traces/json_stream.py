@@ -88,7 +88,7 @@ class JsonStream:
         except Broken:
             self.cut = self.cut or "from some place on it is no JSON"
         if not has_events:
-            raise UserError(f"{self.path}: holds no traceEvents, so it is no trace of PyTorch's profiler{self._why()}")
+            raise UserError(f"{self.path}: is not a PyTorch profiler trace: it has no traceEvents{self._why()}")
 
     def _why(self) -> str:
         return f"; {self.cut}" if self.cut else ""
@@ -96,7 +96,7 @@ class JsonStream:
     def _keys(self) -> Iterator[str]:
         """Yield the keys of the outermost object; the caller reads the value after each key."""
         if self._peek() != "{":
-            raise UserError(f"{self.path}: is no JSON, so it is no trace of PyTorch's profiler")
+            raise UserError(f"{self.path}: is not a PyTorch profiler trace: it is not JSON")
         self._at += 1
         while self._peek() not in ("}", ""):
             key = self._value()

@@ -30,8 +30,8 @@ def band(interval: Interval, *, predicted: float, show: Callable[[float], str], 
             data_tip=tip,
         )
 
-    most = f"nine in ten of comparable runs: {show(interval.low_90)} to {show(interval.high_90)}"
-    half = f"half of comparable runs: {show(interval.low_50)} to {show(interval.high_50)}"
+    most = f"90 % interval: {show(interval.low_90)} to {show(interval.high_90)}"
+    half = f"50 % interval: {show(interval.low_50)} to {show(interval.high_50)}"
     marks = (
         bar(interval.low_90, interval.high_90, high=6, look="i-90", tip=most),
         bar(interval.low_50, interval.high_50, high=14, look="i-50", tip=half),

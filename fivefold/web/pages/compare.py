@@ -86,5 +86,5 @@ def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:
         assert variant.step is not None
         stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)
         parts += list_memory_parts(stage) if memory else list_time_parts(variant.step.time)
-    merged = ((part.look, "messages, exposed" if part.look == "messages" else part.name) for part in parts)
+    merged = ((part.look, "exposed communication" if part.look == "messages" else part.name) for part in parts)
     return list(dict.fromkeys(merged))

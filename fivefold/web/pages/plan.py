@@ -130,7 +130,7 @@ def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
 
 
 def cost(step: Step, machine: Machine) -> dict[str, float | None]:
-    """Return GPU-hours per 1 T tokens, and their price if the machine has one."""
+    """Return GPU hours per 1 T tokens, and their price if the machine has one."""
     speed, price = step.tokens_per_second_per_gpu, machine.dollars_per_rank_hour
     hours = 1e12 / speed / 3600 if speed else 0.0
     return {"hours": hours, "dollars": None if price is None else hours * price}

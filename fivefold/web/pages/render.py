@@ -26,7 +26,7 @@ PAGES = (
     ("search", "Search"),
     ("compare", "Compare"),
     ("sweep", "Sweep"),
-    ("rehearse", "Rehearse"),
+    ("rehearse", "Dry run"),
     ("runs", "Runs"),
     ("learn", "Learn"),
 )

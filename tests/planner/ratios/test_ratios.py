@@ -34,13 +34,13 @@ def test_llama_on_h100_by_hand() -> None:
     assert found.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
     tp = axis(found, "tp")
     assert [degree.flops_per_byte for degree in tp.degrees[:3]] == pytest.approx([8192, 8192 / 3, 8192 / 7])
-    assert (tp.largest, tp.reason) == (4, "tp8 offers 1,170, NVLink 4 asks for 2,198")
+    assert (tp.largest, tp.reason) == (4, "tp8 has 1,170 FLOPs per byte, NVLink 4 needs 2,198")
     cp = axis(found, "cp")  # 8·(8192/8)/2 = 4096 within the node, 2048 at cp16 across
-    assert (cp.largest, cp.reason) == (8, "cp16 offers 2,048, NIC asks for 19,780")
+    assert (cp.largest, cp.reason) == (8, "cp16 has 2,048 FLOPs per byte, NIC needs 19,780")
     assert axis(found, "zero3", "forward").largest == 8  # 8192 tokens hide behind NVLink, not behind a NIC
     pp = axis(found, "pp")
     assert (pp.largest, pp.degrees[-1].token) == (64, "pp64")
-    assert pp.reason == "hides at every degree that model, batch and 512 ranks allow"
+    assert pp.reason == "overlapped at every degree possible with this model, batch and 512 ranks"
 
 
 def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
@@ -133,6 +133,6 @@ def test_what_cannot_be() -> None:
         sizing(named("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
     alone = ratios(named("llama3-8b"), machine=machine("h100:1"), job=JOB)
     assert {row.largest for row in alone.axes} == {1}
-    assert axis(alone, "tp").reason == "dp1 zero0 mbs1 takes 1 of 1 ranks; there is none to add"
+    assert axis(alone, "tp").reason == "dp1 zero0 mbs1 already uses 1 of 1 ranks"
     odd = ratios(named("llama3-8b"), machine=machine("h100:3"), job=JOB)
     assert "global batch 512 is not divisible by dp·mbs=3·1=3" in axis(odd, "dp").reason

@@ -143,7 +143,7 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("tp", "'tp' is no constraint; write tp<=8"),
+        ("tp", "'tp' is not a constraint; write tp<=8"),
         ("tpp=2", "unknown constraint 'tpp'"),
         ("tp=two", "compares with 'two', which is no number; write tp=4"),
         ("ac<full", "ac has no order; write ac=full or ac!=full"),

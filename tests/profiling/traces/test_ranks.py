@@ -297,8 +297,10 @@ class TestOneJob:
     def test_a_folder(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         self.refused(tmp_path, said="holds no .json or .json.gz")
         (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
-        self.refused(tmp_path, said="no trace of PyTorch's profiler in it; left out: notes.json: holds no traceEvents")
-        self.refused(tmp_path / "notes.json", said="holds no traceEvents")
+        self.refused(
+            tmp_path, said="contains no PyTorch profiler trace; left out: notes.json: is not a PyTorch profiler trace"
+        )
+        self.refused(tmp_path / "notes.json", said="has no traceEvents")
         self.refused(tmp_path / "gone.json", said="no such file")
         self.refused(Path("a\0b"), said="is not a name of a file")
         write(tmp_path, 0, events, world=1)

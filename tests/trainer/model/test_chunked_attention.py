@@ -106,7 +106,7 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
     [
         ("dp1", {"sequence": 10}, "sequences of 10 tokens are no multiple of the chunks of 4 .*; take --seq 8 or 12"),
         ("cp2", {}, "a ring does not know of chunks of 4 tokens; take cp=ulysses"),
-        ("dp1", {"attention": "unfused"}, "unfused attention has no chunks; take attention='flash'"),
+        ("dp1", {"attention": "unfused"}, "unfused attention does not support chunks; use attention='flash'"),
     ],
 )
 def test_what_chunks_do_not_go_with_is_one_line(layout: str, changed: dict[str, object], says: str) -> None:
