@@ -34,7 +34,7 @@ from tests.printed import to_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "planning-questions.md"
 WIDTH = 120
-ROWS = ("step", "MFU", "peak memory", "free memory", "hardware FLOPs")  # and what a step's seconds are
+ROWS = ("step time", "MFU", "peak memory", "free memory", "hardware FLOPs")  # and what a step's seconds are
 
 
 class Asked(NamedTuple):
