@@ -50,7 +50,7 @@ def test_a_model_of_ones_own_lies_beside(tmp_path: Path) -> None:
 
 
 def test_a_machine_is_needed() -> None:
-    with pytest.raises(UserError, match="on what machine"):
+    with pytest.raises(UserError, match="a run file needs a machine"):
         write(PLAN._replace(machine=""), to="kubernetes")
 
 
