@@ -121,10 +121,10 @@ def test_bridge_facts() -> None:
     legacy, whole, hopper, flat = (
         found[f"megatron_bridge_perf-{row}"].job.stack for row in ("0098", "0048", "0151", "0258")
     )
-    assert (legacy.graphs, legacy.dispatcher, legacy.pairs) == ("router", "fused", False)
-    assert (whole.graphs, whole.dispatcher, whole.pairs) == ("full", "fused", True)
-    assert (hopper.graphs, hopper.dispatcher, hopper.pairs) == ("none", "all_to_all", True)
-    assert (flat.graphs, flat.dispatcher, flat.pairs) == ("none", "all_to_all", False)
+    assert (legacy.cuda_graphs, legacy.dispatcher, legacy.pairs) == ("router", "fused", False)
+    assert (whole.cuda_graphs, whole.dispatcher, whole.pairs) == ("full", "fused", True)
+    assert (hopper.cuda_graphs, hopper.dispatcher, hopper.pairs) == ("none", "all_to_all", True)
+    assert (flat.cuda_graphs, flat.dispatcher, flat.pairs) == ("none", "all_to_all", False)
     deepseek = found["megatron_bridge_perf-0247"]
     assert (deepseek.layout.ac, deepseek.layout.stages) == ("up+rope", (*[4] * 15, 1))
     assert found["megatron_bridge_perf-0228"].step_seconds == pytest.approx(51.3, abs=0.1)  # a regression: scored
