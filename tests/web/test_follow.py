@@ -113,7 +113,7 @@ def test_runs_appear_where_there_was_none(page: Any, tmp_path: Path) -> None:
         page.route("**/runs", lambda route: route.fulfill(body=client.get("/runs").text, content_type="text/html"))
         page.clock.install()
         page.goto("/runs")
-        assert "No run lies here yet" in page.locator("#answer").inner_text()
+        assert "There is no run here yet" in page.locator("#answer").inner_text()
         write_run(tmp_path / "b", steps=3, ended=False)
         page.clock.run_for(6_000)
         rows = page.locator("#answer tbody tr")
@@ -127,7 +127,7 @@ def test_runs_appear_where_there_was_none(page: Any, tmp_path: Path) -> None:
 
 def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:
     page.goto("/plan?machine=h101:8")
-    assert "when the model, the machine and the job can be read" in page.locator("#controls").inner_text()
+    assert "once model, machine and job are valid" in page.locator("#controls").inner_text()
     page.goto("/plan?layout=nonsense")
     page.locator("#controls a").click()
     playwright.expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3 mbs1")
@@ -147,7 +147,7 @@ def test_an_error_of_a_late_answer_is_one_line(page: Any) -> None:
     body = '<body><header>x</header><main><p class="mistake">takes too long</p></main></body>'
     page.route("**/plan/changes?*", lambda route: route.fulfill(content_type="text/html", body=body))
     page.goto(PLAN)
-    page.get_by_text("What one more change would give").click()
+    page.get_by_text("What one more change would gain").click()
     playwright.expect(page.locator("#changes")).to_have_text("takes too long")
 
 
