@@ -179,4 +179,4 @@ def worker_alone():
 
 def test_a_calibration_says_how_well_its_rounds_agree(measured):
     machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
-    assert table.machine(machine).endswith("; nine tenths of the points agree to 12%")
+    assert table.machine(machine).endswith("; nine in ten measured points agree within 12%")

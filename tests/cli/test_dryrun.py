@@ -47,7 +47,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
     )
     assert found.exit_code == 0
     for words in (
-        "rehearsed  nano on h100, 4 ranks",
+        "dry run  nano on h100, 4 ranks",
         "Predicted and dry-run",
         "Pipeline over time",
         "Memory over time of rank",

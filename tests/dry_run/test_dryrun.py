@@ -119,7 +119,7 @@ def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_cannot_be_faked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x[x > 0])
-    with pytest.raises(RunFailure, match=r"rank 0 cannot be rehearsed at .*test_dryrun.py:\d+ .*aten.nonzero"):
+    with pytest.raises(RunFailure, match=r"rank 0 cannot be dry-run at .*test_dryrun.py:\d+ .*aten.nonzero"):
         rehearse("dp1")
 
 

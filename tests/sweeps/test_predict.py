@@ -120,7 +120,7 @@ def test_rows_of_what_cannot_be() -> None:
     assert "zb1p v1 needs a pipeline" in row.why
     ((setting, texts),) = plan_of(layouts=["dp4 tp2x1", "dp* tp2x2 nosp"][1:])
     (row,) = Predictor().rows(setting, texts[0])
-    assert "2D tensor parallelism is not counted" in row.why
+    assert "2D tensor parallelism is not supported" in row.why
 
 
 def test_what_a_row_depends_on_is_in_its_key() -> None:

@@ -78,8 +78,8 @@ def test_a_window_that_does_nothing_is_said() -> None:
     [
         ("flash2", "dp1", {}, "the engine has attention=flash or unfused, not flash2"),
         ("unfused", "cp2", {}, "a ring merges blocks of flash attention; with unfused take cp=ulysses"),
-        ("unfused", "dp1", {"attention_sinks": True}, "unfused attention has no attention_sinks"),
-        ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention has no attention_softcap"),
+        ("unfused", "dp1", {"attention_sinks": True}, "unfused attention does not support attention_sinks"),
+        ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention does not support attention_softcap"),
     ],
 )
 def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:

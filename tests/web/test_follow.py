@@ -26,7 +26,7 @@ CHANGES = {  # page → what is opened there, and controls with their new values
     "/learn/memory?gbs=64": ((), [("layout", "dp4 tp2"), ("gbs", "32")]),
     "/sweep?file=followed.csv": ((), [("across", "dp"), ("value", "peak_bytes"), ("down", "zero")]),
     "/search?model=nano&machine=h100:2&gbs=8": (
-        ("Any other field", "More: precisions", "A whole run"),
+        ("Any other field", "More: precisions", "A full training run"),
         [("by", "memory"), ("where", "tp=1"), ("exact", "yes"), ("also", "fp8"), ("machines", "b200:1")],
     ),
     "/rehearse?model=nano&machine=h100:4": (("Any other field",), [("layout", "dp4"), ("set", "loss=chunked")]),

@@ -253,9 +253,9 @@ def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
     tips = page.locator("svg.streams rect.k-F").evaluate_all("all => all.map((each) => each.dataset.tip)")
     assert any(tip.startswith("matmul: ") for tip in tips)
     assert serious(page) == []
-    assert is_whole(page, "what lives at the peak")
+    assert is_whole(page, "tensors at the peak")
     page.set_viewport_size({"width": 390, "height": 800})
-    assert is_whole(page, "what lives at the peak")
+    assert is_whole(page, "tensors at the peak")
     assert fits_the_window(page)
 
 

@@ -114,7 +114,7 @@ def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) 
     assert (summary.layout, summary.model, summary.measured_seconds) == ("dp2 zero0 mbs1", "nano", 0.5)
     with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
         page = client.get("/runs", params={"folder": "a"}).text
-    assert "Predicted beside measured" in page
+    assert "Predicted and measured" in page
     assert show_seconds(summary.predicted_seconds or 0) in page
     assert "What the error consists of" not in page
 

@@ -40,7 +40,7 @@ def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row]
         assert f"file={name}" in client.get("/sweep").text
         page = client.get("/sweep", params={"file": name}).text
         fitting = [row for row in rows if row.status == "fits"]
-        assert f"{len(rows)} rows, {len(fitting)} fit, 1 refused" in page
+        assert f"{len(rows)} rows, {len(fitting)} fit, 1 not possible" in page
         assert "sequence 4096" in page  # what the rows have in common
         best = max(row.mfu_causal or 0 for row in fitting)
         assert 'class="h8"' in page

@@ -31,7 +31,7 @@ def test_only_so_many_searches_run_at_once() -> None:
     with client(Work(at_once=0)) as asking:
         answer = asking.get(SEARCH)
         assert answer.status_code == 429
-        assert answer.json()["detail"].startswith("as many searches and rehearsals run as may at once")
+        assert answer.json()["detail"].startswith("as many searches and dry runs are running as are allowed at once")
         assert "as many searches" in asking.get(SEARCH.replace("/api/search", "/search/events")).text
 
 

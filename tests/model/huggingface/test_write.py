@@ -45,10 +45,11 @@ def test_what_only_training_knows_is_no_difference() -> None:
         to_config(free)
 
 
-def test_shared_experts_belong_to_no_mixtral() -> None:
-    model = named("llama3.2-1b").replace(moe=MoE(experts=4, topk=2, ffn=8192, shared_experts=1))
-    with pytest.raises(UserError, match=r"the nearest, mixtral, has moe.shared_experts=0 instead of 1"):
-        to_config(model)
+def test_shared_experts_are_written_as_a_family_that_has_them() -> None:
+    moe = MoE(experts=4, topk=2, ffn=8192, shared_experts=1)
+    assert to_config(named("llama3.2-1b").replace(moe=moe))["model_type"] == "aria_text"
+    with pytest.raises(UserError, match=r"the nearest, aria_text, has moe.normalized=True instead of False"):
+        to_config(named("llama3.2-1b").replace(moe=moe.replace(normalized=False)))
 
 
 @pytest.mark.parametrize("kind", SMALL)

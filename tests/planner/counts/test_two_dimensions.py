@@ -191,8 +191,8 @@ def test_a_step_in_two_dimensions_sends_less_and_gains_little() -> None:
 @pytest.mark.parametrize(
     ("changes", "text", "pattern"),
     [
-        ({}, "tp2x2 nosp", "is not counted with nosp; try 'dp1 tp4 zero0 mbs1 nosp'"),
-        ({"moe": MoE(experts=4, topk=2, ffn=32)}, "tp2x2", "is not counted with experts; try 'dp1 tp4 "),
+        ({}, "tp2x2 nosp", "is not supported with nosp; try 'dp1 tp4 zero0 mbs1 nosp'"),
+        ({"moe": MoE(experts=4, topk=2, ffn=32)}, "tp2x2", "is not supported with experts; try 'dp1 tp4 "),
         ({"kv_heads": 2}, "tp4x2", "kv_heads=2 are neither a multiple of tp=8 nor 4, its outer degree; try tp2x4"),
         ({"width": 34, "head_dim": 4}, "tp2x4", "width=34 is not divisible by the inner 4 of tp2x4"),
     ],

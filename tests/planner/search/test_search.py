@@ -201,7 +201,7 @@ def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("dp2 tp2x2 mbs1 nosp", "2D tensor parallelism is not counted with nosp; try 'dp2 tp4"),
+        ("dp2 tp2x2 mbs1 nosp", "2D tensor parallelism is not supported with nosp; try 'dp2 tp4"),
         ("dp16 mbs1", "needs 16 ranks"),
         ("dp8 mbs16", "gbs 128"),
     ],
