@@ -51,7 +51,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
         "Predicted and dry-run",
         "Pipeline over time",
         "Memory over time of rank",
-        "priced on the rehearsed kernels",
+        "estimated from the kernels",
     ):
         assert words in found.stdout
     assert sorted(path.name for path in folder.iterdir()) == [
