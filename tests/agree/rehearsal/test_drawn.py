@@ -61,6 +61,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "clamped experts": ("nosp", "pattern of experts", "plain mlp", "weighed inputs"),
     "experts": ("nosp", "plain mlp"),
     "full qk norm": ("unit qk norm",),
+    "short convolution": ("documents", "etp", "nosp", "ring", "tp", "ulysses"),
     "latent": (
         "full qk norm",
         "grouped",

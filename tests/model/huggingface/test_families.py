@@ -45,7 +45,8 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
     assert model.parameters == size(module) + (further(module) if model.mtp else 0)
     assert model.replace(source="") == named(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
-    assert scales == pytest.approx([scale_of(model)] * model.layers, rel=1e-12)
+    attentions = sum(model.mixer(layer) is None for layer in range(model.layers))
+    assert scales == pytest.approx([scale_of(model)] * attentions, rel=1e-12)
     norms = [part for part in module.modules() if "Norm" in type(part).__name__]
     assert {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms} == {model.norm_epsilon}
     if getattr(config, "layer_types", None):
@@ -53,7 +54,11 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
         assert [model.slides(layer) for layer in range(model.layers)] == slides
 
 
-@pytest.mark.parametrize("kind", [kind for kind in (*FAMILIES, *WRAPPERS) if kind != "kimi_k2"])
+# kimi_k2 has no class in transformers; of the other two the defaults of text and wrapper classes differ
+NOT_BARE = ("kimi_k2", "qwen3_vl_moe_text", "paligemma")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in (*FAMILIES, *WRAPPERS) if kind not in NOT_BARE])
 def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     needed: dict[str, dict[str, Any]] = {
         "deepseek_v2": {"num_experts_per_tok": 6},

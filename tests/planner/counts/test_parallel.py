@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -161,10 +162,10 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
     uneven = tuple(
         after - before for before, after in zip((0, *sharded_weights), (*sharded_weights, model.layers), strict=True)
     )
-    cp = draw(st.sampled_from([1, 2]))
+    cp = draw(st.sampled_from([1] if model.mixers else [1, 2]))  # mixers are not cut by tp and cp
     fields = {
         "dp": draw(degree),
-        "tp": draw(degree),
+        "tp": 1 if model.mixers else draw(degree),
         "cp": cp,
         "pp": pp,
         "v": v,
@@ -198,6 +199,7 @@ def layouts_of(draw: st.DrawFn, models: list[str]) -> tuple[Model, Layout]:
 def copies(weight: Weight, *, model: Model, tp: int) -> Fraction:
     """How many of a dense weight one replica holds in all, by the rules of tensor parallelism; vocabulary padded."""
     name = weight.name.split(".", 2)[2] if weight.name.startswith("blocks.") else weight.name
+    name = re.sub(r"^head\.mtp\.\d+\.(block\.)?", "", name)  # a multi-token module is a block with a projection
     if name.startswith(("embed.tokens", "head.out")):
         padded = -(-model.vocab // tp) * tp
         return Fraction(padded, model.vocab)
@@ -207,7 +209,9 @@ def copies(weight: Weight, *, model: Model, tp: int) -> Fraction:
         return Fraction(1)
     latent = model.mla is not None and name.startswith(("attention.q_down", "attention.kv_down"))
     added_once = name.endswith(("attention.out.bias", "down.bias"))
-    whole = latent or added_once or weight.kind in ("norm", "router") or name.startswith("embed.positions")
+    whole = (
+        latent or added_once or weight.kind in ("norm", "router") or name.startswith(("embed.positions", "project."))
+    )
     return Fraction(tp if whole else 1)
 
 
