@@ -17,10 +17,15 @@ from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.read import from_config, read_config, remark
 from fivefold.model.huggingface.remote_code import SHAPE_FIELDS
 from fivefold.record import UsageWarning, UserError
+from tests.model.huggingface.test_wrappers import LIKE
 from tests.model.mutations import FAMILIES as SMALL
 from tests.model.mutations import LATENT
 
-CONFIGS = {**SMALL, "kimi_k2": LATENT | {"n_group": 2, "topk_group": 1}, "qwen2_5_vl_text": SMALL["qwen2"]}
+CONFIGS = {
+    **SMALL,
+    "kimi_k2": LATENT | {"n_group": 2, "topk_group": 1},
+    **{kind: SMALL[like] for kind, like in LIKE.items()},
+}
 READ = {*FAMILIES, *WRAPPERS}
 LLAMA = {"architectures": ["LlamaForCausalLM"], **SMALL["llama"]}
 
@@ -90,9 +95,7 @@ def test_what_would_be_wrong_is_not_read() -> None:
             from_config(config, name="x")
 
 
-@pytest.mark.parametrize(
-    "family", [family for family in FAMILIES if family in CONFIGS and family != "internlm3"]
-)  # which has more keys
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "internlm3"])  # which has more keys
 def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str) -> None:
     whole = explicit(family)
     kind = next(kind for kind, read in FAMILIES.items() if read.architecture == FAMILIES[family].architecture)

@@ -180,6 +180,7 @@ QWEN3_VL_MOE_TEXT = replace(
         "num_experts": 60,
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
+        "tie_word_embeddings": True,
         "sliding_window": None,
     },
     to_model=_build_qwen3_vl_moe,
