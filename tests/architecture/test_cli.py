@@ -92,17 +92,21 @@ def predict(code: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_predict_answers_cold_within_a_second() -> None:
-    """A second on a quiet machine: at most 3.5 times what importing its libraries takes on this one, now."""
+    """On a machine that takes 0.2 s to import its libraries; 2.7 to 4.3 times as long as these was measured elsewhere.
+
+    The number of modules, which no machine changes, says more precisely when a command has begun to load too much.
+    """
     seconds, libraries = [], []
     for _ in range(4):
         start = _children_seconds()
-        answer = predict()
+        answer = predict("atexit.register(lambda: print(len(sys.modules), file=sys.stderr))")
         middle = _children_seconds()
         subprocess.run([sys.executable, "-c", "import numpy, pydantic, rich.table, typer, yaml"], check=True)
         seconds.append(middle - start)
         libraries.append(_children_seconds() - middle)
         assert answer.returncode == 0, answer.stderr
-    assert min(seconds) < max(1.0, 3.5 * min(libraries))
+        assert int(answer.stderr.split()[-1]) < 660  # 621 today
+    assert min(seconds) < max(1.0, 5.5 * min(libraries))
 
 
 def _children_seconds() -> float:

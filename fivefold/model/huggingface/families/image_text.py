@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.model.huggingface.family import Family, Wrapper
 
 # The class of each, the family of its text model if the file does not say, and whether its embeddings are tied then.
-# Source: configuration classes of transformers 5.23.
+# Source: configuration classes of transformers 5.23. PaliGemma is not among them: its tokens attend in both directions.
 _WRAPPERS = """
     aria AriaForConditionalGeneration aria_text
     aya_vision AyaVisionForConditionalGeneration cohere2 tied
@@ -27,7 +27,6 @@ _WRAPPERS = """
     llava_next_video LlavaNextVideoForConditionalGeneration llama
     llava_onevision LlavaOnevisionForConditionalGeneration qwen2
     ovis2 Ovis2ForConditionalGeneration qwen2 tied
-    paligemma PaliGemmaForConditionalGeneration gemma tied
     perception_lm PerceptionLMForConditionalGeneration llama
     qianfan_ocr QianfanOCRForConditionalGeneration qwen3
     smolvlm SmolVLMForConditionalGeneration llama
