@@ -39,6 +39,9 @@ ADAPTERS = ("lora", "qlora")  # as in ``--adapter lora:16``; qlora: lora over a 
 NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CONSTANT_BYTES = 64, 256, 4 * (16 + 256 + 1)
 
 
+NO_DORA = "DoRA is not modelled, as it needs the norm of every updated weight"
+
+
 class Adapter(Record):
     """A low-rank adapter (LoRA): everything else of the model is frozen."""
 
@@ -56,7 +59,7 @@ class Adapter(Record):
     @classmethod
     def _modelled(cls, kind: object) -> object:
         if kind == "dora":
-            raise ValueError("DoRA is not modelled, as it needs the norm of every updated weight; take kind 'lora'")
+            raise ValueError(f"{NO_DORA}; take kind 'lora'")
         return kind
 
     @field_validator("targets")
@@ -92,7 +95,7 @@ def parse_adapter(text: str) -> dict[str, object]:
     """Read ``lora:16`` or ``qlora:16`` as fields of an ``Adapter``; the rank may be left out."""
     kind, colon, rank = text.partition(":")
     if kind == "dora":
-        raise UserError("DoRA is not modelled, as it needs the norm of every updated weight; write lora:16 or qlora:16")
+        raise UserError(f"{NO_DORA}; write lora:16 or qlora:16")
     if kind not in ADAPTERS or (colon and not rank.isdigit()):
         raise UserError(f"adapter {text!r} is not lora:RANK or qlora:RANK; write lora:16 or qlora:16")
     fields: dict[str, object] = {"kind": "lora"} | ({"rank": int(rank)} if rank else {})

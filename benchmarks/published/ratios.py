@@ -89,7 +89,7 @@ def _pair(scores: Sequence[Score], cases: Mapping[tuple[str, str], Case]) -> Ite
 
 def _gpu_share(case: Case) -> float:
     """Return the GPUs per token of a step, which turn seconds of a step into seconds per token and GPU."""
-    return case.layout.world / (case.job.global_batch * case.job.sequence)
+    return case.layout.world / case.job.tokens_per_step
 
 
 def _rank(kind: Difference, case: Case) -> Any:
@@ -115,12 +115,9 @@ def _rank(kind: Difference, case: Case) -> Any:
 
 def _recomputed(layout: Layout) -> float:
     """Return roughly how much is recomputed, to order two runs."""
-    if layout.ac == "none":
-        return 0.0
-    if not layout.ac.startswith("full"):
-        return 0.1 + 0.01 * layout.ac.count("+")
-    every = layout.ac.partition("@")[0].partition("/")[2]
-    return 1.0 / int(every or 1)
+    if "layer" in layout.recomputed:
+        return 1 / layout.recompute_every
+    return 0.01 * len(layout.recomputed)
 
 
 def summarize_pairs(pairs: Iterable[Pair]) -> tuple[KindSummary, ...]:

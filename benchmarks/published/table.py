@@ -7,7 +7,7 @@ vtrain  time    938  +3.1%    6.0%  7.9%   +41%  0.81    1.2%
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import PositiveInt
@@ -76,8 +76,13 @@ def table(
 
 def markdown(summaries: Iterable[Summary], *, first: str = "source") -> str:
     """Return the errors as a Markdown table."""
-    rule = tuple("---" if heading in ("source", "of") else "---:" for heading in HEADINGS)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in ((first, *HEADINGS[1:]), rule, *_cells(summaries)))
+    return _write_markdown((first, *HEADINGS[1:]), _cells(summaries), words=(first, "of"))
+
+
+def _write_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[str]) -> str:
+    """Return a table as Markdown, its columns aligned right except those in ``words``."""
+    rule = tuple("---" if heading in words else "---:" for heading in headings)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headings, rule, *rows))
 
 
 def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
@@ -108,8 +113,7 @@ def ratios(kinds: Iterable[KindSummary]) -> RenderableType:
 
 def ratios_markdown(kinds: Iterable[KindSummary]) -> str:
     """Return the errors of ratios as a Markdown table."""
-    rule = ("---", *("---:" for _ in RATIO_HEADINGS[1:]))
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (RATIO_HEADINGS, rule, *_ratio_cells(kinds)))
+    return _write_markdown(RATIO_HEADINGS, _ratio_cells(kinds), words=("difference",))
 
 
 def _ratio_cells(kinds: Iterable[KindSummary]) -> Iterator[tuple[str, ...]]:

@@ -28,6 +28,7 @@ from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.errors import expected_interval, run_class
 from fivefold.planner.time.memory_risk import MemoryRisk
+from fivefold.planner.time.ratio_errors import RunFacts, describe_run
 from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import parts
@@ -82,6 +83,10 @@ class Planner:
         if straggler != 1:
             self.straggler = Units(self.counts, with_kernels(machine, speed=1 / straggler), constants)
         self.risk, self.memory_risk = risk, MemoryRisk(model=model, machine=machine, job=job)
+
+    def describe(self, layout: Layout) -> RunFacts:
+        """Return the facts of a run under ``layout``, by which its time is compared with that of another."""
+        return describe_run(self.model, self.machine, layout, self.job)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
         """Memory of every pipeline rank; a ``UserError`` if the layout is not legal for model and job."""

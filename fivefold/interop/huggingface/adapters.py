@@ -117,7 +117,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
     on = switch in names.on
     if not on and switch not in names.off:
         values.doubt(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
-    in_four = _is(values[names.bits], names.four)
+    in_four = bool(values[names.bits] == names.four)
     if values[names.bits] not in (None, False) and not (on and in_four):
         values.doubt(names.bits, f"weights in {'4 bits without an adapter' if in_four else 'few bits'}: not counted")
         in_four = False
@@ -145,10 +145,6 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "base": "nf4" if in_four else None,
         }
     }
-
-
-def _is(value: Any, wanted: Any) -> bool:
-    return bool(value == wanted and (value is not None) and not (wanted == 4 and value is True))
 
 
 def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:

@@ -27,6 +27,18 @@ SIZES = same(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings "
     "tie_word_embeddings attention_dropout"
 )
+GPT_KEYS = without(SIZES, "intermediate_size", "attention_dropout") | {  # of GPT-2 and its successors
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "norm_epsilon",
+    "attn_pdrop": "attention_dropout",
+    "resid_pdrop": "hidden_dropout",
+    "embd_pdrop": "embedding_dropout",
+}
 ROTARY = same("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
 # Stored with the rotary parameters of every family, but used only by families that rotate a part of the head.
 UNREAD_ROTARY_FACTOR = {"partial_rotary_factor": "unread_rotary_factor"}

@@ -19,7 +19,7 @@ from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, changed_words, rank_moves, with_zero
 from fivefold.planner.search.recomputations import recomputations_of
 from fivefold.planner.search.stage_balance import balanced, recomputing_less
-from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
+from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.objectives import By
 from fivefold.results.search_result import Change, Walk
 
@@ -117,9 +117,6 @@ def _better(planner: Planner, each: Estimate, *, than: Estimate, by: By) -> bool
 
 def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:
     risk = planner.out_of_memory_risk(after.layout, after.ranks)
-    facts = [
-        describe_run(planner.model, planner.machine, layout, planner.job) for layout in (after.layout, before.layout)
-    ]
     speeds = (1 / after.step_time.seconds, 1 / before.step_time.seconds)
     return Change(
         change=changed_words(before.layout, after.layout),
@@ -129,6 +126,6 @@ def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:
         memory_bytes=after.peak_bytes,
         step_seconds=after.step_time.seconds,
         faster=before.step_time.seconds / after.step_time.seconds,
-        speed=expected_ratio(facts[0], facts[1], speeds),
+        speed=expected_ratio(planner.describe(after.layout), planner.describe(before.layout), speeds),
         saved_bytes=before.peak_bytes - after.peak_bytes,
     )

@@ -16,7 +16,7 @@ from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, changed_words, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
+from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.difference import because
 from fivefold.results.search_result import Why
 from fivefold.units import show_bytes
@@ -69,11 +69,8 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: S
 
 def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:
     """Tell whether published pairs of runs that differ like these let their times be told apart."""
-    facts = [
-        describe_run(planner.model, planner.machine, layout, planner.job)
-        for planner, layout in ((chosen.planner, chosen.layout), (by, other.layout))
-    ]
-    ratio = expected_ratio(facts[0], facts[1], (1 / chosen.seconds, 1 / other.step_time.seconds))
+    facts = chosen.planner.describe(chosen.layout), by.describe(other.layout)
+    ratio = expected_ratio(*facts, (1 / chosen.seconds, 1 / other.step_time.seconds))
     return ratio is None or ratio.verdict != "not distinguishable"
 
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import exp, hypot, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from fivefold.job import Job
+from fivefold.adapter import Adapter
+from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.planner.time.errors import DOUBT
 from fivefold.results.ratio import SpeedRatio
 
 TABLE = Path(__file__).with_name("ratio_errors.csv")
@@ -28,7 +30,6 @@ Difference = Literal[
     "layout", "micro-batch", "recomputation", "precision", "ranks", "sequence", "batch", "chip", "chip and layout",
     "software", "adapter", "model", "settings",
 ]  # fmt: skip
-DOUBT = 2  # sources not seen yet, with the mean errors of all kinds; as in ``errors.py``
 LEVELS = (0.5, 0.9)  # shares of the pairs inside the two intervals
 
 
@@ -41,10 +42,10 @@ class RunFacts(NamedTuple):
     ranks: int
     sequence: int
     batch: int
-    precision: Any
+    precision: Recipe
     software: str
-    adapter: Any
-    settings: Any  # every other field of the job and its stack
+    adapter: Adapter | None
+    settings: Job  # its other fields and those of its stack; the fields above are the same in all
     micro_batch: int
     recomputation: str
     layout: Layout  # without its replicas, micro-batch and recomputation
@@ -62,7 +63,6 @@ class KindErrors(NamedTuple):
 
 def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> RunFacts:
     """Return the facts of a run."""
-    stack = job.stack.replace(name="", version="", family="")
     return RunFacts(
         on_gpus=machine.backend == "nccl",
         model=model,
@@ -73,11 +73,18 @@ def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
         precision=job.precision,
         software=f"{job.stack.name} {job.stack.version}",
         adapter=job.adapter,
-        settings=job.replace(adapter=None, sequence=1, global_batch=1, precision="bf16", stack=stack),
+        settings=_settings(job),
         micro_batch=layout.mbs,
         recomputation=layout.ac,
         layout=_without_policies(layout),
     )
+
+
+@lru_cache(maxsize=64)
+def _settings(job: Job) -> Job:
+    """Return the job with the same sequence, batch, precision, adapter and software name as every other."""
+    stack = job.stack.replace(name="", version="", family="")
+    return job.replace(adapter=None, sequence=1, global_batch=1, precision="bf16", stack=stack)
 
 
 def find_differences(first: RunFacts, second: RunFacts) -> frozenset[Difference]:
@@ -147,13 +154,19 @@ def expected_errors(kinds: Iterable[Difference], errors: Sequence[KindErrors]) -
     return half, most
 
 
+@cache
+def _published_errors(kinds: frozenset[Difference]) -> tuple[float, float] | None:
+    """Return ``expected_errors`` by the table of published pairs."""
+    return expected_errors(sorted(kinds), read_errors())
+
+
 def expected_ratio(first: RunFacts, second: RunFacts, speeds: tuple[float, float]) -> SpeedRatio | None:
     """Return the speed of the first run over that of the second, from predicted ``speeds``, with its intervals.
 
     None on CPUs, or if the runs differ in something in which no two published runs of a source differ.
     """
     kinds = find_differences(first, second)
-    widths = expected_errors(kinds, read_errors()) if first.on_gpus and second.on_gpus else None
+    widths = _published_errors(kinds) if first.on_gpus and second.on_gpus else None
     if widths is None:
         return None
     half, most = widths

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import QKV, SIZES, same, without
+from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, same
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
-KEYS = (
-    without(SIZES, "intermediate_size", "attention_dropout")
-    | {
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-        "activation_function": "hidden_act",
-        "layer_norm_epsilon": "norm_epsilon",
-        "attn_pdrop": "attention_dropout",
-        "resid_pdrop": "hidden_dropout",
-        "embd_pdrop": "embedding_dropout",
-    }
-    | same("scale_attn_weights")
-)
+KEYS = GPT_KEYS | same("scale_attn_weights")
 DEFAULTS = {
     "vocab_size": 50_257,
     "hidden_size": 768,

@@ -5,24 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import SIZES, without
+from fivefold.model.huggingface.decoder import GPT_KEYS, same
 from fivefold.model.huggingface.family import Family, Fused
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
-KEYS = without(SIZES, "intermediate_size", "attention_dropout") | {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "activation_function": "hidden_act",
-    "layer_norm_epsilon": "norm_epsilon",
-    "attn_pdrop": "attention_dropout",
-    "resid_pdrop": "hidden_dropout",
-    "embd_pdrop": "embedding_dropout",
-    "rotary_dim": "rotary_dim",
-}
+KEYS = GPT_KEYS | same("rotary_dim")
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 50_400,
     "hidden_size": 4096,
